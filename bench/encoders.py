@@ -28,10 +28,11 @@ from ehrsequencing.evaluation.oracle_table import oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
 # informative visits. A visit holds a pair, a code whose order counts, and two of 30 codes that mean nothing.
@@ -66,7 +67,6 @@ ENCODERS: dict[str, tuple[str, ...]] = {
     "attention (query)": (),
     "attention (bottleneck)": ("model.scorer=bottleneck",),
     "mini-transformer": ("model.visit_encoder=transformer",),
-    "LSTM timeline": ("model.timeline=lstm",),
     "flat": ("model.architecture=flat",),
 }
 FLAT_UP_TO = 4_000
@@ -135,7 +135,7 @@ def result(
             prepared, "simulated", folder, study=load_study(None, [*RECIPE, *settings])
         )
         if linear:
-            for model in (trainer.model, trainer.averaged, trainer.best):
+            for model in (trainer.model, trainer.training.averaged, trainer.training.best):
                 silence_all_but_wide_head(model)
         started = time.process_time()
         trainer.fit()
@@ -276,7 +276,6 @@ CORNERS = {  # of each encoder's mark, around (0, 0); none: a circle
     "attention (query)": (),
     "attention (bottleneck)": ((0, -6), (6, 0), (0, 6), (-6, 0)),
     "mini-transformer": ((0, -6), (5, 4), (-5, 4)),
-    "LSTM timeline": ((0, 6), (5, -4), (-5, -4)),
     "flat": ((-6, -2), (6, -2), (6, 2), (-6, 2)),
 }
 PANEL_WIDE, PANEL_HIGH, LOW_SHARE, TOP_SHARE = 152, 150, -0.25, 1.4

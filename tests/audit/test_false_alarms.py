@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.config import load_study
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.audit import TASK, assemble, hospital_rows, hospital_splits, leaks, task
 from helpers.meds import write_meds
 

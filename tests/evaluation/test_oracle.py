@@ -20,11 +20,12 @@ from ehrsequencing.evaluation.oracle import (
 )
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.report import render
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 EDGES = np.array([0.0, 30.0, 90.0, 365.25, 1000.0])
 CAUSES = ("outcome", "death")

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 from helpers.faults import driver
 from helpers.faults.sources import write_sources

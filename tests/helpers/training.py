@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ehrsequencing.config import load_study
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.run_folder import BEGUN
+from ehrsequencing.training.train import Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6"),

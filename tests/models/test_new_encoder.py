@@ -73,7 +73,7 @@ def test_a_run_is_trained_with_it_by_the_settings_alone(
 ) -> None:
     from ehrsequencing.prediction.run import Run
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.training.loop import Trainer
+    from ehrsequencing.training.train import Trainer
 
     declare()
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
@@ -125,7 +125,8 @@ def test_a_declaration_is_read_from_source_as_python_reads_it() -> None:
 def test_settings_know_all_parts_without_torch() -> None:
     code = (
         "import sys; from ehrsequencing import ModelConfig, visit_encoder\n"
-        "c = ModelConfig(visit_encoder='transformer', visit_layers=2, timeline='lstm')\n"
-        "assert c.history_dropout == 0 and c.relates_codes and 'torch' not in sys.modules"
+        "assert ModelConfig(architecture='flat').history_dropout == 0\n"
+        "c = ModelConfig(visit_encoder='transformer', visit_layers=2)\n"
+        "assert c.relates_codes and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,9 +17,8 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.records.check import TaskCheck, _Spread, check_data
-from ehrsequencing.records.check_text import format_check
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.check import TaskCheck, _Spread, check_data, format_check
+from ehrsequencing.records.prepare import prepare
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 

@@ -22,8 +22,8 @@ from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.data_end import DayCounts, find_late_rows
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.shard_work import ShardWork
+from ehrsequencing.records.prepare import ShardWork, prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.splits import split_lookup
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
@@ -177,7 +177,7 @@ def test_a_worker_leaves_out_what_the_first_process_found(tmp_path: Path) -> Non
     lookup = split_lookup(data, study=study, tasks=[], excluded=excluded, parents={})
     work = ShardWork(reader, lookup, study, [], excluded, {}, tmp_path)
     for told, left in ((None, 1), (late, 0), (None, 1)):
-        found = work.fit([(path, tmp_path / f"{n}.rows") for n, path in enumerate(reader.shards)], told)
+        found = work.fit(range(len(reader.shards)), told)
         days = DayCounts.added(found.days)
         assert int(days.rows[days.day > us("2090-01-01") // DAY_US].sum()) == left
         assert found.fixes["after_end"] == 1 - left

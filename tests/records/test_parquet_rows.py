@@ -22,7 +22,7 @@ from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import read_events
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, table, write_meds
 
 TASK = TaskConfig.model_validate(

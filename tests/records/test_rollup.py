@@ -13,9 +13,10 @@ from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import encode_timelines
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.record import make_record
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.rollup import Carriers, Parents, ancestors, fit_rollup, hashed
+from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import UNK, Vocabulary
 from helpers.cohorts import a_task, study
 from helpers.meds import Row, load_arrays, record, stored_subjects, token_names, write_meds

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ehrsequencing.config import ValuesConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 from helpers.meds import DAY_US, Row, scratch, stored_subjects, us, write_meds
 

@@ -18,9 +18,9 @@ from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.draws import resampled
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.train import Trainer, bootstrap_sample
 from helpers.models import make_model
 from helpers.strategies import VOCAB, pack, sample_records
 from helpers.training import Interrupted, kill_and_resume, losses, train, weights
@@ -163,12 +163,12 @@ def test_members_are_the_runs_of_their_seeds(sim_prepared: Path, trio: Path, tmp
 
 def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
     subjects = np.arange(100, 1100)
-    drawn = resampled(subjects, seed=3)
+    drawn = bootstrap_sample(subjects, seed=3)
     assert len(drawn) == len(subjects)
     assert set(drawn) < set(subjects)
     assert 0.58 < len(set(drawn)) / len(subjects) < 0.68  # 1 − 1/e
-    assert np.array_equal(drawn, resampled(subjects, seed=3))
-    assert not np.array_equal(drawn, resampled(subjects, seed=4))
+    assert np.array_equal(drawn, bootstrap_sample(subjects, seed=3))
+    assert not np.array_equal(drawn, bootstrap_sample(subjects, seed=4))
 
 
 @pytest.mark.slow

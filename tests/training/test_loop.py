@@ -15,13 +15,14 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.run_folder import BEGUN
+from ehrsequencing.training.train import Trainer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
 from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights
@@ -312,4 +313,4 @@ def test_a_trainer_counts_the_steps_of_its_epochs(sim_prepared: Path, tmp_path: 
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
     steps = len(trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=2))
     assert steps > 20
-    assert trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(10 / steps, rel=0.03)
+    assert trainer.training.optimizer.param_groups[0]["weight_decay"] == pytest.approx(10 / steps, rel=0.03)

@@ -10,8 +10,9 @@ import pytest
 from ehrsequencing.config import load_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.hazards import HazardsObjective
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.training import TINY
 
 
@@ -21,7 +22,7 @@ def test_patience_starts_when_the_warm_up_is_over(
 ) -> None:
     """With a tuning NLL that only rises, epoch 1 is the best; two stale epochs, those of the warm-up aside, end it."""
     rising = itertools.count()
-    monkeypatch.setattr(Trainer, "tuning_nll", lambda self, model, *processes: float(next(rising)))
+    monkeypatch.setattr(HazardsObjective, "tuning_nll", lambda self, model, *others: float(next(rising)))
     store = Prepared(sim_prepared)
     sample = Trainer(store, "simulated", tmp_path / "sample", study=load_study(None, list(TINY)))
     steps = len(sample.loader.shuffled(0, seed=0, visit_budget=sample.budget))
@@ -49,7 +50,7 @@ def test_of_equal_epochs_the_earlier_is_kept(
     best: int,
 ) -> None:
     given = iter(nlls)
-    monkeypatch.setattr(Trainer, "tuning_nll", lambda self, model, *processes: next(given))
+    monkeypatch.setattr(HazardsObjective, "tuning_nll", lambda self, model, *others: next(given))
     settings = [*TINY, f"training.epochs={len(nlls)}", f"training.min_gain={min_gain}", "training.recalibration=0"]
     Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]

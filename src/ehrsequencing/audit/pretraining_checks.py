@@ -15,7 +15,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.pretrained import links, subjects_digest
-from ehrsequencing.training.pretraining.exclusion import excluded_targets
+from ehrsequencing.training.pretraining.targets import excluded_targets
 
 Link = Mapping[str, Any]
 _GRAVEST = ("leak", "warning", "not_tested", "passed")

@@ -1,39 +1,127 @@
-"""`ehrseq export RUN`: a folder that may be shared."""
+"""`ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, say
+from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run
 from ehrsequencing.cli.options import RunFolder
 from ehrsequencing.core.errors import EhrseqError
 
+_BELONGS = {"share": {"--license"}, "meds-dev": {"DATA", "--labels", "--cause", "--horizon"}}
+
 
 def export(
     run: RunFolder,
-    out: Annotated[Path, typer.Option("--out", help="Folder to make")],
+    data: Annotated[
+        Path | None, typer.Argument(help="meds-dev: folder of a MEDS data set, seen or not")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder or file to make")] = ...,  # type: ignore[assignment]
     format_: Annotated[
-        str, typer.Option("--format", help="share: a folder for other people")
+        str,
+        typer.Option(
+            "--format",
+            help="share: a folder for others; meds-dev: a risk for each of --labels (docs/scale.md)",
+        ),
     ] = "share",
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="meds-dev: MEDS labels, a file or a folder")
+    ] = None,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="meds-dev: which cause [the first]")
+    ] = None,
+    horizon: Annotated[
+        str | None, typer.Option("--horizon", help="meds-dev: as in 90d [the task's only one]")
+    ] = None,
     license_: Annotated[
         str | None,
-        typer.Option("--license", help="The licence that the model card names, as in cc-by-nc-4.0"),
+        typer.Option(
+            "--license", help="share: the licence that the model card names, as in cc-by-nc-4.0"
+        ),
     ] = None,
 ) -> None:
-    """Write the run for other people.
+    """Write the run for other people, or its risks for MEDS-DEV.
 
     share: a folder for ehrseq predict and ehrseq evaluate --data elsewhere, with a model card and without ids, dates,
-    results and paths. It needs a run that was prepared with vocabulary.min_subjects of at least 11.
+    results and paths. It needs a run that was prepared with vocabulary.min_subjects of at least 11. meds-dev: the
+    risk of one cause by one horizon for each label, as MEDS-DEV reads it.
     """
+    given = {
+        "--license": license_,
+        "DATA": data,
+        "--labels": labels,
+        "--cause": cause,
+        "--horizon": horizon,
+    }
+    _refuse_unused(format_, {name for name, value in given.items() if value is not None})
+    open_run(run)
+    if format_ == "meds-dev":
+        ending = _for_meds_dev(run, data, out, labels=labels, cause=cause, horizon=horizon)
+    else:
+        ending = _to_share(run, out, license_id=license_)
+    finish(**ending)
+
+
+def _refuse_unused(chosen: str, given: set[str]) -> None:
+    """Refuse a format that there is not, and options that belong to the other one."""
+    if chosen not in _BELONGS:
+        raise EhrseqError(
+            f"{chosen!r} is not a choice", where="--format", fix=f"use {' or '.join(_BELONGS)}"
+        )
+    if other := sorted(given - _BELONGS[chosen]):
+        fix = f"leave it out, or use --format {next(n for n in _BELONGS if n != chosen)}"
+        raise EhrseqError(f"does not belong to --format {chosen}", where=other[0], fix=fix)
+
+
+def _for_meds_dev(
+    run: Path,
+    data: Path | None,
+    out: Path,
+    *,
+    labels: Path | None,
+    cause: str | None,
+    horizon: str | None,
+) -> dict[str, Any]:
+    from ehrsequencing.config import parse_days
+    from ehrsequencing.prediction.predict_labels import predict_labels
+
+    if data is None or labels is None:
+        raise EhrseqError(
+            "needs DATA and --labels", where="--format meds-dev", fix="name records and labels"
+        )
+    try:
+        days = None if horizon is None else [parse_days(horizon)]
+    except ValueError as error:
+        raise EhrseqError(str(error), where="--horizon", fix="write it as 90d or 1y") from error
+    notes: list[str] = []
+    with bar("predicting") as tick:
+        count = predict_labels(
+            run,
+            data,
+            out,
+            labels=labels,
+            cause=cause,
+            horizons_days=days,
+            progress=tick,
+            say=notes.append,
+        )
+    for text in notes:
+        warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
+    say(f"risks at {count:,} labels")
+    return {
+        "wrote": {"predictions": out},
+        "then": f"meds-dev-evaluation predictions_path={out} output_dir=results",
+        "result": {"labels": count},
+    }
+
+
+def _to_share(run: Path, out: Path, *, license_id: str | None) -> dict[str, Any]:
     from ehrsequencing.reporting.share import CARD, share_run
 
-    if format_ != "share":
-        raise EhrseqError(f"{format_!r} is not a choice", where="--format", fix="use share")
-    open_run(run)
     with bar("exporting"):
-        files = share_run(run, out, license_id=license_)
+        files = share_run(run, out, license_id=license_id)
     say(f"read {out / CARD} before you give the folder away")
     then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-    finish(wrote={"shared": out}, then=then, result={"files": files})
+    return {"wrote": {"shared": out}, "then": then, "result": {"files": files}}

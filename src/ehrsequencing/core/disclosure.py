@@ -1,4 +1,4 @@
-"""What may be told of people: every file that may leave the data goes through this module.
+"""Redact an evaluation for sharing: every file that may leave the hospital goes through this module.
 
 Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
 5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
@@ -20,24 +20,60 @@ TOO_FEW, BIASED = "too few events", "biased under resampling"
 #: The owner's file with the exact result; its name in `metrics.json` marks that file as redacted.
 INDIVIDUAL = "metrics-individual.json"
 
+# What `metrics.json` has of a result: facts as they are, numbers rounded.
 _FACTS = (
-    *("title", "run", "split", "created", "versions", "task", "question", "causes", "models"),
-    *("horizons_days", "landmarks_days", "strongest", "config", "warnings", "score", "tripod"),
-    *("recalibrated_in_training", "audit"),
+    "title",
+    "run",
+    "split",
+    "created",
+    "versions",
+    "task",
+    "question",
+    "causes",
+    "models",
+    "horizons_days",
+    "landmarks_days",
+    "strongest",
+    "config",
+    "warnings",
+    "score",
+    "tripod",
+    "recalibrated_in_training",
+    "audit",
 )
 _NUMBERS = ("history", "baselines", "blend", "codes", "instability")
 _CHECKS = (
-    *("time_zero", "predictor_cutoff", "audit", "parameters", "tuning_trials", "seeds"),
-    *("members", "split_overlap"),
+    "time_zero",
+    "predictor_cutoff",
+    "audit",
+    "parameters",
+    "tuning_trials",
+    "seeds",
+    "members",
+    "split_overlap",
 )
 _EXTERNAL = (
-    *("data", "unmatched", "baselines", "unknown_token_rate", "training_unknown_token_rate"),
-    *("subjects", "all_subjects", "events", "seen_in_training", "new_codes"),
+    "data",
+    "unmatched",
+    "baselines",
+    "unknown_token_rate",
+    "training_unknown_token_rate",
+    "subjects",
+    "all_subjects",
+    "events",
+    "seen_in_training",
+    "new_codes",
 )
-_COUNTS = (
-    *("subjects", "all_subjects", "events", "n", "seen_in_training"),
-    *("split_overlap", "new_codes"),
-    *("without_record_before", "first_record_later"),
+_COUNTS = (  # of people, in the rows of a result
+    "subjects",
+    "all_subjects",
+    "events",
+    "n",
+    "seen_in_training",
+    "split_overlap",
+    "new_codes",
+    "without_record_before",
+    "first_record_later",
 )
 _VALUES = ("value", "mean", "low", "high", "oe", "auc", "brier")
 _TIMES = ("followup_median_days", "median_days", "low", "high")
@@ -100,9 +136,9 @@ def shareable_rate(rate: float | None, people: int) -> float | None:
 
 
 def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
-    """What may be told of an evaluation: the content of `metrics.json` from the exact result.
+    """Redact an evaluation: the content of `metrics.json` from the exact result.
 
-    What is not named here is left out, so that no new key of the result slips through. A redacted result stays so.
+    What this module does not name is left out, so that no new key of the result slips through. A redacted result stays so.
 
     Args:
         result: The exact result.
@@ -222,8 +258,12 @@ def _data(data: Row) -> dict[str, Any]:
         name: {split: n for split, n in (data.get(name) or {}).items() if split in large}
         for name in ("visits", "prediction_times")
     }
-    facts = {"name": data.get("name"), "simulated": data.get("simulated")}
-    return {**facts, **rows, "subjects": _counts(data["subjects"])}
+    return {
+        "name": data.get("name"),
+        "simulated": data.get("simulated"),
+        **rows,
+        "subjects": _counts(data["subjects"]),
+    }
 
 
 def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
@@ -262,8 +302,8 @@ def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
         }
         for split, row in found["by_split"].items()
     }
-    drift = [_drifted(row, min(subjects.values())) for row in found.get("drift") or []]
-    return {"by_split": rates, "drift": drift}
+    fewest = min(subjects.values())
+    return {"by_split": rates, "drift": [_drifted(row, fewest) for row in found.get("drift") or []]}
 
 
 def _drifted(row: Row, people: int) -> dict[str, Any]:

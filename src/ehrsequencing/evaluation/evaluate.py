@@ -27,7 +27,6 @@ from ehrsequencing.evaluation.code_effects import code_effects
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
-from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
     metric_rows,
@@ -48,7 +47,7 @@ from ehrsequencing.evaluation.oracle_table import (
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
-from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
+from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, refuse_visit_head
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.through_risks import nll_through
 from ehrsequencing.evaluation.trained_baselines import (
@@ -58,7 +57,6 @@ from ehrsequencing.evaluation.trained_baselines import (
     rivals_of,
 )
 from ehrsequencing.evaluation.tripod import read_tripod
-from ehrsequencing.evaluation.visit_head import VISIT_HEAD_WARNING, visit_head_rows
 from ehrsequencing.metrics.censoring import (
     RowCensoring,
     StepFunction,
@@ -68,7 +66,6 @@ from ehrsequencing.metrics.censoring import (
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.processes import ALONE, Processes
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
@@ -134,12 +131,7 @@ class Evaluation:
         self.every_day = np.unique(np.r_[spaced, self.horizons])
         self.grid = self.every_day if self.source.is_curve else self.horizons
         self.warnings = population.warnings()
-        self.is_visit_head = self.run is not None and self.run.is_visit_head
-        self.truth = (
-            None
-            if population.source is None or self.is_visit_head
-            else self._truth(population.source)
-        )
+        self.truth = None if population.source is None else self._truth(population.source)
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         told = settings.tuning_trials
@@ -162,16 +154,6 @@ class Evaluation:
         Args:
             progress: Called with the name of each stage.
         """
-        if self.run is not None and self.is_visit_head:
-            found = visit_head_rows(self.run, self.records)
-            self.warnings.append(VISIT_HEAD_WARNING)
-            self._warn([])
-            frame = self.context.frame() | self._surroundings([])
-            return (
-                frame
-                | found
-                | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
-            )
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
@@ -528,7 +510,7 @@ class Evaluation:
             self.warnings.append(f"{few}: the intervals are wide.")
         asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
-            if comparisons and landmark not in asked and landmark not in self.population.left_out:
+            if landmark not in asked and landmark not in self.population.left_out:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
         for comparison in comparisons:
             self.warnings += comparison.warnings(self.ours)
@@ -560,7 +542,6 @@ def evaluate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
@@ -570,16 +551,15 @@ def evaluate(
         prepared: The prepared set, where it is no longer where training found it.
         settings: Baselines and resamples; default: those of the run.
         progress: Called with the name of each stage.
-        processes: Who shares the network's answers; each calls this function, and process 0 does everything else.
 
     Returns:
-        The exact result, counts of few people included: not for sharing unless the data is simulated. Nothing in other
-        processes than process 0.
+        The exact result, counts of few people included: not for sharing unless the data is simulated.
 
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
+    refuse_visit_head(run)
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     population, settings = (
@@ -587,14 +567,9 @@ def evaluate(
         settings or run.study.evaluation,
     )
     population = population.take(drawn_subjects(population.records, settings))
-    if not processes.is_first:
-        answer_for(run, population.records, processes)
-        return {}
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    with asked_of_all(run, population.records, processes) as source:
-        result = Evaluation(source, population, prepared=store, settings=settings).result(
-            progress=progress
-        )
+    evaluation = Evaluation(RunRisks(run), population, prepared=store, settings=settings)
+    result = evaluation.result(progress=progress)
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))

@@ -13,7 +13,7 @@ from ehrsequencing.core.disclosure import FEWEST_EVENTS, FEWEST_SUBJECTS, too_fe
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.outcome_files import OutcomeChoice
+from ehrsequencing.records.outcomes import OutcomeChoice
 from ehrsequencing.records.visits import Visits
 
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable

@@ -3,7 +3,8 @@
 `parquet_rows.py` reads a file and `fixes.py` fixes its rows. docs/data.md lists what happens to each kind of bad input.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
-from ehrsequencing.records.files import listed, parquet_files
 from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.parquet_rows import check_schemas, read_events
 
@@ -169,3 +169,68 @@ def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
         raise EhrseqError(
             what, where=str(shards[second]), fix="keep each subject's rows in one file"
         )
+
+
+def parquet_files(root: Path) -> list[Path]:
+    """The Parquet files under a folder, sorted by path, without hidden files.
+
+    Args:
+        root: The folder. Where there is none, there are no files.
+
+    Raises:
+        EhrseqError: A folder cannot be listed, or a link leads to a folder or nowhere.
+    """
+    found: list[Path] = []
+    if not os.path.lexists(root):
+        return found
+    for folder, folders, files in os.walk(root, onerror=_refuse):
+        here = Path(folder)
+        refuse_broken_links(here / name for name in files)
+        for name in folders:  # os.walk would not enter it
+            if (here / name).is_symlink():
+                raise EhrseqError(
+                    "is a link to a folder", where=str(here / name), fix="copy the folder itself"
+                )
+        found += [
+            here / name for name in files if name.endswith(".parquet") and not name.startswith(".")
+        ]
+    return sorted(found)
+
+
+def listed(folder: Path) -> list[Path]:
+    """What a folder holds, sorted; nothing where there is no folder.
+
+    Raises:
+        EhrseqError: It cannot be listed, it is no folder, or a link in it leads nowhere.
+    """
+    if not os.path.lexists(folder):
+        return []
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    refuse_broken_links(found)
+    return found
+
+
+def refuse_broken_links(paths: Iterable[Path]) -> None:
+    """Refuse a link that leads nowhere: its file would be missing without a word."""
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise EhrseqError(
+                "is a link to nothing",
+                where=str(path),
+                fix="copy the file itself, or remove the link",
+            )
+
+
+def _refuse(error: OSError) -> None:
+    raise _unreadable(Path(str(error.filename)), error) from error
+
+
+def _unreadable(folder: Path, error: OSError) -> EhrseqError:
+    return EhrseqError(
+        f"cannot be listed: {error.strerror}",
+        where=str(folder),
+        fix="make it a folder you can read",
+    )

@@ -26,8 +26,7 @@ from ehrsequencing.records.events import (
     pieces,
 )
 from ehrsequencing.records.rollup import Carriers, Rollup, fit_rollup
-from ehrsequencing.records.samples import Rows, Sample, Values
-from ehrsequencing.records.scales import KNOTS, Scale, fit_scale
+from ehrsequencing.records.scales import KNOTS, Rows, Sample, Scale, Values, fit_scale
 from ehrsequencing.records.vocabulary import Vocabulary
 
 # about so many rows are added to a fit at once: they fit the processor's cache

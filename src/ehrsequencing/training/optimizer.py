@@ -1,7 +1,6 @@
 """The optimiser: AdamW, which weights decay and how much, and the learning rate of each step."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,13 +9,9 @@ from ehrsequencing.config import TrainingConfig
 
 
 def make_optimizer(
-    model: nn.Module,
-    settings: TrainingConfig,
-    *,
-    steps_per_epoch: float = 1.0,
-    depth: Callable[[str], int] | None = None,
+    model: nn.Module, settings: TrainingConfig, *, steps_per_epoch: float = 1.0
 ) -> torch.optim.AdamW:
-    """Weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases.
+    """Weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases.
 
     AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
     steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
@@ -27,29 +22,15 @@ def make_optimizer(
         model: Whose parameters are learned.
         settings: Learning rate and decay.
         steps_per_epoch: How many steps an epoch has.
-        depth: Depth of a parameter by its name. Each depth then has groups of its own, which hold it as `depth`.
     """
     decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
-    linear = {
-        id(p)
-        for m in layers
-        for name, p in m.named_parameters(recurse=False)
-        if name.startswith("weight")
-    }
-    learned = [
-        (0 if depth is None else depth(name), p)
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    ]
+    matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear)}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in learned if id(p) in matrices]
+    others = [p for p in learned if id(p) not in matrices]
     groups = [
-        {
-            "params": [p for d, p in learned if d == here and (id(p) in linear) == decays],
-            "depth": here,
-            "weight_decay": decay if decays else 0.0,
-        }
-        for here in sorted({d for d, _ in learned})
-        for decays in (True, False)
+        {"params": decayed, "weight_decay": decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
@@ -63,3 +44,9 @@ def learning_rate(settings: TrainingConfig, step: int, total_steps: int) -> floa
         1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps)
     )
     return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, clip_norm: float) -> None:
+    """Scale the gradients down to a norm of at most `clip_norm`."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    nn.utils.clip_grad_norm_(parameters, clip_norm)

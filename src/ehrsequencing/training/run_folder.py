@@ -1,12 +1,14 @@
-"""The folder of a run while it trains: started, resumed or refused, and what is removed at the end."""
+"""The folder of a run: started, resumed or refused while it trains, and the files of a finished run."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any
 
+import torch
+
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     entries,
@@ -18,22 +20,26 @@ from ehrsequencing.core.files import (
     sweep_temporaries,
     write_bytes,
     write_json,
+    write_settings,
 )
-from ehrsequencing.core.outputs import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of, read_manifest
+from ehrsequencing.core.outputs import (
+    HISTORY,
+    RUN,
+    RUN_NEEDS,
+    UNFINISHED_RUN,
+    Kind,
+    is_json_of,
+    read_manifest,
+    write_manifest,
+)
+from ehrsequencing.core.version import __version__
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.pretrained import subjects_digest
 
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-class HasFolder(Protocol):
-    """What writes a run into its folder `out`."""
-
-    out: Path
-
-
-Maker = TypeVar("Maker", bound=HasFolder)
+MODEL_FILES = (*RUN_NEEDS, HISTORY)  # of a run and of a pretrained model
 
 
 @contextmanager
@@ -50,25 +56,8 @@ def alone_in(out: Path) -> Iterator[None]:
         yield
 
 
-def alone(
-    fit: Callable[Concatenate[Maker, Arguments], Result],
-) -> Callable[Concatenate[Maker, Arguments], Result]:
-    """Decorate a method that fits into the folder `self.out`: it holds the folder's lock meanwhile.
-
-    Raises:
-        EhrseqError: Another process is writing the folder.
-    """
-
-    @wraps(fit)
-    def locked_fit(self: Maker, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
-        with alone_in(self.out):
-            return fit(self, *given, **named)
-
-    return locked_fit
-
-
 class RunFolder:
-    """Guards the output folder of one training run, which holds its lock (`alone`).
+    """Guards the output folder of one training run, whose lock is held (`alone_in`).
 
     Args:
         out: The folder.
@@ -142,3 +131,58 @@ class RunFolder:
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
     """Write `history.jsonl`, one line an epoch."""
     write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())
+
+
+def write_run_files(
+    out: Path,
+    prepared: Prepared,
+    study: StudyConfig,
+    model: SurvivalModel,
+    history: list[dict[str, Any]],
+    facts: dict[str, Any],
+    *,
+    more: tuple[str, ...] = (),
+) -> None:
+    """Write a run; the manifest comes last.
+
+    Args:
+        out: Folder of the run.
+        prepared: What it was trained on.
+        study: Its settings, the task included.
+        model: The trained model.
+        history: One row an epoch.
+        facts: For the manifest.
+        more: Files that are there already, and that prediction needs too.
+    """
+    assert study.task is not None
+    task = study.task.name
+    sweep_temporaries(out)
+    write_history(out, history)
+    model.save_pretrained(out)
+    prepared.vocabulary.save(out)
+    if model.config.outcomes:
+        write_json(out / OUTCOMES_FILE, {"codes": prepared.outcomes(task)})
+        more = (*more, OUTCOMES_FILE)
+    write_settings(out / "config.yaml", study)
+    manifest = prepared.manifest
+    write_manifest(
+        out,
+        {
+            **RUN.facts,
+            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+            "task": task,
+            "prepared": str(prepared.folder.resolve()),
+            "data": manifest["data"],
+            "excluded": manifest["excluded"],
+            **prepared.identity(task),
+            "data_path": manifest.get("data_path", ""),
+            "subjects": {
+                split: subjects_digest(prepared.timelines(split).subject_id)
+                for split in ("train", "tuning")
+            },
+            "parameters": sum(p.numel() for p in model.parameters()),
+            **facts,
+        },
+        files=[out / name for name in (*MODEL_FILES, *more)],
+        required=(*RUN_NEEDS, *more),
+    )

@@ -111,7 +111,7 @@ def _import_everything() -> None:
     """What commands import when they run, and the report's templates, so that every fork has them."""
     import ibis.backends.duckdb  # noqa: F401
 
-    import ehrsequencing.api.report
+    import ehrsequencing.api.evaluate
     import ehrsequencing.audit.audit
     import ehrsequencing.cli.app
     import ehrsequencing.evaluation.external
@@ -120,8 +120,7 @@ def _import_everything() -> None:
     import ehrsequencing.readers.omop.reader
     import ehrsequencing.reporting.share
     import ehrsequencing.simulate
-    import ehrsequencing.training.pretraining.loop
-    import ehrsequencing.training.search  # noqa: F401
+    import ehrsequencing.training.pretraining.pretrain  # noqa: F401
     from ehrsequencing.reporting import report
 
     for name in report.environment().list_templates():
