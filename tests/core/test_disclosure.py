@@ -1,4 +1,4 @@
-"""What may be told of people: no count of 1 to 10 stands in a shareable file, nor is it the difference of two counts."""
+"""No count of 1 to 10 people stands in a shareable file, nor is it the difference of two printed counts."""
 
 import itertools
 import json
@@ -77,7 +77,7 @@ def test_no_small_count_is_told_nor_comes_out_by_subtraction(subjects: int, seed
     assert redact(told) == told
 
 
-@pytest.mark.parametrize("rule", [lambda n: n, lambda n: "<11" if 1 <= n <= 10 else n])
+@pytest.mark.parametrize("rule", [lambda n: n, lambda n: "<11" if n in range(1, 11) else n])
 def test_the_reader_finds_what_is_left_open(rule: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     exact = json.loads(json.dumps(complete(subjects=700, **WIDE)))
     monkeypatch.setattr(disclosure, "shareable_count", rule)

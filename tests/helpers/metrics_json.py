@@ -88,7 +88,7 @@ def example(
         },
         "question": "For adults 48 hours after their first admission to intensive care: will they die?",
         "data": {
-            "name": "invented records", "span": None,
+            "name": "invented records", "span": None, "simulated": oracle is not None,
             "subjects": {s: int((split == s).sum()) for s in ("train", "tuning", "held_out")},
             "visits": {"train": 81234, "tuning": 17345, "held_out": 17456},
         },

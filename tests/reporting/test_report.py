@@ -300,7 +300,7 @@ def test_points_stand_where_the_numbers_are() -> None:
 
 
 def test_the_truth_of_a_simulation_is_no_rival() -> None:
-    metrics = example()
+    metrics = example(oracle=ORACLE)
     truth = [
         {**row, "model": "true hazards", "value": 0.99}
         for row in metrics["metrics"]

@@ -17,10 +17,11 @@ from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.share import CARD, share_run
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 
 

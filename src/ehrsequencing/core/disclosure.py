@@ -6,17 +6,13 @@ metric. Rates and metrics have three decimals, the likelihood four. Simulated da
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-
-from ehrsequencing.core.arrays import Bools
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
-FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50  # of an interval or a comparison
-#: Reasons why a row has no interval, or no value.
-TOO_FEW, BIASED = "too few events", "biased under resampling"
+TOO_FEW = "too few events"  # why a row has no interval, or no value
 #: The owner's file with the exact result; its name in `metrics.json` marks that file as redacted.
 INDIVIDUAL = "metrics-individual.json"
 
@@ -41,7 +37,6 @@ _FACTS = (
     "recalibrated_in_training",
     "audit",
 )
-_NUMBERS = ("history", "baselines", "blend", "codes", "instability")
 _CHECKS = (
     "time_zero",
     "predictor_cutoff",
@@ -75,21 +70,8 @@ _COUNTS = (  # of people, in the rows of a result
     "without_record_before",
     "first_record_later",
 )
-_VALUES = ("value", "mean", "low", "high", "oe", "auc", "brier")
-_TIMES = ("followup_median_days", "median_days", "low", "high")
-_GROUP = ("predicted", "observed", "low", "high", "n")
-_SHARES_OF_PEOPLE = ("unknown_age_rate", "no_visit_before_rate")
 Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
-
-
-def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
-    """Whether there are too few to compare: under 10 subjects with the event, or under 50 subjects.
-
-    >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
-    [True, False, True]
-    """
-    return (np.asarray(events) < FEWEST_EVENTS) | (np.asarray(subjects) < FEWEST_SUBJECTS)
 
 
 def enough_people(events: int, subjects: int) -> bool:
@@ -138,7 +120,7 @@ def shareable_rate(rate: float | None, people: int) -> float | None:
 def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
     """Redact an evaluation: the content of `metrics.json` from the exact result.
 
-    What this module does not name is left out, so that no new key of the result slips through. A redacted result stays so.
+    What this module does not name is left out, so that no new key slips through. A redacted result stays as it is.
 
     Args:
         result: The exact result.
@@ -147,7 +129,6 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
     """
     if result["data"].get("simulated") or "individual" in result:
         return dict(result)
-    part: Any = result.get
     cells = _cells(result)
     subjects = result["data"]["subjects"]
     at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
@@ -171,19 +152,26 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
             for row in result.get("incidence") or []
         ],
         "trajectories": [],
-        "inputs": part("inputs") and _inputs(part("inputs"), subjects),
-        "checks": part("checks") and _counted({name: part("checks").get(name) for name in _CHECKS}),
-        "external": part("external")
-        and _counted({name: part("external").get(name) for name in _EXTERNAL}),
-        "recalibration": part("recalibration")
-        and _recalibration(part("recalibration"), result, cells),
-        "repeated_splits": part("repeated_splits") and _repeated(part("repeated_splits"), cells),
+        "inputs": _inputs(found, subjects) if (found := result.get("inputs")) else None,
+        "checks": _counted({name: found.get(name) for name in _CHECKS})
+        if (found := result.get("checks"))
+        else None,
+        "external": _counted({name: found.get(name) for name in _EXTERNAL})
+        if (found := result.get("external"))
+        else None,
+        "recalibration": _recalibration(found, result, cells)
+        if (found := result.get("recalibration"))
+        else None,
+        "repeated_splits": _repeated(found, cells)
+        if (found := result.get("repeated_splits"))
+        else None,
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    numbers = {name: result[name] for name in _NUMBERS if name in result} | shown
+    numbers = ("history", "baselines", "blend", "codes", "instability")
+    shown |= {name: result[name] for name in numbers if name in result}
     facts = {name: result[name] for name in _FACTS if name in result}
-    return {"individual": INDIVIDUAL, **facts, **(rounded(numbers) if decimals else numbers)}
+    return {"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)}
 
 
 def _counts(value: Any) -> Any:
@@ -203,16 +191,15 @@ def rounded(value: Any, digits: int = 3) -> Any:
     """Numbers with three decimals, likelihoods with four; days stay as they are."""
     if isinstance(value, Mapping):
         digits = 4 if value.get("metric") == "nll" else digits
-        return {key: _rounded_under(str(key), inner, digits) for key, inner in value.items()}
+        return {
+            key: inner
+            if str(key).endswith("days")
+            else rounded(inner, 4 if str(key).endswith(("nll", "loss")) else digits)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [rounded(inner, digits) for inner in value]
     return round(value, digits) if isinstance(value, float) else value
-
-
-def _rounded_under(key: str, value: Any, digits: int) -> Any:
-    if key.endswith("days"):
-        return value
-    return rounded(value, 4 if key.endswith(("nll", "loss")) else digits)
 
 
 def _cells(result: Row) -> Cells:
@@ -242,7 +229,9 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     """A row with its counts; without its metrics where too few people had the event, or had it not."""
     if _may_show(row, cells):
         return _counted(row)
-    gone = {name: None for name in _VALUES if name in row}
+    gone = {
+        name: None for name in ("value", "mean", "low", "high", "oe", "auc", "brier") if name in row
+    }
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
 
@@ -281,27 +270,30 @@ def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
 def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
     """Times in whole days, where there are enough people: a median of few is the time of one of them."""
     large = at_risk.get(row["landmark_days"], 0) >= SMALLEST_COUNT
-    times = {name: row[name] for name in _TIMES if row.get(name) is not None}
-    return {**_counted(row), **{name: round(t) if large else None for name, t in times.items()}}
+    times = {
+        name: round(row[name]) if large else None
+        for name in ("followup_median_days", "median_days", "low", "high")
+        if row.get(name) is not None
+    }
+    return {**_counted(row), **times}
 
 
 def _censoring(found: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
-    chances = [
-        {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
-        for row in found.get("smallest_g") or []
-    ]
-    return {"model": found.get("model"), "smallest_g": chances}
+    return {
+        "model": found.get("model"),
+        "smallest_g": [
+            {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
+            for row in found.get("smallest_g") or []
+        ],
+    }
 
 
 def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
     """Rates of each split, and differences between the splits; shares of few people are left out."""
-    rates = {
-        split: {
-            name: shareable_rate(rate, subjects[split]) if name in _SHARES_OF_PEOPLE else rate
-            for name, rate in row.items()
-        }
-        for split, row in found["by_split"].items()
-    }
+    rates = {split: _counted(row) for split, row in found["by_split"].items()}
+    for split, row in rates.items():
+        for name in row.keys() & {"unknown_age_rate", "no_visit_before_rate"}:
+            row[name] = shareable_rate(row[name], subjects[split])
     fewest = min(subjects.values())
     return {"by_split": rates, "drift": [_drifted(row, fewest) for row in found.get("drift") or []]}
 
@@ -331,11 +323,12 @@ def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
             for days in result["horizons_days"]
         )
     }
-    sides = {
-        side: {cause: values for cause, values in found[side].items() if cause in large}
-        for side in ("before", "after")
-    }
-    return {**found, **sides}
+    for side in ("before", "after"):
+        found = {
+            **found,
+            side: {cause: found[side][cause] for cause in found[side] if cause in large},
+        }
+    return dict(found)
 
 
 def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
@@ -348,36 +341,46 @@ def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
 
 
 def _groups(row: Row) -> dict[str, Any]:
-    """The calibration groups with enough people, who have and who have not the event; empty where there is none."""
-    kept = [
-        group
-        for group in zip(*(row[name] for name in _GROUP), strict=True)
-        if enough_people(round(group[-1] * group[1]), round(group[-1]))
-    ]
-    columns = dict(zip(_GROUP, map(list, zip(*kept, strict=True)), strict=False))
-    return _counted({**row, **columns}) if kept else {}
+    """Calibration groups, each joined with the next until 11 had the event and 11 had not; empty where none has."""
+    observed, people = np.array(row["observed"]), np.array(row["n"])
+    cuts = [0]
+    for end in range(1, len(people) + 1):
+        inside = slice(cuts[-1], end)
+        if enough_people(round(observed[inside] @ people[inside]), int(people[inside].sum())):
+            cuts.append(end)
+    if len(cuts) == 1:
+        return {}
+    cuts[-1] = len(people)  # those who are left over join the last group
+    groups = [slice(*ends) for ends in pairwise(cuts)]
+    joined = {
+        name: [float(np.average(np.array(row[name], float)[g], weights=people[g])) for g in groups]
+        for name in ("predicted", "observed", "low", "high")
+    }
+    return _counted({**row, **joined, "n": [int(people[g].sum()) for g in groups]})
 
 
 def _histogram(row: Row) -> dict[str, Any]:
     """A risk distribution; a bin of 1 to 10 people is `<11`."""
     bins = {name: row[name] for name in ("event", "no_event", "unknown")}
-    people = {name: sum(counts) for name, counts in bins.items()}
-    return {**row, **_counts({**bins, "people": people})}
+    return {**row, **_counts({**bins, "people": {name: sum(bins[name]) for name in bins}})}
 
 
 def _risk_group(group: Row) -> dict[str, Any]:
     """Incidence without the days by which too few people of the group had the event, or had it not."""
     shown = [not events or enough_people(events, group["n"]) for events in group["events"]]
-    counts = {name: _counts(group[name]) for name in ("n", "at_risk")}
-    curves = _points(group, ("observed", "low", "high"), shown)
-    return {"predicted": group["predicted"], **curves, **counts}
+    return {
+        "predicted": group["predicted"],
+        **_points(group, ("observed", "low", "high"), shown),
+        "n": _counts(group["n"]),
+        "at_risk": _counts(group["at_risk"]),
+    }
 
 
 def _decision(row: Row) -> dict[str, Any]:
     """A decision curve up to the risk that at least 11 people exceed."""
     shown = [people >= SMALLEST_COUNT for people in row["above"]]
-    curves = _points(row, ("net_benefit", "low", "high", "treat_all"), shown)
-    return {**_counted(row), **curves, "above": []}
+    names = ("net_benefit", "low", "high", "treat_all")
+    return {**_counted(row), **_points(row, names, shown), "above": []}
 
 
 def _points(row: Row, names: Sequence[str], shown: Sequence[bool]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from scipy.stats import t as student
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.disclosure import TOO_FEW, too_few
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, sweep_temporaries, write_json
 from ehrsequencing.core.outputs import MANIFEST
@@ -31,6 +31,7 @@ from ehrsequencing.evaluation.risk_source import refuse_visit_head
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 

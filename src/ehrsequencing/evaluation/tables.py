@@ -7,12 +7,13 @@ import numpy as np
 
 from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.config import format_days
-from ehrsequencing.core.disclosure import FEWEST_SUBJECTS, TOO_FEW, too_few
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.attrition import FEWEST_SUBJECTS, too_few
 
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 

@@ -133,9 +133,9 @@ def _told(metrics: Mapping[str, Any]) -> Told:
         raise EhrseqError(
             f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again"
         )
-    cleaned = dict.fromkeys(_LATER) | _clean(metrics)
-    m = dict.fromkeys(_LATER) | redact(cleaned, decimals=False)
-    m["trajectories"] = cleaned["trajectories"]  # of real people only where somebody asked for them
+    redacted = dict.fromkeys(_LATER) | redact(metrics, decimals=False)
+    # single persons: of real people only where somebody asked for them
+    m = _clean(redacted | {"trajectories": metrics.get("trajectories")})
     return m, count_texts(m), Scores(m)
 
 

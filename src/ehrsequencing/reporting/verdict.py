@@ -7,7 +7,7 @@ The content of `metrics.json` goes in, as `Scores`. Cases and values come out; t
 from collections.abc import Mapping
 from typing import Any
 
-from ehrsequencing.core.disclosure import FEWEST_EVENTS, FEWEST_SUBJECTS
+from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import interval, verdict
 
