@@ -183,15 +183,15 @@ def test_a_correction_at_the_end_of_training_is_told(told: bool | None) -> None:
 
 def test_metrics_of_small_subgroups_are_not_shown() -> None:
     metrics = complete(subjects=2000, **WIDE)
-    enough = {
-        (row["group"], row["level"]): enough_people(row["events"], row["n"]) for row in tables.subgroup_rows(metrics)
-    }
+    rows = tables.subgroup_rows(metrics)
+    enough = {(r["landmark_days"], r["group"], r["level"]): enough_people(r["events"], r["n"]) for r in rows}
     assert set(enough.values()) == {True, False}
     redacted = redact(metrics)
-    for place in tables.subgroups(redacted, Scores(redacted), count_texts(redacted)):
+    places = tables.subgroups(redacted, Scores(redacted), count_texts(redacted))
+    for landmark, place in zip(dict.fromkeys(r["landmark_days"] for r in rows), places, strict=True):
         for group, levels in place["families"].items():
             for level in levels:
-                assert (level["auc"].value is not None) <= enough[group, level["name"]]
+                assert (level["auc"].value is not None) <= enough[landmark, group, level["name"]]
 
 
 def test_a_share_of_few_people_is_withheld() -> None:
