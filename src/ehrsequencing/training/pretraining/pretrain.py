@@ -17,6 +17,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.parts import objective
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
@@ -25,7 +26,6 @@ from ehrsequencing.core.files import (
     write_json,
     write_settings,
 )
-from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.core.outputs import (
     MANIFEST,
     PRETRAINED,
