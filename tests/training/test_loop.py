@@ -42,7 +42,7 @@ def test_same_seed_same_bytes_and_another_seed_other_bytes(sim_prepared: Path, r
     assert weights(tmp_path / "other") != weights(reference)
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 7, 11])
+@pytest.mark.parametrize("stop_at", [1, 3, 11])
 def test_a_stopped_run_goes_on_to_the_same_bytes(
     sim_prepared: Path, reference: Path, tmp_path: Path, stop_at: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     assert losses(tmp_path / "run") == losses(reference)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_to_the_same_bytes(
     sim_prepared: Path, reference: Path, tmp_path: Path, kills: int
 ) -> None:
@@ -158,16 +158,6 @@ def test_a_run_knows_the_data_that_it_was_trained_on(
     train(moved, reference, resume=True)  # the same data elsewhere is the same data
 
 
-def test_checkpoints_of_somebody_else_stay_in_a_finished_run(
-    sim_prepared: Path, reference: Path, tmp_path: Path
-) -> None:
-    run = Path(shutil.copytree(reference, tmp_path / "run"))
-    (run / "checkpoints").mkdir()
-    (run / "checkpoints" / "mine.txt").write_text("mine")
-    train(sim_prepared, run, resume=True)
-    assert (run / "checkpoints" / "mine.txt").read_text() == "mine"
-
-
 @pytest.mark.parametrize(("seconds", "expected"), [(0, 2), (15, 0), (3, 1)])
 def test_no_checkpoint_is_made_soon_after_another(
     sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int
@@ -195,10 +185,10 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
         outcome_per_year=0.1, chronic_conditions=2, chronic_prevalence=0.4, chronic_effect=2.0, pair_effect=0.0,
         truth_futures=4,
     )  # fmt: skip
-    simulate(tmp_path / "data", subjects=600, seed=1, config=plain)
+    simulate(tmp_path / "data", subjects=400, seed=1, config=plain)
     task = load_task(tmp_path / "data" / "task.yaml")
     prepare(tmp_path / "data", tmp_path / "set", study=tiny_study, tasks=[task])
-    study = load_study(None, ["model.size=small", "training.epochs=12", "training.warmup_steps=10"])
+    study = load_study(None, ["model.size=small", "training.epochs=8", "training.warmup_steps=10"])
     trainer = Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=study)
     start = trainer.tuning_nll(trainer.model)
     trainer.fit()
@@ -221,16 +211,6 @@ def test_no_event_of_interest_is_refused_and_leaves_nothing(
     with pytest.raises(EhrseqError, match="no event of interest"):
         Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=tiny_study)
     assert not (tmp_path / "run").exists()
-
-
-def test_visit_head_with_competing_causes_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="one cause"):
-        train(sim_prepared, tmp_path / "run", "model.head=visit")
-
-
-def test_bidirectional_training_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="visits after it"):
-        train(sim_prepared, tmp_path / "run", "model.attention=bidirectional")
 
 
 def test_bf16_trains_close_to_float32(sim_prepared: Path, reference: Path, tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_a_broken_mask_is_seen() -> None:
 def test_every_code_of_a_visit_is_taken_as_often() -> None:
     batch = pack([Subject((Visit((1, 2, 3, 4), (None,) * 4), Visit((5, 6), (None, None))))])
     torch.manual_seed(0)
-    taken = [int(mask_codes(batch).targets[0]) for _ in range(2000)]  # type: ignore[union-attr]
-    assert all(abs(taken.count(code) / 2000 - 0.25) < 0.05 for code in (1, 2, 3, 4))
+    taken = [int(mask_codes(batch).targets[0]) for _ in range(1000)]  # type: ignore[union-attr]
+    assert all(abs(taken.count(code) / 1000 - 0.25) < 0.06 for code in (1, 2, 3, 4))
 
 
 def test_so_many_visits_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
