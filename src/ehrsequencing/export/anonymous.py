@@ -16,7 +16,6 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.rollup import Rollup
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
@@ -128,11 +127,7 @@ def without(vocabulary: Vocabulary, rare: Rare) -> Vocabulary:
         prefix = f"{known}//" if known else ""
         codes[token - vocabulary.n_unknown] = f"{prefix}[removed {token}]"
     removed = {vocabulary.codes[token - vocabulary.n_unknown] for token in rare.codes.tolist()}
-    to = {
-        key: tuple(t for t in tokens if t not in removed)
-        for key, tokens in vocabulary.rollup.to.items()
-    }
-    rollup = Rollup(vocabulary.rollup.mode, {key: tokens for key, tokens in to.items() if tokens})
+    rollup = {key: token for key, token in vocabulary.rollup.items() if token not in removed}
     knots, mean, sd = vocabulary.knots.copy(), vocabulary.mean.copy(), vocabulary.sd.copy()
     rows = vocabulary.scale[_without_numbers(vocabulary, rare)]
     rows = rows[rows >= 0]

@@ -89,7 +89,7 @@ def _require_simple(run: Run, *, network_only: bool) -> None:
         raise EhrseqError(
             "is a blend, whose trees and Cox regressions no torch program has", where=where, fix=fix
         )
-    if run.vocabulary.rollup.mode != "off":
+    if run.vocabulary.rollup:
         raise EhrseqError(
             "rolls rare codes up, which the exported example cannot",
             where=where,
