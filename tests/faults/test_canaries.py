@@ -178,8 +178,8 @@ COMMANDS: dict[str, Told] = {
     "check --untrusted": Told(lambda d, o: ["check", d, "--task", d / "task.yaml", "--untrusted"]),
     "codes": Told(lambda d, o: ["codes", d, "a"]),
     "prepare": Told(
-        lambda d, o: ["prepare", d, "--task", d / "task.yaml", "--out", o / "prepared"], writes=("prepared",),
-        holds=frozenset({"the id", "the birth"}), quick=True,
+        lambda d, o: ["prepare", d, "--task", d / "task.yaml", "--out", o / "prepared", "vocabulary.min_subjects=11"],
+        writes=("prepared",), holds=frozenset({"the id", "the birth"}), quick=True,
     ),
     "train": Told(
         lambda d, o: ["train", o / "prepared", "--out", o / "run", *TINY], needs="prepare", writes=("run",), quick=True
@@ -243,18 +243,6 @@ COMMANDS: dict[str, Told] = {
     "export --format share": Told(
         lambda d, o: ["export", o / "run", "--format", "share", "--out", o / "shared"], needs="train",
         writes=("shared",),
-    ),
-    "export --format torch": Told(
-        lambda d, o: ["export", o / "run", "--format", "torch", "--out", o / "program"], needs="train",
-        writes=("program",),
-    ),
-    "study pack": Told(lambda d, o: ["study", "pack", o / "run", o / "pack"], needs="train", writes=("pack",)),
-    "study run": Told(
-        lambda d, o: ["study", "run", o / "pack", d, "--name", "n", "--out", o / "n.json", "--resamples", 10],
-        needs="study pack", writes=("n.json",),
-    ),
-    "study merge": Told(
-        lambda d, o: ["study", "merge", o / "n.json", "--out", o / "study"], needs="study run", writes=("study",)
     ),
     "import csv": _importing("csv", "--map", "map.yaml"),
     "import fhir": _importing("fhir"),

@@ -16,7 +16,6 @@ from ehrsequencing.core import expansion
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
-from ehrsequencing.export.example import matches
 from ehrsequencing.prediction.prediction_file import read_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
@@ -204,13 +203,6 @@ def test_a_pattern_means_whole_codes(pattern: str, yes: list[str], no: list[str]
     matcher = CodeMatcher([pattern])
     assert [matcher(code) for code in yes + no] == [True] * len(yes) + [False] * len(no)
     assert matcher.mask(tuple(yes + no)).tolist() == [True] * len(yes) + [False] * len(no)
-
-
-def test_an_exported_program_matches_patterns_as_the_run_does() -> None:
-    """In time that grows with the length of a code: Python's own patterns would take years for the first."""
-    assert not matches("(a+)+b", "a" * 5_000)
-    for pattern, yes, no in (("a|bc", "bc", "abc"), (r"(?i)icd\d{2}", "ICD10", "ICD10\n"), ("é.", "éa", "e")):
-        assert (matches(pattern, yes), matches(pattern, no)) == (True, False)
 
 
 def test_a_long_line_in_a_gzip_file_takes_no_memory(tmp_path: Path) -> None:

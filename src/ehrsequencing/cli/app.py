@@ -35,7 +35,6 @@ from ehrsequencing.cli.predict import predict
 from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
-from ehrsequencing.cli.study import study_app
 from ehrsequencing.cli.train import train
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.memory import keep_freed_memory
@@ -49,7 +48,6 @@ app = CommandLine(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(import_app, name="import")
-app.add_typer(study_app, name="study")
 
 
 def _show_version(asked: bool) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation

@@ -89,12 +89,6 @@ FURTHER: dict[str, Command] = {  # they write by the same functions: a few fault
         lambda i, o: ["score", i / "risks.csv", i / "sim", "--task", i / "sim" / "task.yaml", "--prepared",
                       i / "prepared", "--out", o / "x", *_UNJUDGED]
     ),
-    "export torch": Command(lambda i, o: ["export", i / "run", "--format", "torch", "--out", o / "x"]),
-    "study pack": Command(lambda i, o: ["study", "pack", i / "run", o / "x"]),
-    "study run": Command(
-        lambda i, o: ["study", "run", i / "pack", i / "sim", "--name", "n", "--out", o / "x.json", "--resamples", 10]
-    ),
-    "study merge": Command(lambda i, o: ["study", "merge", i / "n.json", i / "s.json", "--out", o / "x"]),
 }  # fmt: skip
 COMMANDS |= FURTHER
 
@@ -123,8 +117,8 @@ def _import_everything() -> None:
     import ehrsequencing.evaluation.external
     import ehrsequencing.evaluation.repeated_splits
     import ehrsequencing.explorer
-    import ehrsequencing.export.share
     import ehrsequencing.readers.omop.reader
+    import ehrsequencing.reporting.share
     import ehrsequencing.simulate
     import ehrsequencing.training.pretraining.pretrain  # noqa: F401
     from ehrsequencing.reporting import report

@@ -15,6 +15,7 @@ from torch import nn
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.parts import objective
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
@@ -24,7 +25,6 @@ from ehrsequencing.core.files import (
     write_json,
     write_settings,
 )
-from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.core.outputs import (
     MANIFEST,
     PRETRAINED,
