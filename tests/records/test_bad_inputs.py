@@ -152,7 +152,8 @@ CASES = [
     Case(19, "scattered rows", F, edit(lambda t: t.take([*range(6), *range(7, len(t)), 6])),
          fixes={"not_contiguous": 1}, as_clean=True),
     Case(20, "subject in two shards", R, move_half_of_a_record, "a subject is in two shards"),
-    Case(21, "duplicate rows", F, edit(lambda t: t.take([0, 1, 2, 2, 2, *range(3, len(t))])), fixes={"duplicates": 2}, as_clean=True),
+    Case(21, "duplicate rows", F, edit(lambda t: t.take([0, 1, 2, 2, 2, *range(3, len(t))])), fixes={"duplicates": 2},
+         as_clean=True),
     Case(22, "subject in two splits", R, edit(lambda t: pa.concat_tables([t, pa.table(
         {"subject_id": [FIRST_ID], "split": ["tuning"]})]), SPLIT_FILE), "in two splits", predicts=False),
     Case(23, "subject without a split", R, edit(lambda t: t.slice(1), SPLIT_FILE), "have no split", predicts=False),
