@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.run_folder import Pretrained
 
 import ehrsequencing as eh
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
