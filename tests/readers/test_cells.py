@@ -184,7 +184,7 @@ def test_synthea_tables_of_dirt_add_up(data: st.DataObject) -> None:
         folder.mkdir()
         write([{"Id": p, "BIRTHDATE": "1950-01-01", "DEATHDATE": "", "GENDER": "F"} for p in "AB"],
               folder / "patients.csv")  # fmt: skip
-        stay = {
+        stay = {"Id": "A", "START": "2018-01-01", "STOP": "", "PATIENT": "A", "ENCOUNTERCLASS": "inpatient"}
             "Id": "A",
             "START": "2018-01-01",
             "STOP": "",

@@ -1,4 +1,4 @@
-"""FHIR resources are identities: versions, deletions, merged records, servers, releases; and when things became known."""
+"""FHIR resources are identities: versions, deletions, merges, servers, releases; and when things became known."""
 
 import json
 from datetime import datetime
