@@ -185,14 +185,7 @@ def test_synthea_tables_of_dirt_add_up(data: st.DataObject) -> None:
         write([{"Id": p, "BIRTHDATE": "1950-01-01", "DEATHDATE": "", "GENDER": "F"} for p in "AB"],
               folder / "patients.csv")  # fmt: skip
         stay = {"Id": "A", "START": "2018-01-01", "STOP": "", "PATIENT": "A", "ENCOUNTERCLASS": "inpatient"}
-            "Id": "A",
-            "START": "2018-01-01",
-            "STOP": "",
-            "PATIENT": "A",
-            "ENCOUNTERCLASS": "inpatient",
-            "CODE": "1",
-        }
-        write([stay], folder / "encounters.csv")
+        write([{**stay, "CODE": "1"}], folder / "encounters.csv")
         write(rows, folder / "observations.csv")
         report = import_synthea(folder, Path(name) / "meds")
     check(report, "observations", rows, {name.lower() for name in SYNTHEA_COLUMNS})
