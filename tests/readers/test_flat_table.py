@@ -5,6 +5,7 @@ import datetime as dt
 import io
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -375,3 +376,38 @@ def test_texts_without_a_number_and_unlisted_texts_are_counted(tmp_path: Path) -
     assert report.counts["unlisted"] == sum(row["status"] == "moved" for row in rows) > 0
     table = report.row_counts.tables["visits"]
     assert table.kept + sum(n for n, _ in table.dropped.values()) == table.read == len(rows)
+
+
+def test_numbers_are_keys_and_missing_values_of_a_map(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{10 * i},{i % 3},{i if i % 2 else -9}\n" for i in range(1, 7))
+    (tmp_path / "t.csv").write_text(f"id,days,end,lab\n{rows}")
+    mapping = """subject: id
+time: {column: days, unit: d, since: 2000-01-01}
+missing: [-9]
+events:
+  - {code_from: end, codes: {2: MEDS_DEATH, 1: TRANSPLANT}}
+  - {code: LAB, value: lab}
+"""
+    done = ehrseq("import", "csv", tmp_path / "t.csv", "--map", write_map(tmp_path, mapping), tmp_path / "meds")
+    assert done.exit_code == 0, done.output
+    rows_ = [r for p in (tmp_path / "meds/data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    codes = Counter(row["code"] for row in rows_)
+    assert codes == {"MEDS_DEATH": 2, "TRANSPLANT": 2, "LAB": 3}
+    assert all(row["date_only"] for row in rows_)
+
+
+def test_an_impossible_age_is_unread_and_no_birth_in_the_future(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "id,at,age\n" + "".join(f"{i},2015-06-0{i},{50 - 59 * (i == 3)}\n" for i in range(1, 9))
+    )
+    mapping = (
+        "subject: id\ntime: at\nbirth: {column: age, unit: y, before: at}\nevents:\n  - {code: A}\n  - {code: B}\n"
+    )
+    done = ehrseq("import", "csv", tmp_path / "t.csv", "--map", write_map(tmp_path, mapping), tmp_path / "meds")
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "meds/metadata/import_report.json").read_text())
+    assert report["rows"]["t"]["cells"]["age"] == {"values": 7, "empty": 0, "unread": 1}
+    rows = [r for p in (tmp_path / "meds/data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    born = [row["time"] for row in rows if row["code"] == "MEDS_BIRTH"]
+    assert len(born) == 7
+    assert max(born) < dt.datetime(1966, 1, 1)

@@ -48,13 +48,24 @@ def is_date(text: str) -> bool:
     return True
 
 
+def _as_texts(given: object) -> object:
+    """Numbers of a list, or of the keys of a mapping, as the table writes them."""
+    if isinstance(given, dict):
+        return {_as_text(key): value for key, value in given.items()}
+    return [_as_text(item) for item in given] if isinstance(given, list) else given
+
+
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class EventMap(Settings):
     """One event for each row of the table in which its columns are filled."""
 
     code: str | None = None  # the code; with code_from its beginning: CODE//TEXT
     code_from: str | None = None  # the column whose text ends the code
     # texts of code_from → whole codes; others make no event
-    codes: dict[str, str] = Field(default_factory=dict)
+    codes: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
     value: str | None = None  # the column with the number
     unit: str | None = None  # of all numbers; becomes the code's ending
     unit_from: str | None = None  # the column with each number's unit
@@ -109,7 +120,7 @@ class TableMap(Settings):
     static: dict[str, str] = Field(default_factory=dict)
     events: Annotated[tuple[EventMap, ...], Field(min_length=1)]
     decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
-    missing: Annotated[tuple[str, ...], BeforeValidator(as_list)] = (
+    missing: Annotated[tuple[str, ...], BeforeValidator(_as_texts), BeforeValidator(as_list)] = (
         "NA",
         "NaN",
         "nan",

@@ -246,6 +246,7 @@ class _Block(Block):
         super().__init__(batch, counts, dates=survey.dates, decimal=survey.decimal)
         self.whole_ids, self.whole_days = survey.whole_ids, survey.whole_days
         self.rules = job.report.counts
+        self._elapsed_seen: list[Elapsed] = []
 
     def subjects(self, column: str) -> pa.ChunkedArray:
         """Subject ids."""
@@ -270,6 +271,12 @@ class _Block(Block):
         origin = self.moments(when.since or when.before or "")
         days = self.numbers(when.column).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
         good = np.abs(days) < _LONGEST_DAYS  # False for NaN
+        if when.before is not None:  # an age below 0 would be a birth in the future
+            good &= days >= 0
+        bad = int((~good & ~np.isnan(days)).sum())
+        if bad and when not in self._elapsed_seen:
+            self.counts.uncount_values(when.column, bad)
+        self._elapsed_seen.append(when)
         seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
         start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
         us = start + seconds * (SECOND_US if when.since is not None else -SECOND_US)
