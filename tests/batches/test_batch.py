@@ -60,12 +60,6 @@ def test_defaults() -> None:
         batch.codes = batch.codes  # type: ignore[misc]
 
 
-def test_an_empty_batch() -> None:
-    batch = pack([])
-    assert (batch.n_subjects, batch.n_visits, batch.n_codes) == (0, 0, 0)
-    assert batch.to_padded(torch.zeros(0, 3)).shape == (0, 0, 3)
-
-
 def test_repr_tells_sizes_and_no_patient_value() -> None:
     text = repr(pack(sample_records()))
     assert text.startswith("VisitBatch(subjects=5, visits=17, queries=9, codes=")
@@ -166,28 +160,6 @@ def test_from_padded_reads_the_real_slots_in_row_major_order(subjects: Records, 
     assert torch.equal(gradient, 2 * per_visit)
     again = VisitBatch.from_padded(x.codes.int(), x.code_mask.long(), x.ages, x.deltas, x.visit_mask.double())
     assert torch.equal(again.codes, batch.codes)
-
-
-def test_from_padded_by_hand() -> None:
-    codes = torch.tensor([[[11, 99], [99, 12], [99, 99]], [[99, 99], [99, 99], [13, 14]]])
-    code_mask = torch.tensor([[[1, 0], [0, 1], [0, 0]], [[1, 1], [1, 1], [1, 1]]]).bool()
-    visit_mask = torch.tensor([[True, False, True], [False, False, True]])
-    ages = torch.tensor([[50.0, NAN, 51.0], [1e30, 1e30, NAN]])
-    batch = VisitBatch.from_padded(codes, code_mask, ages, torch.zeros(2, 3), visit_mask)
-    assert batch.codes.tolist() == [11, 13, 14]  # the second visit is a pad, the third is empty
-    assert batch.visit_offsets.tolist() == [0, 1, 1, 3]
-    assert batch.subject_offsets.tolist() == [0, 2, 3]
-    assert batch.to_padded(torch.tensor([1, 2, 3])).tolist() == [[1, 0, 2], [0, 0, 3]]
-    assert batch.to_padded(torch.tensor([True, True, True])).tolist() == visit_mask.tolist()
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 2), (2, 3, 0)])
-def test_from_padded_without_slots(shape: tuple[int, int, int]) -> None:
-    real = torch.ones(shape[:2], dtype=torch.bool)
-    none = torch.zeros(shape, dtype=torch.int64)
-    batch = VisitBatch.from_padded(none, none, torch.zeros(shape[:2]), torch.zeros(shape[:2]), real)
-    assert (batch.n_subjects, batch.n_visits) == (shape[0], shape[0] * shape[1])
-    assert batch.to_padded(torch.ones(batch.n_visits)).shape == shape[:2]
 
 
 def test_from_padded_refuses() -> None:

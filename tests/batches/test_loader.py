@@ -137,11 +137,6 @@ def test_length_does_not_decide_who_shares_a_step(arrays: TaskRecords) -> None:
     assert within_step_share(loader, [loader._pack(by_length, 250)]) < 0.3  # the broken rule is seen
 
 
-def test_one_subject_beyond_the_budget_is_a_step_of_its_own(arrays: TaskRecords) -> None:
-    loader = SubjectLoader(arrays)
-    assert all(len(step) == 1 for step in loader.shuffled(0, seed=0, visit_budget=1))
-
-
 def check_types(step: Step, code_types: np.ndarray) -> None:
     """Every code of every visit and query has its own token's type, also where queries stand between visits."""
     assert step.batch.code_types is not None

@@ -309,25 +309,4 @@ def test_attention_among_too_many_codes_of_a_visit_is_refused(chosen: dict[str, 
     SubjectLoader.of_model(ModelConfig(), one_visit_of(MAX_VISIT_CODES + 1))
 
 
-def test_pooling_takes_a_visit_of_a_hundred_thousand_codes() -> None:
-    assert np.isfinite(nll_of_rows(model_of("attention").float(), one_visit_of(100_000))).all()
-
-
 # ---- the batch -------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_knows_what_it_skipped() -> None:
-    step = SubjectLoader(random_records((4, 3), seed=0)).collate(np.array([0, 1]))
-    batch = replace(step.batch, visits_skipped=torch.tensor([10, 0]))
-    shift = torch.tensor([10, 0])[batch.subject_of_visit]
-    assert torch.equal(batch.visit_index, batch.visits_before + shift)
-    assert torch.equal(batch.visits_before, step.batch.visit_index)
-    for wrong in (torch.tensor([1]), torch.tensor([-1, 0]), torch.tensor([0.0, 1.0])):
-        with pytest.raises(EhrseqError, match="visits_skipped"):
-            replace(step.batch, visits_skipped=wrong)
-
-
-def test_a_moved_batch_remembers_the_cpu_one() -> None:
-    batch = SubjectLoader(random_records((4, 3), seed=0)).collate(np.array([0, 1])).batch
-    assert batch.host is batch
-    assert batch.to("meta").host is batch

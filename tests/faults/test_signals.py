@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,26 +132,6 @@ def test_nothing_is_saved_in_the_middle_of_a_step(numbers: tuple[int, ...], save
     with pytest.raises(Stopped, match="SIGTERM"):
         train()
     assert len(saved) == saves
-
-
-def test_handlers_are_as_before_and_other_threads_are_left_alone() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with noted_signals() as stop:
-        stop.leave_if_asked()
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-    errors: list[BaseException] = []
-
-    def other() -> None:
-        try:
-            with noted_signals() as stop:
-                stop.leave_if_asked()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert errors == []
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -10,19 +10,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ehrsequencing.audit.audit import audit
-from ehrsequencing.config import ModelConfig, load_study
+from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.train import Trainer, bootstrap_sample
 from helpers.models import make_model
-from helpers.strategies import VOCAB, pack, sample_records
+from helpers.strategies import pack, sample_records
 from helpers.training import TINY, Interrupted, losses, train, weights
 
 TRIO = "training.members=3"
@@ -97,20 +96,6 @@ def test_the_same_ensemble_again(tmp_path: Path, settings: dict[str, object]) ->
     assert len(again.members) == 3
     assert torch.equal(again(batch).nan_to_num(), ensemble(batch).nan_to_num())
     assert isinstance(build_model(again.config), Ensemble)
-
-
-def test_one_model_and_an_ensemble_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
-    config = ModelConfig(vocab_size=VOCAB, size="small", members=2)
-    with pytest.raises(EhrseqError, match="use Ensemble"):
-        HierarchicalBEHRTForSurvival(config)
-    with pytest.raises(EhrseqError, match="an ensemble of one"):
-        Ensemble(config.model_copy(update={"members": 1}))
-    make_ensemble().save_pretrained(tmp_path)
-    with pytest.raises(EhrseqError, match="use Ensemble"):
-        HierarchicalBEHRTForSurvival.from_pretrained(tmp_path)
-    make_model().save_pretrained(tmp_path)
-    with pytest.raises(EhrseqError, match="an ensemble of one"):
-        Ensemble.from_pretrained(tmp_path)
 
 
 def test_a_hostile_folder(tmp_path: Path) -> None:

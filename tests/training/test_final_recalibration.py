@@ -12,7 +12,6 @@ from torch import Tensor
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.build import load_model
-from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import exposure
@@ -229,16 +228,3 @@ def test_a_trained_run_is_fixed_and_says_how(
         has = [s for s in range(len(at) - 1) if (rows.cause[at[s] : at[s + 1]] == cause).any()]
         seen = np.flatnonzero(np.diff(at) > 0)[::2]
         assert counted[name]["subjects_with_event"] == len(set(has) & set(seen.tolist()))
-
-
-def test_members_are_fixed_each_on_its_own(sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
-    one = trained(sim_prepared, tmp_path / "one", tiny_study, epochs=2)
-    two = trained(sim_prepared, tmp_path / "two", tiny_study, epochs=2, members=2)
-    ensemble = load_model(two)
-    assert isinstance(ensemble, Ensemble)
-    state = load_model(one).state_dict()
-    for name, tensor in ensemble.members[0].state_dict().items():
-        assert torch.equal(tensor, state[name]), name
-    facts = json.loads((two / "manifest.json").read_text())["members"]
-    assert facts[0]["recalibration"] == json.loads((one / "manifest.json").read_text())["recalibration"]
-    assert len({str(member["recalibration"]) for member in facts}) == 2

@@ -209,11 +209,6 @@ def test_numbers_of_the_table_are_those_of_loops(outcome_run: Path, asked: Prepa
     assert line["auc"]["value"] == pytest.approx(float(np.mean(aucs)), abs=1e-3)
 
 
-def test_what_outcomes_cannot_be_trained_with(asked: Prepared, tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="hazards per day"):
-        Trainer(asked, "simulated", tmp_path / "run", study=load_study(None, [*TINY, "model.head=visit"]))
-
-
 @pytest.mark.slow
 def test_members_predict_the_mean_of_their_hazards(
     asked: Prepared, sim_data: Path, outcome_run: Path, tmp_path: Path

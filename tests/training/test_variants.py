@@ -138,11 +138,3 @@ def test_what_the_data_decides_is_not_for_the_model_to_say(setting: str, sim_pre
     study = load_study(None, [*SHORT, *TINY, f"model.{setting}"])
     with pytest.raises(EhrseqError, match=f"model.{setting.partition('=')[0]}.*decided by the prepared data"):
         Trainer(Prepared(sim_prepared), Prepared(sim_prepared).only_task(), tmp_path / "run", study=study)
-
-
-def test_a_recorded_study_can_train_again(sim_run: Path, sim_prepared: Path, tmp_path: Path) -> None:
-    study = load_study(sim_run / "config.yaml")
-    assert study.model.edges_days
-    assert (
-        Trainer(Prepared(sim_prepared), Prepared(sim_prepared).only_task(), tmp_path, study=study).config == study.model
-    )
