@@ -17,7 +17,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from helpers.long_records import random_records
 from helpers.models import make_model
@@ -241,23 +241,6 @@ def test_parts_are_bounded_and_look_back_on_half_as_much_at_most(kind: str) -> N
         assert int(tokens.sum()) <= size + 10  # one visit more at most, and its queries
     assert own >= 400
     assert context <= 0.55 * own
-
-
-def test_only_what_prediction_times_can_see_is_loaded() -> None:
-    records = random_records((500,), seed=6, density=1.0)
-    timelines, rows = records.timelines, records.rows
-    late = np.flatnonzero(np.asarray(rows.visits_before) > 480)
-    keep = {name: getattr(rows, name)[late] for name in ("prediction_us", "index_us", "is_query", "visits_before")}
-    keep |= {name: getattr(rows, name)[late] for name in ("age_years", "delta_days", "duration_days", "entry_days")}
-    keep["unfinished_codes"] = 0 * rows.unfinished_codes[late]
-    none = {"carry_codes": np.zeros(0, np.int32), "carry_values": np.zeros((0, 2), np.float32)}
-    few = TaskRows(
-        row_offsets=np.array([0, len(late)]), cause=rows.cause[late], carry_offsets=np.zeros(len(late) + 1, np.int64),
-        **keep, **none,
-    )  # fmt: skip
-    loader = SubjectLoader(TaskRecords(timelines, few), reach=Reach(layers=2, window=5))
-    batches = [step.batch for step in loader.in_order(visit_budget=100)]
-    assert sum(batch.n_visits - int(batch.is_query.sum()) for batch in batches) <= 20 + 2 * 4
 
 
 def test_short_records_stay_together_and_uncut() -> None:

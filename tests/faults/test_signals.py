@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import load_study
-from ehrsequencing.core.signals import Stopped, noted_signals, raise_at_signals
+from ehrsequencing.core.signals import Stopped, noted_signals
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import load_checkpoint, saved_at_signals
 from ehrsequencing.training.loop import Progress
@@ -132,17 +132,3 @@ def test_nothing_is_saved_in_the_middle_of_a_step(numbers: tuple[int, ...], save
     with pytest.raises(Stopped, match="SIGTERM"):
         train()
     assert len(saved) == saves
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    """As under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        raise_at_signals()
-        with noted_signals() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            stop.leave_if_asked()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

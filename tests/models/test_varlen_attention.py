@@ -208,14 +208,6 @@ def test_ragged_equals_the_padded_reference(kind: str, attention: str, on_gpu: N
     check_equals_reference(make_model(**MODELS[kind], attention=attention), SAMPLE)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"dim": 16, "heads": 2}, {"dim": 7, "heads": 1}, {"max_visits": 1}, {"max_visits": 4}]
-)
-@pytest.mark.parametrize("head", ["horizon", "visit"])
-def test_other_shapes(settings: dict[str, int], head: str, on_gpu: None) -> None:
-    check_equals_reference(make_model(**settings, head=head), sample_records(2, lengths=(9, 0, 1, 5)))
-
-
 # ---- the seam --------------------------------------------------------------------------------------------------------
 
 
@@ -352,15 +344,6 @@ def test_what_waits_is_seen(name: str) -> None:
     x = torch.ones(7, device="meta")
     with pytest.raises((Waits, RuntimeError)), nobody_waits():  # RuntimeError: a meta tensor refuses by itself
         WAITING[name](x)
-
-
-def test_what_does_not_wait_is_let_through() -> None:
-    x = torch.ones(7, device="meta")
-    with nobody_waits():
-        x.masked_fill(x > 0, 0.0)[torch.zeros(3, dtype=torch.int64, device="meta")].sum()
-        x.copy_(torch.ones(7), non_blocking=True)
-        torch.ones(3).to("meta", non_blocking=True)
-        torch.arange(7, device="meta").repeat_interleave(x.long(), output_size=9)
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import recalibration
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.recalibration import FEWEST, Recalibrated, Recalibration, fit_recalibration
+from ehrsequencing.training.recalibration import Recalibrated, Recalibration, fit_recalibration
 from ehrsequencing.training.train import Trainer
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model
@@ -121,22 +121,6 @@ def test_copies_of_a_subjects_prediction_times_say_nothing_new() -> None:
     np.testing.assert_allclose(same.intercept, once.intercept, rtol=1e-9)
     broken = fit(thrice, prior_sd=0.05)  # as if they were of three subjects
     assert np.abs(broken.slope - 1).sum() > 1.2 * np.abs(once.slope - 1).sum()
-
-
-def test_the_less_is_known_the_less_is_changed() -> None:
-    eta, duration, cause, entry = world(3_000, seed=4)
-    given = (0.5 * eta - 4.0, duration, cause, entry)
-    size = [np.abs(fit(given, prior_sd=sd).stretch).sum() for sd in (1e-6, 0.02, 0.05, 0.2, WIDE)]
-    assert size == sorted(size)
-    assert size[0] < 1e-6
-    few: World = tuple(part[:150] for part in given)  # type: ignore[assignment]
-    assert np.abs(fit(few, prior_sd=0.05).stretch).sum() < 0.5 * size[2]
-    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST), 0, cause)
-    found = fit((given[0], duration, rare, entry), prior_sd=0.05)
-    assert found.subjects[1] == FEWEST - 1
-    assert not found.intercept[1].any()
-    assert (found.slope[1] == 1).all()
-    assert (found.slope[0] != 1).all()
 
 
 def test_equal_hazards_and_a_bin_that_nobody_reaches() -> None:

@@ -31,7 +31,7 @@ VARIANTS = (
     "position=sinusoidal", "position=none", "code_position=true", "code_types=true", "age_bin_years=0",
     "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
     "delta_bins=none", "max_visits=2", "frozen=[age,visit]",
-    "architecture=flat max_tokens=24", "architecture=flat position=sinusoidal code_types=true wide_head=true",
+    "architecture=flat max_tokens=100", "architecture=flat position=sinusoidal code_types=true wide_head=true",
     "preset=small_cohort", "preset=domain_shift",
 )  # fmt: skip
 
