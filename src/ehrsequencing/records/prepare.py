@@ -112,13 +112,14 @@ def prepare(
         items = ((shards, end_us) for shards in ranges(found.part.kept, n_ranges))
         tallies = [Tally(task) for task in tasks]
         with ExitStack() as stack:
-            writer, done = ArrayAppender(stack), 0
-            for done, pieces in enumerate(call_in_order(work, "encode", items, jobs=jobs), start=1):
+            writer, left = ArrayAppender(stack), n_ranges
+            for pieces in call_in_order(work, "encode", items, jobs=jobs):
                 for piece in pieces:
                     fixes.update(piece.fixes)
                     _append(piece, folder, tallies, writer)
                 tick()
-        for _ in range(done, n_ranges):
+                left -= 1
+        for _ in range(left):  # there may be fewer ranges
             tick()
 
         codes, choices = list(fit.number), dict[str, OutcomeChoice]()
