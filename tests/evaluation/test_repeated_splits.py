@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ehrsequencing.baselines.age_sex import AgeAndSex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.config import EvaluationConfig, TaskConfig
