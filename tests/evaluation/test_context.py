@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ehrsequencing.baselines.age_sex import AgeAndSex
-from ehrsequencing.baselines.marginal import MarginalIncidence
+from ehrsequencing.baselines.simple import AgeAndSex
+from ehrsequencing.baselines.simple import MarginalIncidence
 from torch import nn
 
 from ehrsequencing.baselines.base import FittingData

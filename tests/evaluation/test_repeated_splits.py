@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.simple import AgeAndSex
 from hypothesis import given
 from hypothesis import strategies as st
 
