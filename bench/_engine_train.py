@@ -132,7 +132,7 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
         (SurvivalModel, "loss", "forward"), (SurvivalModel, "nll", "forward"), (MaskedCodes, "forward", "forward"),
         (torch.Tensor, "backward", "backward"), (BesideHazards, "backward", "backward"),
         (BesideHazards, "step", "optimiser"),
-        (loop, "clip_gradients", "optimiser"), (trainer.training.optimizer, "step", "optimiser"),
+        (loop.nn.utils, "clip_grad_norm_", "optimiser"), (trainer.training.optimizer, "step", "optimiser"),
         (trainer.training.optimizer, "zero_grad", "optimiser"), (trainer.training.ema, "update", "averaged weights"),
         (SubjectLoader, "collate", "collate"), (SubjectLoader, "shuffled", "shuffle"),
         (loop, "save_checkpoint", "checkpoint"), (trainer, "write_run", "write the run"),

@@ -23,8 +23,8 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 
 PANELS = TASKS | FIRST_DIAGNOSES

@@ -175,7 +175,6 @@ COMMANDS: dict[str, Told] = {
         lambda d, o: ["check", d, "--task", d / "task.yaml", "--out", o / "check.json"], writes=("check.json",),
         quick=True,
     ),
-    "check --untrusted": Told(lambda d, o: ["check", d, "--task", d / "task.yaml", "--untrusted"]),
     "codes": Told(lambda d, o: ["codes", d, "a"]),
     "prepare": Told(
         lambda d, o: ["prepare", d, "--task", d / "task.yaml", "--out", o / "prepared", "vocabulary.min_subjects=11"],
@@ -205,15 +204,10 @@ COMMANDS: dict[str, Told] = {
         lambda d, o: ["evaluate", o / "run", "--data", d, "--out", o / "external", *FEW], needs="train",
         writes=("external",),
     ),
-    "report": Told(lambda d, o: ["report", o / "run"], needs="evaluate", writes=("run",)),
     "audit": Told(lambda d, o: ["audit", o / "run", "--subjects", 3], needs="train", writes=("run",)),
     "predict": Told(
         lambda d, o: ["predict", o / "run", d, "--at", "last", "--out", o / "risks.csv.gz"], needs="train",
         writes=("risks.csv.gz",), holds=frozenset(ROWS),
-    ),
-    "predict --untrusted": Told(
-        lambda d, o: ["predict", o / "run", d, "--at", "last", "--untrusted", "--out", o / "risks.parquet"],
-        needs="train", writes=("risks.parquet",), holds=frozenset(ROWS),
     ),
     "score": Told(
         lambda d, o: ["score", o / "all.csv", d, "--task", d / "task.yaml", "--prepared", o / "prepared", "--out",

@@ -20,7 +20,7 @@ from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.share import CARD, share_run
-from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 

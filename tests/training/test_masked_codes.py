@@ -90,8 +90,8 @@ def test_a_broken_mask_is_seen() -> None:
 def test_every_code_of_a_visit_is_taken_as_often() -> None:
     batch = pack([Subject((Visit((1, 2, 3, 4), (None,) * 4), Visit((5, 6), (None, None))))])
     torch.manual_seed(0)
-    taken = [int(mask_codes(batch).targets[0]) for _ in range(2000)]  # type: ignore[union-attr]
-    assert all(abs(taken.count(code) / 2000 - 0.25) < 0.05 for code in (1, 2, 3, 4))
+    taken = [int(mask_codes(batch).targets[0]) for _ in range(1000)]  # type: ignore[union-attr]
+    assert all(abs(taken.count(code) / 1000 - 0.25) < 0.06 for code in (1, 2, 3, 4))
 
 
 def test_so_many_visits_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_the_history_tells_the_hazards_loss_alone(sim_prepared: Path, tmp_path: 
 def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
     """What the hazards' optimiser would be given in the first step."""
     steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=8)
-    trainer.training.begin_step(TrainingState(""), total_steps=1)
+    trainer.training.begin_step(TrainingState())
     trainer.training.add_gradients(next(trainer.training.batches(steps)))
     return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]
 

@@ -214,6 +214,7 @@ def test_what_outcomes_cannot_be_trained_with(asked: Prepared, tmp_path: Path) -
         Trainer(asked, "simulated", tmp_path / "run", study=load_study(None, [*TINY, "model.head=visit"]))
 
 
+@pytest.mark.slow
 def test_members_predict_the_mean_of_their_hazards(
     asked: Prepared, sim_data: Path, outcome_run: Path, tmp_path: Path
 ) -> None:

@@ -13,9 +13,8 @@ from ehrsequencing.config.parts import KINDS
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.run_folder import alone_in
+from ehrsequencing.training.run_folder import Pretrained, alone_in
 
 
 def fit(

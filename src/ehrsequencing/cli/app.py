@@ -170,11 +170,7 @@ def check(
     data = copy or data
     if out is not None:
         write_json(out, {**CHECK.facts, **found.as_json()}, follow=True)
-    if text := format_check(found):
-        say(text)
-    if found.refused:
-        finish(wrote={"check": out, "copy": copy}, then=None, result=found.as_json())
-        raise found.refused[0]
+    say(format_check(found))
     given = [word for path in task or () for word in ("--task", path)]
     named = given or ([] if study.task else ["--task", "TASK.yaml"])
     settings = [*(["--config", config] if config else []), *(overrides or ())]

@@ -39,13 +39,12 @@ def train(
     given = _with_mode(overrides or [], transfer, init)
     study = read_study(config, given, "train")
     from ehrsequencing.baselines.blend.train import trainer_of
-    from ehrsequencing.cli.results import adapter_lines, kept_epochs
+    from ehrsequencing.cli.results import kept_epochs
     from ehrsequencing.config import refuse_changes, refuse_other_task
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
     from ehrsequencing.training.distributed import joined_processes
-    from ehrsequencing.training.pretrained import Pretrained
-    from ehrsequencing.training.run_folder import alone_in
+    from ehrsequencing.training.run_folder import Pretrained, alone_in
 
     with ExitStack() as stack:
         processes = stack.enter_context(joined_processes())
@@ -76,7 +75,7 @@ def train(
         with unfinished(out), training_bar() as show:
             trainer.fit(resume=resume, on_progress=show)
         lines, facts = kept_epochs(out)
-        for line in [*lines, *adapter_lines(out)]:
+        for line in lines:
             say(line)
         finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 

@@ -44,12 +44,9 @@ class TransferConfig(Settings):
     # low-rank updates of the frozen matrices.
     mode: Literal["full", "frozen", "lora"] = "full"
     lora_rank: int = Field(8, ge=1)
-    lora_scale: float = Field(1.0, gt=0)  # the update is lora_scale · B A
 
     @model_validator(mode="after")
     def _consistent(self) -> "TransferConfig":
-        if self.mode != "lora" and (self.lora_rank, self.lora_scale) != (8, 1.0):
-            raise ValueError(
-                f"lora_rank and lora_scale do nothing with mode={self.mode}: set mode=lora"
-            )
+        if self.mode != "lora" and self.lora_rank != 8:
+            raise ValueError(f"lora_rank does nothing with mode={self.mode}: set mode=lora")
         return self

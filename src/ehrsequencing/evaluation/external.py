@@ -29,10 +29,9 @@ from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DEATH
-from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.meds import LateRows, MedsReader
 from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import CodeSubjects, survey

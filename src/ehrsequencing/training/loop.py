@@ -9,6 +9,7 @@ order of subjects, so that an interrupted run continues to the same bits. The pa
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -37,7 +38,6 @@ from ehrsequencing.training.checkpoint import (
 from ehrsequencing.training.device import Losses, autocast, on_device
 from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.optimizer import clip_gradients, learning_rate, make_optimizer
 from ehrsequencing.training.run_folder import write_history
 
 
@@ -115,12 +115,8 @@ class Training:
         beside: BesideHazards | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        self.module, self.objective, self.loader, self.settings = (
-            module,
-            objective,
-            loader,
-            settings,
-        )
+        self.module, self.objective, self.loader = module, objective, loader
+        self.settings = settings
         self.visit_budget, self.beside, self.processes = visit_budget, beside, processes
         self.device = next(module.parameters()).device
         self.averaged, self.best = copy.deepcopy(module), copy.deepcopy(module)
@@ -136,7 +132,6 @@ class Training:
         out: Path,
         checkpoints: Path,
         *,
-        fingerprint: str,
         resume: bool = False,
         on_progress: ShowProgress | None = None,
     ) -> TrainingState:
@@ -145,16 +140,15 @@ class Training:
         Args:
             out: Folder of the run, for its history.
             checkpoints: Folder of its checkpoints.
-            fingerprint: Digest of what a resumed run must share with its start.
             resume: Go on from the newest checkpoint, if there is one.
             on_progress: Told after each step and epoch.
 
         Raises:
-            EhrseqError: A loss is not finite, or the checkpoint is of another run.
+            EhrseqError: A loss is not finite, or the checkpoint is damaged.
             Stopped: A signal has come; a checkpoint was saved.
         """
         settings, objective, word = self.settings, self.objective, self.objective.word
-        state = self._start(checkpoints, fingerprint, resume=resume)
+        state = self._start(checkpoints, resume=resume)
         self.processes.totals(0.0)  # all have read the checkpoint before process 0 writes another
         self.checkpoints = checkpoints if self.processes.is_first else None
         # Several processes end at once at a signal: one of them would wait for the others' gradients.
@@ -163,14 +157,13 @@ class Training:
             while not state.finished:
                 started, subjects_seen = time.monotonic(), 0
                 steps = self.steps_of_epoch(state.epoch)
-                total_steps = settings.epochs * len(steps)
                 losses = Losses(self.device, scale=objective.divisor, where=str(out))
                 last_tuning = state.history[-1][f"tuning_{word}"] if state.history else None
                 parts: list[Tensor] = []  # losses of the batches of one step
                 terms = 0
                 for batch in on_device(self.batches(steps[state.step :]), self.device):
                     if not parts:
-                        self.begin_step(state, total_steps)
+                        self.begin_step(state)
                     parts.append(self.add_gradients(batch))
                     terms += objective.terms(batch)
                     if not batch.is_last:
@@ -178,7 +171,7 @@ class Training:
                     loss, count = torch.stack(parts).sum(), torch.tensor(terms)
                     if self.processes.several:
                         loss, count = self.sum_over_processes(loss, count)
-                    self.update(state, total_steps)
+                    self.update(state)
                     losses.add(state, loss, count)
                     subjects_seen += len(steps[state.step])
                     state.step, parts, terms = state.step + 1, [], 0
@@ -198,7 +191,7 @@ class Training:
                 # the end of an epoch: keep the averaged weights if they are the best so far
                 tuning = objective.tuning_losses(self.averaged, stop)
                 decisive = tuning[f"tuning_{word}"]
-                is_best = decisive < state.best_nll - settings.min_gain
+                is_best = decisive < state.best_nll
                 if is_best:
                     state.best_nll, state.best_epoch = decisive, state.epoch + 1
                     state.stale_epochs = 0
@@ -249,12 +242,12 @@ class Training:
             else:
                 yield self.loader.collate(mine)  # fewer subjects than processes: an empty batch
 
-    def begin_step(self, state: TrainingState, total_steps: int) -> None:
+    def begin_step(self, state: TrainingState) -> None:
         """Seed the step's dropout and masks by its number alone, and of several processes by the rank."""
         self.module.train()
         torch.manual_seed(step_seed(self.settings.seed, state.global_step, self.processes.rank))
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.settings, state.global_step, total_steps)
+            group["lr"] = learning_rate(self.settings, state.global_step)
         self.optimizer.zero_grad(set_to_none=True)
 
     def add_gradients(self, batch: Step) -> Tensor:
@@ -287,12 +280,13 @@ class Training:
             self.beside.gradients = gradients[len(learned) :]
         return numbers[0], numbers[1]
 
-    def update(self, state: TrainingState, total_steps: int) -> None:
+    def update(self, state: TrainingState) -> None:
         """One step along the gradients of all batches since the last one."""
-        clip_gradients(self.optimizer, self.settings.clip_norm)
+        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(learned, self.settings.clip_norm)
         self.optimizer.step()
         if self.beside is not None:
-            self.beside.step(learning_rate(self.settings, state.global_step, total_steps))
+            self.beside.step(learning_rate(self.settings, state.global_step))
         state.global_step += 1
         self.ema.update(state.global_step)
 
@@ -315,11 +309,11 @@ class Training:
             save_checkpoint(self.checkpoints, state, pack_tensors(self._modules, self._optimizers))
             self._saved_at = time.monotonic()
 
-    def _start(self, checkpoints: Path, fingerprint: str, *, resume: bool) -> TrainingState:
+    def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
         """A new state, or that of the newest checkpoint with all its tensors."""
-        found = load_checkpoint(checkpoints, fingerprint=fingerprint) if resume else None
+        found = load_checkpoint(checkpoints) if resume else None
         if found is None:
-            return TrainingState(fingerprint)
+            return TrainingState()
         state, tensors = found
         unpack_tensors(tensors, self._modules, self._optimizers)
         state.finished = self.is_over(state)  # epochs and patience may have changed
@@ -344,3 +338,28 @@ def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """A well-mixed seed for one step, and one process."""
     numbers = [seed, step, rank] if rank else [seed, step]
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def make_optimizer(
+    model: nn.Module, settings: TrainingConfig, *, steps_per_epoch: float = 1.0
+) -> torch.optim.AdamW:
+    """Weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases.
+
+    AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
+    steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
+    AdamW's weight decay as you scale model and dataset size). So beyond `decay_steps` an epoch, decay falls in
+    proportion.
+    """
+    decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
+    matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear)}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if id(p) in matrices], "weight_decay": decay},
+        {"params": [p for p in learned if id(p) not in matrices], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+
+
+def learning_rate(settings: TrainingConfig, step: int) -> float:
+    """Linear warm-up, then constant."""
+    return settings.learning_rate * min(1.0, (step + 1) / max(settings.warmup_steps, 1))

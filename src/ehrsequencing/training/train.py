@@ -14,6 +14,7 @@ from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
+from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
@@ -25,11 +26,10 @@ from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.hazards import HazardsObjective
 from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_folder import RunFolder, alone_in, write_run_files
-from ehrsequencing.training.transfer import Transfer, keep_adapters, merge_adapters
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in, write_run_files
+from ehrsequencing.training.transfer import Transfer
 
 MAY_CHANGE = {  # settings that a resumed run may change
     "epochs",
@@ -218,7 +218,6 @@ class Trainer:
         state = self.training.run(
             self.out,
             checkpoints,
-            fingerprint=self.fingerprint,
             resume=resume,
             on_progress=on_progress,
         )
@@ -263,8 +262,9 @@ class Trainer:
             more: Files that are there already, and that prediction needs too.
         """
         if self.transfer is not None:
-            model, adapters = merge_adapters(model, self.out)
-            facts, more = {**facts, "init": self.started_from}, (*more, *adapters)
+            lora.merge(model)
+            model.requires_grad_(True)
+            facts = {**facts, "init": self.started_from}
         facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}
         write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)
 
@@ -277,7 +277,6 @@ def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None
     count = whole.settings.members
     history: list[dict[str, Any]] = []
     facts: list[dict[str, Any]] = []
-    adapters: list[str] = []
     ensemble = Ensemble(whole.config)
     for number, model in enumerate(ensemble.members):
         seed = whole.settings.seed + number
@@ -301,11 +300,10 @@ def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None
         manifest = read_manifest(member.out, what=RUN.what)
         kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
         facts.append({key: manifest[key] for key in kept if key in manifest})
-        adapters += keep_adapters(member.out, whole.out, member=number + 1)
     if whole.processes.is_first:
         nll = whole.tuning_nll(ensemble.to(whole.training.device))
         results = {"members": facts, "tuning_nll": nll}
-        whole.write_run(ensemble.cpu(), history, results, more=tuple(adapters))
+        whole.write_run(ensemble.cpu(), history, results)
 
 
 def _as_member(show: ShowProgress | None, member: int, members: int) -> ShowProgress | None:

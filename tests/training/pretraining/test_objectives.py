@@ -20,7 +20,6 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.training.pretraining import masked
 from ehrsequencing.training.pretraining.masked import mask
-from ehrsequencing.training.pretraining.nearest_codes import lifts
 from ehrsequencing.training.pretraining.objective import (
     CodeObjective,
     Measures,
@@ -28,6 +27,7 @@ from ehrsequencing.training.pretraining.objective import (
     RecordBatch,
     code_embedding,
 )
+from ehrsequencing.training.pretraining.pretrain import lifts
 from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of

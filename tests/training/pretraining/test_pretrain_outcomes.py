@@ -15,10 +15,10 @@ from ehrsequencing.evaluation.repeated_splits import repeated_splits
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.pretraining import pretrain as pretrain_room
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.pretraining.targets import excluded_targets
+from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 
 TINY = (

@@ -42,13 +42,11 @@ from ehrsequencing.models.build import load_model
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.adapt import adapted
 from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.loop import Progress
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.run_folder import RunFolder, alone_in
+from ehrsequencing.training.resolve import adapted
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in
 from ehrsequencing.training.train import Trainer
-from ehrsequencing.training.transfer import keep_adapters
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 Show = Callable[[Progress], None]
@@ -65,7 +63,7 @@ def trainer_of(
 ) -> "Trainer | BlendTrainer":
     """What trains a study: a network, with `training.blend` a blend.
 
-    What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
+    What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
 
     Raises:
         EhrseqError: Several processes are to blend, or a setting of the transfer is given without a model to start
@@ -188,9 +186,7 @@ class BlendTrainer:
         }
         facts |= {"fingerprint": self.fingerprint, "blend": told}
         history = read_json_lines(whole / HISTORY)
-        self.network.write_run(
-            model, history, facts, more=(BLEND_FILE, ARRAYS_FILE, *keep_adapters(whole, self.out))
-        )
+        self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
 
     def _out_of_fold(
         self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None

@@ -261,7 +261,7 @@ def _by_ontology(
         for parent in up:
             children.setdefault(parent, []).append(code)
     below = set().union(*(_closure(code, children) for code in named)) if named else set()
-    rolled = {vocabulary.rollup.replacement(code) for code in named}
+    rolled = {vocabulary.rolled_up(code) for code in named}
     found = ancestors | below | {code for code in rolled if code is not None}
     return _tokens(vocabulary, own), _tokens(vocabulary, found)
 
