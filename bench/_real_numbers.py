@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ehrsequencing.baselines.simple import MarginalIncidence
 
+from ehrsequencing.baselines.simple import MarginalIncidence
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.repeated_splits import corrected_interval
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ehrsequencing.baselines.simple import AgeAndSex
-from ehrsequencing.baselines.simple import MarginalIncidence
 from torch import nn
 
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
+from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json

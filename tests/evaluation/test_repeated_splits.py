@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ehrsequencing.baselines.simple import AgeAndSex
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
+from ehrsequencing.baselines.simple import AgeAndSex
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import repeated_splits as module
