@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 
 from _contributions import Contribution, Contributions
 from ehrsequencing.audit.shuffled import SMALL, ShuffledLabels
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import read_json, write_json
