@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ehrsequencing.readers.fhir.source import open_fhir
 
 from ehrsequencing.core import expansion
 from ehrsequencing.core.errors import EhrseqError
@@ -17,7 +18,6 @@ from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction.prediction_file import read_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
-from ehrsequencing.readers.fhir.source import open_fhir
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import MedsReader
