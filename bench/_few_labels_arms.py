@@ -23,9 +23,9 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
 
 PANELS = TASKS | FIRST_DIAGNOSES
 CONTROLS = ("shuffled", "other_pairs", "everything")
@@ -235,10 +235,8 @@ class Site:
             trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task)
             for loader in (trainer.loader, trainer.tuning_loader):
                 loader.timelines = self._changed(loader.timelines, arm.control)
-            trainer.train, trainer.tuning = (
-                trainer.loader.timelines,
-                trainer.tuning_loader.timelines,
-            )
+            trainer.train = trainer.loader.timelines
+            trainer.tuning = trainer.tuning_loader.timelines
             trainer.fit(resume=folder.is_dir())
         return Pretrained(folder)
 

@@ -29,7 +29,7 @@ from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from serving import bodies
 
 TINY = (

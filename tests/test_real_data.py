@@ -20,7 +20,7 @@ from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.meds import Row
 from reference.records import Records
 

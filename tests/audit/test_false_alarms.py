@@ -15,7 +15,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "recurrent": ({"recurrent": True}, []),
     "a death that is no cause": ({"competing": {}, "censoring": {"dataset_end": True}}, []),
     "by value": ({"outcome": {name: [codes, "LAB//1 > 1"] for name, codes in OUTCOME.items()}}, []),
-    "ancestors": ({}, ["vocabulary.rollup=ancestors"]),
     "roll-up": ({}, ["vocabulary.rollup=on", "vocabulary.min_subjects=20"]),
 }
 

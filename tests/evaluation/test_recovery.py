@@ -9,7 +9,7 @@ from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 NOTHING = {
     "pair_effect": 0, "gap_effect": 0, "order_effect": 0, "decay_effect": 0, "chronic_effect": 0, "lab_effect": 0,

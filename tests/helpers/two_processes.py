@@ -24,8 +24,8 @@ from ehrsequencing.core.signals import Stopped
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.distributed import ALONE, Processes, joined_processes
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.progress import Progress
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.train import Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4"),
@@ -53,14 +53,14 @@ def steps(one: Trainer) -> dict[str, Ints]:
 
 def step_sums(one: Trainer, subjects: Ints) -> dict[str, Tensor]:
     """Gradients, loss and number of prediction times of one step, over all processes."""
-    one._begin_step(TrainingState(""), total_steps=10)
+    one.training.begin_step(TrainingState())
     parts, rows = [], 0
-    for step in one._batches([subjects]):
-        parts.append(one._backward(step))
+    for step in one.training.batches([subjects]):
+        parts.append(one.training.add_gradients(step))
         rows += len(step.rows)
     loss, count = torch.stack(parts).sum(), torch.tensor(float(rows))
     if one.processes.several:
-        loss, count = one._sum_over_processes(loss, count)
+        loss, count = one.training.sum_over_processes(loss, count)
     gradients = {name: p.grad.clone() for name, p in one.model.named_parameters() if p.grad is not None}
     return {**gradients, "loss": loss.reshape(1), "rows": count.reshape(1)}
 

@@ -26,7 +26,6 @@ from ehrsequencing.records import parallel
 from ehrsequencing.records import prepare as prepare_room
 from ehrsequencing.records import scales as samples_room
 from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
-from ehrsequencing.records.fixes import FixLog, _same_code_at_once
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import call_in_order, count_processes
 from ehrsequencing.records.parquet_rows import _check_codes
@@ -297,7 +296,7 @@ def test_merged_fits_are_the_fit_of_all_shards(
     tmp_path_factory: pytest.TempPathFactory, shards: int, sample: int, seed: int
 ) -> None:
     data = write_meds(tmp_path_factory.mktemp("fit") / "data", rows_of(10 + seed % 9), shards=shards, parents=PARENTS)
-    study = load_study(None, ["vocabulary.min_subjects=2", "vocabulary.rollup=ancestors"])
+    study = load_study(None, ["vocabulary.min_subjects=2", "vocabulary.rollup=on"])
 
     def new() -> VocabularyFit:
         return VocabularyFit(study.vocabulary, study.values, excluded=lambda _: False, parents=PARENTS)
@@ -392,25 +391,6 @@ def test_ranks_are_those_of_a_plain_search(knots: list[list[int]], asked: list[t
             low, high = own[below - 1], own[below]
             expected.append((below - 1 + (number - low) / (high - low)) / 8)
     assert _Ranks(table).of(scale, value).tolist() == expected
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=25))
-def test_rows_that_may_be_duplicates(rows: list[tuple[int, int, int]]) -> None:
-    rows = sorted(rows, key=lambda row: row[:2])
-    subject, time, code = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
-    value = np.zeros(len(rows), np.float32)
-    found = _same_code_at_once(Events(subject, time, code.astype(np.int32), ("A", "B", "C"), value))
-    assert found.tolist() == [k for k, row in enumerate(rows) if rows.count(row) > 1]
-
-
-def test_fixes_keep_their_places_between_processes() -> None:
-    log, later = FixLog(), FixLog()
-    log.note("duplicates", 2, Path("a"), 5)
-    later.note("duplicates", 1, Path("b"), 7)
-    later.note("bad_year", 1, Path("b"), 9)
-    log.merge(pickle.loads(pickle.dumps(later)))
-    assert dict(log) == {"duplicates": 3, "bad_year": 1}
-    assert log.places == {"duplicates": "a, row 5", "bad_year": "b, row 9"}
 
 
 # ---- the fast lanes, against the plain road --------------------------------------------------------------------------

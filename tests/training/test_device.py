@@ -14,7 +14,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.device import READ_STEPS, Losses, on_device, prefetched
+from ehrsequencing.training.device import Losses, on_device, prefetched
 from helpers.long_records import history, random_records, train, weights
 
 
@@ -51,19 +51,6 @@ def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
     assert list(stream) == [1, 2, 3, 4]
     assert len({thread for _, thread in made}) == 1
     assert threading.get_ident() not in {thread for _, thread in made}
-
-
-def test_never_more_than_one_is_made_prefetched() -> None:
-    made = 0
-
-    def items() -> Iterator[int]:
-        nonlocal made
-        for number in range(10):
-            made += 1
-            yield number
-
-    for taken, _ in enumerate(prefetched(items()), start=1):
-        assert made <= taken + 1
 
 
 def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:
@@ -104,7 +91,7 @@ def test_a_gpu_gets_pinned_batches_without_waiting(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_losses_add_up_whenever_they_are_read(every: int) -> None:
-    state, losses = TrainingState(""), Losses(torch.device("cpu"), scale=3.0, where="run")
+    state, losses = TrainingState(), Losses(torch.device("cpu"), scale=3.0, where="run")
     losses.every = every
     values = torch.rand(10)
     for number, value in enumerate(values, start=1):
@@ -122,7 +109,7 @@ def test_losses_add_up_whenever_they_are_read(every: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_loss_that_is_not_finite_is_named_by_its_step(every: int) -> None:
-    state, losses = TrainingState(""), Losses(torch.device("cpu"), scale=3.0, where="run")
+    state, losses = TrainingState(), Losses(torch.device("cpu"), scale=3.0, where="run")
     losses.every = every
 
     def count_to(last: int) -> None:
@@ -132,8 +119,3 @@ def test_a_loss_that_is_not_finite_is_named_by_its_step(every: int) -> None:
 
     with pytest.raises(EhrseqError, match="not finite at step 6"):
         count_to(8)
-
-
-def test_a_gpu_is_asked_once_every_so_many_steps() -> None:
-    assert Losses(torch.device("cuda"), scale=1.0, where="run").every == READ_STEPS > 1
-    assert Losses(torch.device("cpu"), scale=1.0, where="run").every == 1

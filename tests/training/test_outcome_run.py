@@ -27,7 +27,7 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training import inference as answers
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.outcomes import control_rows, loops
 from helpers.training import Interrupted, raise_at, weights
 
@@ -214,6 +214,7 @@ def test_what_outcomes_cannot_be_trained_with(asked: Prepared, tmp_path: Path) -
         Trainer(asked, "simulated", tmp_path / "run", study=load_study(None, [*TINY, "model.head=visit"]))
 
 
+@pytest.mark.slow
 def test_members_predict_the_mean_of_their_hazards(
     asked: Prepared, sim_data: Path, outcome_run: Path, tmp_path: Path
 ) -> None:

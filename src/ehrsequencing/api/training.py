@@ -1,4 +1,4 @@
-"""Training: `fit` and `pretrain` in Python, and `train` and `train_pretraining`, which they share with the commands."""
+"""Training: `fit` and `pretrain`, and what they share with the commands."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -15,9 +15,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.distributed import joined_processes
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
-from ehrsequencing.training.run_folder import alone_in
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained, alone_in
 
 
 def fit(

@@ -35,7 +35,6 @@ from ehrsequencing.cli.predict import predict
 from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
-from ehrsequencing.cli.study import study_app
 from ehrsequencing.cli.train import train
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.memory import keep_freed_memory
@@ -49,7 +48,6 @@ app = CommandLine(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(import_app, name="import")
-app.add_typer(study_app, name="study")
 
 
 def _show_version(asked: bool) -> None:
@@ -171,11 +169,7 @@ def check(
     data = copy or data
     if out is not None:
         write_json(out, {**CHECK.facts, **found.as_json()}, follow=True)
-    if text := format_check(found):
-        say(text)
-    if found.refused:
-        finish(wrote={"check": out, "copy": copy}, then=None, result=found.as_json())
-        raise found.refused[0]
+    say(format_check(found))
     given = [word for path in task or () for word in ("--task", path)]
     named = given or ([] if study.task else ["--task", "TASK.yaml"])
     settings = [*(["--config", config] if config else []), *(overrides or ())]

@@ -23,7 +23,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
 WORLD = SimulationConfig(

@@ -38,7 +38,7 @@ def train(
     given = _with_mode(overrides or [], transfer, init)
     study = read_study(config, given, "train")
     from ehrsequencing.api.training import train as train_run
-    from ehrsequencing.cli.results import adapter_lines, kept_epochs
+    from ehrsequencing.cli.results import kept_epochs
     from ehrsequencing.config import refuse_changes, refuse_other_task
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
@@ -71,7 +71,7 @@ def train(
         current().json = False  # the first process prints
         return
     lines, facts = kept_epochs(out)
-    for line in [*lines, *adapter_lines(out)]:
+    for line in lines:
         say(line)
     finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 

@@ -34,7 +34,6 @@ class TrainingConfig(Settings):
     masked_codes: float = Field(0.3, ge=0)
     learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
-    schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled (AdamW); weight matrices only
     # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
     decay_steps: int | None = Field(300, ge=1)  # null: it never falls
@@ -46,8 +45,6 @@ class TrainingConfig(Settings):
     patience: int = Field(6, ge=1)
     # tuning NLL at all prediction times, or only at landmarks
     early_stop: Literal["visits", "landmarks"] = "visits"
-    # a tuning NLL counts as better if it is lower by more than this
-    min_gain: float = Field(0.0, ge=0)
     checkpoint_steps: int = Field(200, ge=1)  # save every so many steps, and after each epoch
     checkpoint_seconds: float = Field(15.0, ge=0)  # shortest time between two checkpoints
     # strength of the final recalibration (prior SD of the correction); 0 = off
@@ -96,14 +93,11 @@ class TransferConfig(Settings):
     # low-rank updates of the frozen matrices.
     mode: Literal["full", "frozen", "lora"] = "full"
     lora_rank: int = Field(8, ge=1)
-    lora_scale: float = Field(1.0, gt=0)  # the update is lora_scale · B A
 
     @model_validator(mode="after")
     def _consistent(self) -> "TransferConfig":
-        if self.mode != "lora" and (self.lora_rank, self.lora_scale) != (8, 1.0):
-            raise ValueError(
-                f"lora_rank and lora_scale do nothing with mode={self.mode}: set mode=lora"
-            )
+        if self.mode != "lora" and self.lora_rank != 8:
+            raise ValueError(f"lora_rank does nothing with mode={self.mode}: set mode=lora")
         return self
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
@@ -29,10 +29,9 @@ from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DEATH
-from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.meds import LateRows, MedsReader
 from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import CodeSubjects, survey

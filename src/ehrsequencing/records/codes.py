@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
@@ -296,8 +297,6 @@ def _regex(pattern: str) -> str:
     return whole
 
 
-# subjects behind a count that is shown (`minimum_counts`, which records may not import)
-SMALLEST_COUNT = 11
 FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
 _HIDDEN = f"<{SMALLEST_COUNT}"
 

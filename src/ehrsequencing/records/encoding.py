@@ -27,9 +27,9 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     owner, codes, values = _visit_tokens(events, visits.event, visits.visit, vocabulary)
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
-    place, static_codes, _ = encode_events(events, static, vocabulary)
+    static_codes, _ = encode_events(events, static, vocabulary)
     pairs = np.divmod(
-        np.unique(record.subject[static[place]] * len(vocabulary) + static_codes), len(vocabulary)
+        np.unique(record.subject[static] * len(vocabulary) + static_codes), len(vocabulary)
     )
 
     birth = record.birth_us[visits.subject]
@@ -71,11 +71,9 @@ def _visit_tokens(
     Returns:
         (t,) visit of each token, (t,) token ids, (t, 2) numbers.
     """
-    place, codes, values = encode_events(events, event, vocabulary)
+    codes, values = encode_events(events, event, vocabulary)
     opens = np.flatnonzero(opens_run(visit, events.time_us.take(event)))
     moment = number_runs(opens, len(visit))  # distinct (visit, time), in order
-    if len(place) > len(event):  # ancestors have come along
-        moment, visit = moment.take(place), visit.take(place)
     # runs are sorted: nearly linear
     order = np.argsort(moment * len(vocabulary) + codes, kind="stable")
     visit, codes = visit.take(order), codes.take(order)
@@ -86,36 +84,14 @@ def _visit_tokens(
     return visit, codes, values.take(order, axis=0)
 
 
-def encode_events(
-    events: Events, chosen: Ints, vocabulary: Vocabulary
-) -> tuple[Ints, Ints32, Floats32]:
-    """Tokens of some events: one each, and the ancestors that come along with it.
-
-    Args:
-        events: A shard's events.
-        chosen: (m,) rows that make tokens.
-        vocabulary: Tokens, scales and roll-up.
-
-    Returns:
-        (t,) position in `chosen` of each token's event, (t,) token ids, and (t, 2) numbers; the events' own tokens
-        come first, in their order.
-    """
+def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple[Ints32, Floats32]:
+    """Tokens of some events: (m,) rows of a shard that make tokens → (m,) token ids and (m, 2) numbers."""
     code, value = events.code[chosen], events.value[chosen]
-    if len(code) and vocabulary.rollup.mode == "on":
+    if not len(code):
+        return np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
+    if vocabulary.rollup:
         value = np.where(vocabulary.keeps_number(events.codes)[code], value, np.float32(np.nan))
-    token = vocabulary.ids(events.codes)[code] if len(code) else np.zeros(0, np.int32)
-    codes, values = vocabulary.encode_values(token, value)
-    place = np.arange(len(chosen))
-    if vocabulary.rollup.mode != "ancestors" or not len(code):
-        return place, codes, values
-    starts, ids = vocabulary.extra_ids(events.codes)
-    items, bounds = ragged(starts, code.astype(np.int64))
-    none = np.full((len(items), 2), np.nan, dtype=np.float32)
-    return (
-        np.r_[place, np.repeat(place, np.diff(bounds))],
-        np.r_[codes, ids[items]].astype(np.int32),
-        np.concatenate([values, none]),
-    )
+    return vocabulary.encode_values(vocabulary.ids(events.codes)[code], value)
 
 
 def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:

@@ -27,12 +27,10 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events
-from ehrsequencing.records.fixes import FixLog
 from ehrsequencing.records.labels import write_cohort
-from ehrsequencing.records.meds import SPLITS, MedsReader
+from ehrsequencing.records.meds import SPLITS, DayCounts, LateRows, MedsReader, count_days
 from ehrsequencing.records.outcomes import OutcomeChoice, choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.prepared import SECTIONS
@@ -171,7 +169,7 @@ class FittedShards:
     days: list[DayCounts]  # per shard
     numbers: list[Ints]  # per shard: the place of each of its codes in `part.codes`
     part: FitPart
-    fixes: FixLog
+    fixes: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -212,13 +210,13 @@ class ShardWork:
     def fit(self, shards: range, late: LateRows | None) -> FittedShards:
         """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files."""
         reader, part = copy(self.reader), self.new_fit()
-        reader.fixes, reader.late = FixLog(), late
+        reader.fixes, reader.late = Counter(), late
         kept, days, numbers = list[KeptRows](), list[DayCounts](), list[Ints]()
         for number in shards:
             events = reader.read(reader.shards[number])
             part.add(events)
             kept.append(keep(events, self.kept_path(number)))
-            days.append(DayCounts.of(events))
+            days.append(count_days(events))
             numbers.append(part.fit.numbers(events.codes))
         return FittedShards(kept, days, numbers, part.fit.part(), reader.fixes)
 
@@ -286,7 +284,7 @@ class _FirstPass(Part):
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
         for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
             self.fit.merge(found.part)
-            reader.fixes.merge(found.fixes)
+            reader.fixes.update(found.fixes)
             codes = self.fit.numbers(found.part.codes)
             for kept, days, numbers in zip(found.kept, found.days, found.numbers, strict=True):
                 kept.number_codes(codes.take(numbers))

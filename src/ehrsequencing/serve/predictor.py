@@ -1,6 +1,7 @@
 """Rows of one subject → risk curves, by the same steps as `ehrseq predict`; and the one thread that has the model."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import cohort_steps
 from ehrsequencing.records.events import STATIC, Events, parse_date_us
-from ehrsequencing.records.fixes import FixLog, fix
+from ehrsequencing.records.fixes import fix
 from ehrsequencing.records.parquet_rows import events_of_table
 from ehrsequencing.records.survey import TokenRows
 from ehrsequencing.serve.schemas import PredictRequest, Problem
@@ -164,7 +165,7 @@ class Predictor:
         named += [pattern for patterns in task.patterns.values() for pattern in patterns]
         return named if rules is None else [*named, rules.model_dump_json()]
 
-    def events(self, rows: pa.Table, log: FixLog) -> Events:
+    def events(self, rows: pa.Table, log: Counter[str]) -> Events:
         """Rows of one subject as events, checked, fixed and sorted as those of a data set are."""
         if len(rows) > self.limits.rows:
             what = f"more than {self.limits.rows:,} rows"
@@ -191,7 +192,7 @@ class Predictor:
             self.run.vocabulary.forget()  # codes of a request
 
     def _answer(self, question: Question) -> Answer:
-        asked, log, limits = self.asked, FixLog(), self.limits
+        asked, log, limits = self.asked, Counter[str](), self.limits
         if question.horizons_days is not None:
             if len(question.horizons_days) > limits.horizons:
                 what = f"more than {limits.horizons} horizons"

@@ -83,10 +83,14 @@ class BesideHazards:
     Args:
         model: Whose codes and visit encoder are trained.
         settings: `masked_codes` is this optimiser's learning rate as a share of the hazards'.
+        divisor: Of the loss: visits expected in a step.
     """
 
-    def __init__(self, model: HierarchicalBEHRTForSurvival, settings: TrainingConfig) -> None:
+    def __init__(
+        self, model: HierarchicalBEHRTForSurvival, settings: TrainingConfig, *, divisor: float = 1.0
+    ) -> None:
         self.model, self.objective, self.settings = model, MaskedCodes(model.config), settings
+        self.divisor = divisor
         self.objective.to(next(model.parameters()).device)
         trained = (model.code_embedding, model.visit_encoder, self.objective)
         self.parameters = [p for part in trained for p in part.parameters() if p.requires_grad]
@@ -96,8 +100,8 @@ class BesideHazards:
         self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step so far
 
     def loss(self, batch: VisitBatch) -> Tensor:
-        """Summed loss of a batch's masked visits."""
-        loss: Tensor = self.objective(self.model, batch)
+        """Summed loss of a batch's masked visits over `divisor`."""
+        loss: Tensor = self.objective(self.model, batch) / self.divisor
         return loss
 
     def backward(self, loss: Tensor) -> None:

@@ -28,10 +28,10 @@ from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import write_manifest
-from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.instability import instability
@@ -47,7 +47,7 @@ from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 
@@ -359,7 +359,7 @@ def test_the_weights_are_told(run: Path) -> None:
     assert found is not None
     assert found["best_part"] == "network alone"
     assert [row["part"] for row in found["weights"]] == [*PARTS, *PARTS]
-    told = reported({"blend": _rounded(found, 2)})
+    told = reported({"blend": rounded(found, 2)})
     assert told is not None
     assert [len(weights) for _, weights in told["rows"]] == [3, 3]
     first = found["weights"][0]
