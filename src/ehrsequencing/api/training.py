@@ -14,7 +14,7 @@ from ehrsequencing.config.parts import KINDS
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.distributed import joined_processes
+from ehrsequencing.training.device import joined_processes
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import Pretrained, alone_in
 

@@ -60,6 +60,7 @@ UNFINISHED_PRETRAINING = Kind("unfinished pretraining", "an unfinished pretraini
 CHECKPOINT = Kind("checkpoint", "a checkpoint", ("state.json", "state.safetensors"))
 EXTERNAL = Kind("external validation", "an external validation", ("metrics.json",))
 SCORE = Kind("score", "a score of predictions", ("metrics.json",))
+POOLED = Kind("pooled sites", "a pooling of sites", ("pooled.json",))
 PLAIN_COPY = Kind("plain copy", "a plain copy of a data set")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
@@ -81,6 +82,7 @@ KINDS = (
         SHARED_RUN,
         PLAIN_COPY,
         SCORE,
+        POOLED,
         CHECK,
         PREDICTIONS,
         EXPLORER,
