@@ -43,7 +43,7 @@ def train(
     from ehrsequencing.config import refuse_changes, refuse_other_task
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
-    from ehrsequencing.training.distributed import joined_processes
+    from ehrsequencing.training.device import joined_processes
     from ehrsequencing.training.run_folder import Pretrained, alone_in
 
     with ExitStack() as stack:
