@@ -323,6 +323,7 @@ class CohortBuilder:
         if rule.dataset_end:
             return np.full(len(owner), dataset_end_us)
         last = last_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
+        last[np.isin(record.subject_id, events.beyond)] = dataset_end_us
         mark_us, _ = self._censoring_marks(record).at_or_after(owner, moment)
         return np.where(mark_us == NEVER, last[owner], mark_us)
 
