@@ -41,7 +41,7 @@ from ehrsequencing.models.build import load_model
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.distributed import ALONE, Processes
+from ehrsequencing.training.device import ALONE, Processes
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.resolve import adapted
 from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in
