@@ -86,7 +86,7 @@ def fit(
     store = data if isinstance(data, Prepared) else Prepared(Path(data))
     source = None if init is None else Path(init)
     train(store, Path(out), study=study, task=task, init=source, resume=go_on, progress=progress)
-    return TrainedRun(out)
+    return TrainedRun(Path(out))
 
 
 def train(
