@@ -1,6 +1,6 @@
 """What commands print: text for people, or with `--json` one JSON object; and errors as one line with an exit code.
 
-`CommandLine.command` opens an `Output` around every command, and gives it `--quiet`, `--json`, `--debug` and an example.
+`CommandLine.command` opens an `Output` around every command, and gives it `--quiet`, `--json`, `--debug`, an example.
 Inside, `say` prints results, `note` and `warn` print remarks, `bar` and `stages` show progress, and `finish` names what
 was written and the next command to type.
 
