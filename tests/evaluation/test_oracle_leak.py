@@ -25,7 +25,7 @@ from ehrsequencing.evaluation.oracle import (
     other_settings,
 )
 from ehrsequencing.evaluation.oracle_table import oracle_warnings
-from ehrsequencing.evaluation.through_risks import hazards_through
+from ehrsequencing.evaluation.risk_source import hazards_through
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRows

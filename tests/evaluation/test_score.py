@@ -15,9 +15,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.evaluation.risk_source import RunRisks, nll_through
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.evaluation.through_risks import nll_through
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.disclosure.counts import publish
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.incidence import incidence_rows, risk_groups
-from ehrsequencing.evaluation.tripod import QUESTIONS, read_tripod, template
+from ehrsequencing.evaluation.context import QUESTIONS, read_tripod, template
+from ehrsequencing.evaluation.curves import incidence_rows, risk_groups
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.reporting import verdict
 from ehrsequencing.reporting.incidence import _kept, incidence_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.evaluation.tripod import QUESTIONS
+from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq
 from helpers.metrics_json import complete

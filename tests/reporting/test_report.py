@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.disclosure.counts import subgroup_rows
 from ehrsequencing.disclosure.small_counts import CalibrationGroup, merge_bins
-from ehrsequencing.evaluation.tripod import QUESTIONS
+from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, ticks

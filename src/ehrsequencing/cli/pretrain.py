@@ -33,8 +33,7 @@ def pretrain(
     from ehrsequencing.core.files import read_json_lines, write_bytes
     from ehrsequencing.core.outputs import HISTORY
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.reporting.pretraining import pretraining_lines
-    from ehrsequencing.reporting.pretraining_page import render_pretraining
+    from ehrsequencing.reporting.pretraining import pretraining_lines, render_pretraining
     from ehrsequencing.reporting.report import ANSWER
     from ehrsequencing.training.pretraining.loop import Pretrainer
     from ehrsequencing.training.run_folder import alone_in

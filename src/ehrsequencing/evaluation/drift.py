@@ -7,7 +7,9 @@ import numpy as np
 
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.evaluation.tables import number
+from ehrsequencing.evaluation.results import number
+from ehrsequencing.models.ensemble import member_band
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -158,3 +160,52 @@ def standardised_difference(x: Floats, y: Floats) -> float:
             else float(np.copysign(np.inf, gap))
         )
     return gap / spread
+
+
+POINTS = 200
+
+
+def instability(
+    run: Run, records: TaskRecords, *, chosen: Ints, horizon_days: float
+) -> dict[str, Any] | None:
+    """Content of `instability`, or None for a single model: each member was trained with a seed of its own.
+
+    In a blend each stands beside the same other parts. With `training.bootstrap`, each also learned from other
+    subjects: the spread is then that over bootstrap samples.
+
+    Args:
+        run: The trained run.
+        records: Visits and prediction times.
+        chosen: (n,) the rows that are looked at.
+        horizon_days: By when.
+    """
+    answers = run.answers
+    if len(answers.members) < 2:
+        return None
+    risks = answers.with_members(records, horizons_days=[horizon_days])[1][:, chosen, 0, 0]
+    bootstrap = run.study.training.bootstrap
+    return spread(risks.astype(np.float64)) | {"horizon_days": horizon_days, "bootstrap": bootstrap}
+
+
+def spread(risk: Floats) -> dict[str, Any]:
+    """The mean absolute difference from the members' mean, and the members' band for subjects from low to high risk.
+
+        mape = (1 / (M n)) Σ_m Σ_i |r_{m,i} − r̄_i|
+
+    (Riley & Collins 2023 call it the mean absolute prediction error.)
+
+    Args:
+        risk: (members, n).
+    """
+    mean, (low, high) = risk.mean(axis=0), member_band(risk)
+    order = np.argsort(mean, kind="stable")
+    shown = order[
+        np.unique(np.linspace(0, len(order) - 1, min(POINTS, len(order))).round().astype(int))
+    ]
+    return {
+        "resamples": len(risk),
+        "mape": float(np.abs(risk - mean).mean()),
+        "points": [
+            {"risk": float(mean[i]), "low": float(low[i]), "high": float(high[i])} for i in shown
+        ],
+    }

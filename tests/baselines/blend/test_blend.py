@@ -15,7 +15,7 @@ from torch import nn
 
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.stored_features import of_few_people
+from ehrsequencing.audit.source import of_few_people
 from ehrsequencing.baselines import boosted, history
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
@@ -33,11 +33,11 @@ from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
+from ehrsequencing.evaluation.drift import instability
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import blend as blend_table
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.prediction.divided import part_of
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run

@@ -15,7 +15,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.reporting.pretraining_verdict import verdict_of
+from ehrsequencing.reporting.pretraining import verdict_of
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained, subjects_digest
 from ehrsequencing.training.pretraining.loop import Pretrainer
