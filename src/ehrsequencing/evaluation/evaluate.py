@@ -36,12 +36,13 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.examples import code_effects, trajectories
-from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
-from ehrsequencing.evaluation.oracle_table import (
+from ehrsequencing.evaluation.oracle import (
+    Truth,
+    is_simulation,
     oracle_differences,
     oracle_table,
     oracle_warnings,
-    risk_table,
+    other_settings,
 )
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
@@ -522,10 +523,7 @@ class Evaluation:
         if self.truth is None or self.prepared is None:
             return None
         if not isinstance(self.source, RunRisks) or self.nll is None:
-            risks = self.source.risk(self.records, self.horizons)
-            return risk_table(self.truth, risks, self.rows, task=self.task) | {
-                "differences": self.beside_truth
-            }
+            return {"name": ORACLE, "differences": self.beside_truth}
         train, risk = (
             self.context.records("train").rows,
             partial(self.source.from_zero, self.records),

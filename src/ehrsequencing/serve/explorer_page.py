@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ehrsequencing.explain.edits import edited_risks
 from ehrsequencing.explain.record import SubjectRecord, subject_records
 from ehrsequencing.explorer.collect import Explorer, Tick, collect
-from ehrsequencing.explorer.patients import ExplorerSettings
 from ehrsequencing.explorer.page import page
+from ehrsequencing.explorer.patients import ExplorerSettings
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.serve.access import COOKIE
 from ehrsequencing.serve.problems import Problem
