@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import ehrsequencing as eh
 from ehrsequencing.api import curves
-from ehrsequencing.api.evaluated import EvaluationResult
+from ehrsequencing.api.evaluation import EvaluationResult
 
 people = st.integers(30, 400)
 

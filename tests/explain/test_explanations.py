@@ -11,7 +11,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.api.loaded import TrainedRun
+from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population

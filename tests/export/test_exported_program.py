@@ -30,7 +30,7 @@ from helpers.serve import subject_rows
 @pytest.fixture(scope="module")
 def exported(sim_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exports") / "exported"
-    done = ehrseq("export", str(sim_run), "--out", str(out), "--json")
+    done = ehrseq("export", str(sim_run), "--format", "torch", "--out", str(out), "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)["result"]
     assert (result["answers"], result["questions"]) == ("the run", 24)

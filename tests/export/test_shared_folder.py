@@ -256,7 +256,7 @@ def test_a_set_that_is_gone_or_another_is_refused(sim_run: Path, tmp_path: Path)
         share_run(sim_run, Path(shutil.copytree(sim_run, tmp_path / "precious")))
 
 
-@pytest.mark.parametrize("words", [("--format", "share", "--network-only"), ("--license", "mit"), ("--format", "onnx")])
+@pytest.mark.parametrize("words", [("--format", "share", "--network-only"), ("--cause", "x"), ("--format", "onnx")])
 def test_options_of_another_format_are_refused(sim_run: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     done = ehrseq("export", sim_run, "--out", tmp_path / "out", *words)
     assert done.exit_code == 2

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ehrsequencing.api.report import report_outcomes
+from ehrsequencing.api.evaluate import report_outcomes
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study

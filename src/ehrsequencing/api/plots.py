@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.api.asked import SubjectRisk
 from ehrsequencing.api.curves import CalibrationCurve, DecisionCurve, Incidence
-from ehrsequencing.api.frames import required
+from ehrsequencing.api.data import required
+from ehrsequencing.api.predictions import SubjectRisk
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.records.events import DAY_US

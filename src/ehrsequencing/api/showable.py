@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ehrsequencing.api import curves
-from ehrsequencing.api.asked import days_of
-from ehrsequencing.api.cards import main_horizon
+from ehrsequencing.api.predictions import days_of
 from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.disclosure.counts import publish
@@ -108,3 +107,8 @@ def _known(what: str, days: float, known: Sequence[float]) -> float:
         fix = f"use one of {', '.join(map(format_days, known))}"
         raise EhrseqError(f"{format_days(days)} was not evaluated", where=what, fix=fix)
     return float(days)
+
+
+def main_horizon(horizons_days: Sequence[float]) -> float:
+    """The horizon that a card tells of: the middle one."""
+    return float(horizons_days[len(horizons_days) // 2])

@@ -290,6 +290,10 @@ def evaluate(
     split_seed: Annotated[
         int, typer.Option("--split-seed", help="Seed of the first of the --splits")
     ] = 1234,
+    redraw: Annotated[
+        bool,
+        typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
+    ] = False,
     devices: Devices = 1,
     config: Config = None,
 ) -> None:
@@ -309,7 +313,8 @@ def evaluate(
         if (out is not None and not external) or (external and split != "held_out"):
             what = "--out needs --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.api.report import report_evaluation, report_external, report_outcomes
+        from ehrsequencing.api.evaluate import redraw as redraw_report
+        from ehrsequencing.api.evaluate import report_evaluation, report_external, report_outcomes
         from ehrsequencing.cli.results import main_results
         from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
@@ -321,6 +326,10 @@ def evaluate(
 
         made = _run(run).study
         refuse_changes(study, made, command, file=config, by=run)
+        if redraw:
+            page = redraw_report(run, tripod=study.evaluation.tripod)
+            finish(wrote={"report": page}, then=["predict", run, "DATA"])
+            return
         settings = load_study(config, given, evaluation=made.evaluation).evaluation
         asked: dict[str, Any] = {
             "prepared": prepared,
@@ -374,23 +383,6 @@ app.command(example="ehrseq serve run meds --port 8000")(serve)
 app.command(example="ehrseq export run --format share --out shared")(export)
 
 
-@app.command(example="ehrseq report run --tripod tripod.yaml")
-def report(
-    run: RunFolder,
-    tripod: Annotated[
-        Path | None,
-        typer.Option(
-            "--tripod", help="YAML file with what only people know; see examples/tripod.yaml"
-        ),
-    ] = None,
-) -> None:
-    """Draw the report of an evaluated run again: report.html and report-details.html."""
-    from ehrsequencing.api.report import redraw
-
-    _run(run)
-    finish(wrote={"report": redraw(run, tripod=tripod)}, then=["predict", run, "DATA"])
-
-
 @app.command(example="ehrseq audit run --subjects 200")
 def audit(
     run: RunFolder,
@@ -414,7 +406,7 @@ def audit(
     Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
     possible. The report of the run, if it has one, is updated.
     """
-    from ehrsequencing.api.report import report_audit
+    from ehrsequencing.api.evaluate import report_audit
     from ehrsequencing.audit.audit import audit as audit_run
     from ehrsequencing.reporting.terminal import audit_lines
 

@@ -1,7 +1,7 @@
 """What every command of `ehrseq` shares: `--quiet`, `--json`, `--debug`, an example in its help, errors as one line.
 
 `CommandLine.command` adds all of this, so that a new command only reads its own options, calls one function, and ends
-with `finish` (`output.py`). `tests/cli/test_conventions.py` walks over all commands.
+with `finish` (`console.py`). `tests/cli/test_conventions.py` walks over all commands.
 """
 
 import functools
@@ -12,8 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ehrsequencing.cli.console import errors
-from ehrsequencing.cli.output import output_of
+from ehrsequencing.cli.console import errors, output_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHARED: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ehrsequencing.api.report import report_audit, report_evaluation
+from ehrsequencing.api.evaluate import report_audit, report_evaluation
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.cli.console import bar, stages, training_bar
 from ehrsequencing.cli.console import say as print_line

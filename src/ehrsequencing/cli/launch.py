@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ehrsequencing.cli.console import BY_SIGNAL, as_parts
-from ehrsequencing.cli.output import current
+from ehrsequencing.cli.console import BY_SIGNAL, as_parts, current
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of
 

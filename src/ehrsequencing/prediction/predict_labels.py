@@ -93,9 +93,9 @@ def predict_labels(
     run, wanted = Run(run_folder), read_boolean_labels(labels)
     asked = Asked(run, horizons_days, recalibrated=recalibrated)
     if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
-        fix = "name one with --horizons; the visit head has none"
+        fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
-            "a prediction in this format needs one horizon in days", where="--horizons", fix=fix
+            "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
         )
     if cause is not None and cause not in asked.causes:
         raise EhrseqError(

@@ -117,7 +117,7 @@ def _import_everything() -> None:
     """What commands import when they run, and the report's templates, so that every fork has them."""
     import ibis.backends.duckdb  # noqa: F401
 
-    import ehrsequencing.api.report
+    import ehrsequencing.api.evaluate
     import ehrsequencing.audit.audit
     import ehrsequencing.cli.app
     import ehrsequencing.evaluation.external

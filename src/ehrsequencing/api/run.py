@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from ehrsequencing.api import plots
-from ehrsequencing.api.asked import (
+from ehrsequencing.api.data import as_frame, card, checked_frames, kind_of
+from ehrsequencing.api.evaluation import EvaluationResult, main_c
+from ehrsequencing.api.predictions import (
     attention_table,
     days_of,
     explained,
@@ -17,10 +19,7 @@ from ehrsequencing.api.asked import (
     predictions,
     subject_risk,
 )
-from ehrsequencing.api.cards import card, main_c
-from ehrsequencing.api.evaluated import EvaluationResult
-from ehrsequencing.api.frames import as_frame, checked_frames, kind_of
-from ehrsequencing.api.progress import progress_bar
+from ehrsequencing.api.progress import bar
 from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, read_json_lines
@@ -260,7 +259,7 @@ class TrainedRun(Run):
         )
         with (
             opened(self, data, facts=facts, show=False) as records,
-            progress_bar("exploring", show=progress) as tick,
+            bar("exploring", show=progress) as tick,
         ):
             require_own(Path(out), records.data, self.folder)
             write_page(

@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
-from ehrsequencing.api.asked import risk_column
-from ehrsequencing.api.cards import card, main_c
-from ehrsequencing.api.frames import as_frame, checked_frames, meds_folder, required, times
+from ehrsequencing.api.data import as_frame, card, checked_frames, meds_folder, required, times
 from ehrsequencing.api.latex import FIRST_LINE, latex_table
-from ehrsequencing.api.showable import Showable
+from ehrsequencing.api.predictions import risk_column
+from ehrsequencing.api.showable import Showable, main_horizon
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
@@ -430,3 +429,15 @@ def _image(figure: Any, format: str, dpi: int) -> bytes:
     with rc_context({"svg.hashsalt": _MARK, "pdf.fonttype": 42}):
         figure.savefig(buffer, format=format, dpi=dpi, metadata=told[format], bbox_inches="tight")
     return buffer.getvalue()
+
+
+def main_c(result: dict[str, Any]) -> str:
+    """C of the first cause by the main horizon at the first landmark, with its interval."""
+    cause, horizon = result["causes"][0], main_horizon(result["horizons_days"])
+    place = (result["models"][0], "c", cause, horizon, result["landmarks_days"][0])
+    keys = ("model", "metric", "cause", "horizon_days", "landmark_days")
+    row = next((row for row in result["metrics"] if place == tuple(row[key] for key in keys)), None)
+    if row is None or row["value"] is None:
+        return f"undefined for {cause} by {format_days(horizon)}"
+    limits = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
+    return f"{row['value']:.2f}{limits} for {cause} by {format_days(horizon)}"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.api.frames import meds_folder, times
-from ehrsequencing.api.progress import progress_bar
+from ehrsequencing.api.data import meds_folder, times
+from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days, parse_days, validated
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -57,7 +57,7 @@ def opened(
 ) -> Iterator[NewRecords]:
     """Records that a run is asked about: a folder of MEDS data, or a frame of MEDS rows."""
     settings = validated(DataConfig, facts, where="facts") if facts else None
-    with meds_folder(data) as folder, progress_bar(label, show=show) as tick:
+    with meds_folder(data) as folder, bar(label, show=show) as tick:
         yield NewRecords(run, folder, settings, tick)
 
 
@@ -266,26 +266,3 @@ def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Ta
             "the data has no such subject, or it has no visit", where="subject", fix=fix
         )
     return table
-
-
-def events_table(reader: Any, subjects: Ints | None) -> pa.Table:
-    """All rows that a reader gives, or those of some subjects."""
-    parts = []
-    for events in reader:
-        if subjects is not None:
-            events = events.take(np.isin(events.subject_id, subjects))
-        codes = pa.DictionaryArray.from_arrays(
-            pa.array(events.code), pa.array(events.codes, pa.string())
-        )
-        value = events.value.astype(np.float64)
-        parts.append(
-            pa.table(
-                {
-                    "subject_id": pa.array(events.subject_id),
-                    "time": times(events.time_us),
-                    "code": codes.cast(pa.string()),
-                    "numeric_value": pa.array(value, mask=np.isnan(value)),
-                }
-            )
-        )
-    return pa.concat_tables(parts)
