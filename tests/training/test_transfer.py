@@ -63,19 +63,6 @@ def test_lora_without_a_copied_layer_is_refused(sim_prepared: Path, source: Path
         start(sim_prepared, source, "model.architecture=flat", "transfer.mode=lora")
 
 
-def test_adapters_are_as_deep_as_their_layers(sim_prepared: Path, source: Path) -> None:
-    asked = ("transfer.mode=lora", "transfer.layer_decay=0.5", "transfer.unfreeze_epochs=1")
-    trainer = start(sim_prepared, source, *asked)
-    groups = {id(p): group["depth"] for group in trainer.optimizer.param_groups for p in group["params"]}
-    depth = {name: groups[id(p)] for name, p in trainer.model.named_parameters() if p.requires_grad}
-    assert depth["timeline.layers.1.qkv.A"] == depth["timeline.layers.1.W2.B"] == 1
-    assert depth["timeline.layers.0.qkv.B"] == 2
-    assert depth["visit_encoder.mlp.W1.A"] == 3
-    assert depth["head.W2.weight"] == 0
-    assert trainer.init is not None
-    assert [trainer.init.share(k, 1) for k in range(4)] == [1.0, 0.5, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("way", ["members", "blend"])
 def test_members_and_blends_save_their_adapters(way: str, sim_prepared: Path, source: Path, tmp_path: Path) -> None:
     """The adapters of a file, put on the pretrained matrices and merged, give the run's matrices."""
@@ -104,8 +91,6 @@ def test_members_and_blends_save_their_adapters(way: str, sim_prepared: Path, so
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["transfer.mode=frozen", "transfer.layer_decay=0.5"], "do nothing with mode=frozen"),
-        (["transfer.mode=frozen", "transfer.unfreeze_epochs=1"], "do nothing with mode=frozen"),
         (["transfer.lora_rank=4"], "do nothing with mode=full"),
         (["transfer.mode=lora", "transfer.lora_rank=17"], "a rank of 16 at most"),
     ],

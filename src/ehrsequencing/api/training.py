@@ -49,7 +49,7 @@ def fit(
         preset: `small_cohort`, `medium_cohort` or `domain_shift`.
         seed: Seed of the training.
         init: Folder of a model to start from, that `pretrain` or `fit` made (docs/pretraining.md).
-        transfer: With `init`: `full`, `frozen` or `lora`, or settings, as in `{"mode": "full", "layer_decay": 0.8}`.
+        transfer: With `init`: `full`, `frozen` or `lora`, or settings, as in `{"mode": "lora", "lora_rank": 4}`.
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model has a part of your own, whose code may have changed.
         progress: Whether to show a bar, and a line for each epoch.

@@ -17,8 +17,9 @@ LABELLED = 1_000  # training subjects with labels; all of the demo's records are
 RESULT = "pretraining-gain.json"
 _MODEL = ("model.size=small", "model.dim=32", "model.layers=1")
 _PRETRAINING = (
-    *(*_MODEL, "pretraining.objectives=[masked_codes, swapped_codes]"),
-    *("training.learning_rate=2e-3", "training.epochs=20"),
+    *_MODEL,
+    "training.learning_rate=2e-3",
+    "training.epochs=20",
 )
 # Both trainings have the same settings, so that only the start differs: what is given is no default of few events.
 _SAME = (

@@ -22,8 +22,6 @@ class TrainingConfig(Settings):
 
     epochs: int = Field(60, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
-    # try so many settings of the network, and keep those with the best tuning NLL
-    search: int = Field(1, ge=1)
     # train so many models with the seeds seed, seed + 1 …, and average their hazards
     members: int = Field(1, ge=1)
     bootstrap: bool = False  # train each member on subjects drawn with replacement

@@ -12,8 +12,6 @@ from ehrsequencing.reporting.report import environment
 TOP_K = 10  # of the recall that the answer is about
 _GUESSED = {
     "masked_codes": "codes taken from a visit",
-    "next_visit": "codes of the next visit",
-    "marked_time": "codes of the next visit",
     "time_to_code": "codes recorded next",
 }
 
@@ -42,7 +40,7 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
     """The answer.
 
     Args:
-        results: The content of `pretraining.json`; without `gains`, of an earlier version, nothing is concluded.
+        results: The content of `pretraining.json`; without `gains` nothing is concluded.
     """
     found = {name: one for name, one in results["objectives"].items() if one.get("gains")}
     if not found:
@@ -51,11 +49,9 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
             "Too little was measured on tuning subjects to say whether anything was learned.",
             (),
         )
-    gains = {name: main_gain(one["gains"]) for name, one in found.items()}
-    learned = [
-        name for name, (_, gain) in gains.items() if gain["low"] is not None and gain["low"] > 0
-    ]
-    parts = tuple(_part(name, found[name], *gains[name]) for name in found)
+    gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in found.items()}
+    learned = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
+    parts = tuple(_part(name, found[name], gains[name]) for name in found)
     if not learned:
         return Verdict(False, "Nothing was learned that frequencies do not tell.", parts)
     if len(learned) == len(found):
@@ -67,47 +63,32 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
     )
 
 
-def main_gain(gains: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The measure that an objective is judged by, and its gain over frequencies."""
-    name = f"recall@{TOP_K}"
-    return (name, gains[name]) if name in gains else next(iter(gains.items()))
-
-
-def _part(name: str, found: Mapping[str, Any], measure: str, gain: Mapping[str, Any]) -> str:
+def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
-    measures = found["measures"]
-    if not measure.startswith("recall"):
-        text = f"{name}: the loss of telling a recorded visit from a swapped one is {measures[measure]:.3f} nats, by"
-        chance = measures[f"frequency {measure}"]
-        return f"{text} chance {chance:.3f}: a gain of {_between(gain, scale=1.0, digits=3)} nats."
+    measures, measure = found["measures"], f"recall@{TOP_K}"
     ours, frequency, last = (
         f"{measures[f'{who} {measure}']:.0%}" for who in ("model", "frequency", "last visit")
     )
     return (
         f"{name}: its first {TOP_K} guesses hold {ours} of the {_GUESSED.get(name, 'codes')}, and those of most "
-        f"frequent first {frequency}: a gain of {_between(gain, scale=100.0, digits=1)} percentage points. "
+        f"frequent first {frequency}: a gain of {_percentage_points(gain)} percentage points. "
         f"Last visit's codes first hold {last}."
     )
 
 
-def _between(gain: Mapping[str, Any], *, scale: float, digits: int) -> str:
+def _percentage_points(gain: Mapping[str, Any]) -> str:
     """A gain with its interval."""
     value, low, high = (
-        None if gain[key] is None else gain[key] * scale for key in ("value", "low", "high")
+        None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
     )
     if value is None:
         return "an unknown number of"
-    around = "" if low is None or high is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
-    return f"{value:+.{digits}f}{around}".replace("-", "−")
+    around = "" if low is None or high is None else f" ({low:+.1f} to {high:+.1f})"
+    return f"{value:+.1f}{around}".replace("-", "−")
 
 
 _LOSSES = {"masked_codes": "nats a code"}  # of the others: nats a visit
 GUESSERS = ("model", "frequency", "last visit")
-KINDS = {
-    "": "all codes",
-    " onset": "codes new to the subject",
-    " repeat": "codes that the subject had",
-}
 TOP = (1, 5, 10)
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
@@ -123,14 +104,11 @@ def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {loss:<28} {ours:8.3f}" + (
                 f"   frequencies {baseline:8.3f}" if baseline is not None else ""
             )
-        for kind, text in KINDS.items():
-            if f"model{kind} recall@{TOP[0]}" not in measures:
-                continue
-            yield f"  recall@{', @'.join(map(str, TOP))} of {text}"
+        if f"model recall@{TOP[0]}" in measures:
+            yield f"  recall@{', @'.join(map(str, TOP))}"
             for who in GUESSERS:
-                values = "  ".join(f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in TOP)
+                values = "  ".join(f"{measures[f'{who} recall@{k}']:.3f}" for k in TOP)
                 yield f"    {shown(who):<26} {values}"
-        yield from _numbers(measures)
 
 
 def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
@@ -161,7 +139,7 @@ def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
         return None
     return (
         f"little is transferred: the model knows {found:.0%} of the records' codes. Give codes the names of the other"
-        " data, or describe them and their parents in metadata/codes.parquet. Compare with a training without --init."
+        " data, or name their parents in metadata/codes.parquet. Compare with a training without --init."
     )
 
 
@@ -170,20 +148,6 @@ def losses_of(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float
     for name, value in measures.items():
         if name.endswith("loss") and not name.startswith("frequency"):
             yield name, value, measures.get(f"frequency {name}")
-
-
-def _numbers(measures: Mapping[str, float]) -> Iterator[str]:
-    """Squared errors of the ranks of numbers, which have variance 1."""
-    if not measures.get("mean rank error"):
-        return
-    yield (
-        f"  squared error of ranks       {measures['model rank error']:8.3f}"
-        f"   mean rank   {measures['mean rank error']:8.3f}"
-    )
-    yield (
-        f"  ... with a number before     {measures['model rank error, known before']:8.3f}"
-        f"   last rank   {measures['last rank error, known before']:8.3f}"
-    )
 
 
 def shown(who: str) -> str:
@@ -213,15 +177,7 @@ def render_pretraining(results: Mapping[str, Any], history: Sequence[Mapping[str
                     name, history, results["best_epoch"], found["measures"].get("frequency loss")
                 )
             ),
-            "recalls": [
-                {
-                    "figure": Markup(draw_recall(found, kind)),
-                    "what": text,
-                    "rows": _recalls(found["measures"], kind),
-                }
-                for kind, text in KINDS.items()
-                if _has(found["measures"], kind)
-            ],
+            "recall": _recall(found) if f"model recall@{TOP[0]}" in found["measures"] else None,
             "losses": [
                 (what, ours, baseline) for what, ours, baseline in losses_of(found["measures"])
             ],
@@ -245,16 +201,11 @@ def render_pretraining(results: Mapping[str, Any], history: Sequence[Mapping[str
     return environment().get_template("pretraining.html.jinja").render(page)
 
 
-def _has(measures: Mapping[str, float], kind: str) -> bool:
-    return f"model{kind} recall@{TOP[0]}" in measures
-
-
-def _recalls(measures: Mapping[str, float], kind: str) -> list[tuple[str, list[str]]]:
-    """Recall@k of each guesser, as lines of a table."""
-    return [
-        (shown(who), [f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in TOP])
-        for who in GUESSERS
-    ]
+def _recall(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Recall@k of each guesser: a figure, and lines of a table."""
+    measures = found["measures"]
+    rows = [(shown(who), [f"{measures[f'{who} recall@{k}']:.3f}" for k in TOP]) for who in GUESSERS]
+    return {"figure": Markup(draw_recall(found)), "rows": rows}
 
 
 def draw_loss(
@@ -292,23 +243,20 @@ def _whole(last: int) -> list[float]:
     return [float(epoch) for epoch in range(1, last + 1, max(1, last // 6))]
 
 
-def draw_recall(found: Mapping[str, Any], kind: str) -> str:
+def draw_recall(found: Mapping[str, Any]) -> str:
     """How many more targets are among the first k guesses than with "most frequent first", in percentage points.
 
     Args:
         found: Measures of one objective, and the model's gains with their intervals.
-        kind: Which targets, as in `KINDS`.
     """
     measures, gains = found["measures"], found.get("gains", {})
-    base = [measures[f"frequency{kind} recall@{k}"] for k in TOP]
+    base = [measures[f"frequency recall@{k}"] for k in TOP]
     over = {
-        who: [
-            100 * (measures[f"{who}{kind} recall@{k}"] - b) for k, b in zip(TOP, base, strict=True)
-        ]
+        who: [100 * (measures[f"{who} recall@{k}"] - b) for k, b in zip(TOP, base, strict=True)]
         for who in GUESSERS
         if who != "frequency"
     }
-    bounds = [gains.get(f"{kind.strip()} recall@{k}".strip(), {}) for k in TOP]
+    bounds = [gains.get(f"recall@{k}", {}) for k in TOP]
     whiskers = [
         (100 * b["low"], 100 * b["high"]) if b.get("low") is not None else None for b in bounds
     ]
@@ -350,4 +298,4 @@ def draw_recall(found: Mapping[str, Any], kind: str) -> str:
             chart.mark(number, place + aside, value, f"{shown(who)}: {value:+.1f} points")
         chart.told.append(f"{shown(who)}: {', '.join(f'{value:+.1f}' for value in values)} points")
     chart.told.append(f"most frequent first: {', '.join(f'{b:.3f}' for b in base)}")
-    return chart.svg(f"Recall of {KINDS[kind]}, over most frequent first")
+    return chart.svg("Recall, over most frequent first")

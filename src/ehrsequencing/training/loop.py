@@ -54,7 +54,7 @@ from ehrsequencing.training.resolve import resolve_model, starting_hazards, star
 from ehrsequencing.training.run_files import write_run_files
 from ehrsequencing.training.run_folder import RunFolder, alone, write_history
 from ehrsequencing.training.together import Together
-from ehrsequencing.training.transfer import Transfer, keep_adapters
+from ehrsequencing.training.transfer import Transfer, keep_adapters, merge_adapters
 from ehrsequencing.training.tuning import mean_nll
 
 # settings that a resumed run may change
@@ -97,7 +97,7 @@ class Trainer:
             out,
             leave_out,
         )
-        self.settings = study.training.model_copy(update={"blend": False, "search": 1})
+        self.settings = study.training.model_copy(update={"blend": False})
         train, tuning = (
             prepared.outcome_records(task_name, split) for split in ("train", "tuning")
         )
@@ -148,10 +148,7 @@ class Trainer:
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         self.fabric = make_fabric(self.settings.precision, devices=processes.devices)
-        depth = None if self.init is None else self.init.depth
-        optimizer = make_optimizer(
-            self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth
-        )
+        optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all)
         self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
         self.masked_codes: BesideHazards | None = None
         trains_codes = self.init is None or self.init.trains_codes
@@ -205,7 +202,7 @@ class Trainer:
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
         settings = self.settings.model_dump(
-            exclude={*_MAY_CHANGE, "members", "search", "blend", "blend_folds"}
+            exclude={*_MAY_CHANGE, "members", "blend", "blend_folds"}
         )
         # one model: as before there were more
         members = [self.settings.members] if self.settings.members > 1 else []
@@ -469,12 +466,8 @@ class Trainer:
         torch.manual_seed(hash_seed(self.settings.seed, state.global_step, self.processes.rank))
         rate = learning_rate(self.settings, state.global_step, total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * (
-                1.0 if self.init is None else self.init.share(group["depth"], state.epoch)
-            )
-        self._codes_rate = rate * (
-            1.0 if self.init is None else self.init.share(self.init.deepest, state.epoch)
-        )
+            group["lr"] = rate
+        self._codes_rate = rate
         self.optimizer.zero_grad(set_to_none=True)
 
     def _backward(self, step: Step) -> torch.Tensor:
@@ -569,7 +562,7 @@ class Trainer:
             more: Files that are there already, and that prediction needs too.
         """
         if self.init is not None:
-            model, own = self.init.finish(model, self.out)
+            model, own = merge_adapters(model, self.out)
             facts, more = {**facts, "init": self.started_from}, (*more, *own)
         facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}
         write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)

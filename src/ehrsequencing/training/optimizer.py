@@ -1,7 +1,6 @@
 """The optimiser: AdamW, which weights decay and how much, and the learning rate of each step."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,11 +9,7 @@ from ehrsequencing.config import TrainingConfig
 
 
 def make_optimizer(
-    model: nn.Module,
-    settings: TrainingConfig,
-    *,
-    steps_per_epoch: float = 1.0,
-    depth: Callable[[str], int] | None = None,
+    model: nn.Module, settings: TrainingConfig, *, steps_per_epoch: float = 1.0
 ) -> torch.optim.AdamW:
     """Weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases.
 
@@ -27,29 +22,15 @@ def make_optimizer(
         model: Whose parameters are learned.
         settings: Learning rate and decay.
         steps_per_epoch: How many steps an epoch has.
-        depth: Depth of a parameter by its name. Each depth then has groups of its own, which hold it as `depth`.
     """
     decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    linear = {
-        id(p)
-        for m in layers
-        for name, p in m.named_parameters(recurse=False)
-        if name.startswith("weight")
-    }
-    learned = [
-        (0 if depth is None else depth(name), p)
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    ]
+    matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear)}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in learned if id(p) in matrices]
+    others = [p for p in learned if id(p) not in matrices]
     groups = [
-        {
-            "params": [p for d, p in learned if d == here and (id(p) in linear) == decays],
-            "depth": here,
-            "weight_decay": decay if decays else 0.0,
-        }
-        for here in sorted({d for d, _ in learned})
-        for decays in (True, False)
+        {"params": decayed, "weight_decay": decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 

@@ -6,35 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json
+from ehrsequencing.core.files import digest
 from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.build import load_model
-from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.vocabulary import Vocabulary
 
-DESCRIPTIONS_FILE = "descriptions.json"  # code → description, of the vocabulary's codes
 # weights of the objectives, and which tokens they predict
 OBJECTIVES_FILE = "objectives.safetensors"
-PROJECTION = "description_projection"  # a tensor among them: what n-grams of descriptions add to a code's vector
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
 _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
-    *(
-        "task",
-        "prepared",
-        "data",
-        "data_path",
-        "subjects",
-        "objectives",
-        "exclude",
-        "excluded_targets",
-        "vocabulary",
-    ),
-    *("codes", "fingerprint"),
+    "task",
+    "prepared",
+    "data",
+    "data_path",
+    "subjects",
+    "objectives",
+    "exclude",
+    "excluded_targets",
+    "vocabulary",
+    "codes",
+    "fingerprint",
 )
 
 
@@ -70,36 +65,6 @@ class Pretrained:
     def model(self) -> SurvivalModel:
         """The model, in evaluation mode."""
         return load_model(self.folder)
-
-    @cached_property
-    def descriptions(self) -> dict[str, str]:
-        """Description of each code that has one."""
-        if not self.is_run:
-            found: dict[str, str] = read_json(self.folder / DESCRIPTIONS_FILE)
-            return found
-        try:
-            prepared = read_json(Path(self.manifest["prepared"]) / "manifest.json")
-            return read_descriptions(Path(prepared["data_path"]))
-        except (EhrseqError, KeyError, OSError):
-            return {}
-
-    @cached_property
-    def projection(self) -> Floats | None:
-        """(1024, d) what the n-grams of a description add to a code's vector; None where it was not learned."""
-        if self.is_run:
-            return None
-        try:
-            with safe_open(self.folder / OBJECTIVES_FILE, "np") as file:
-                return (
-                    file.get_tensor(PROJECTION).astype(np.float64)
-                    if PROJECTION in file.keys()  # noqa: SIM118
-                    else None
-                )
-        except SafetensorError as error:
-            fix = "copy the whole folder"
-            raise EhrseqError(
-                "is not a safetensors file", where=str(self.folder / OBJECTIVES_FILE), fix=fix
-            ) from error
 
     @property
     def facts(self) -> dict[str, Any]:

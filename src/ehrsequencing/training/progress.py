@@ -17,8 +17,6 @@ class Progress:
     subjects_per_second: float
     member: int = 1
     members: int = 1
-    trial: int = 0  # of a search, from 1 on
-    trials: int = 0
     ended: bool = False  # the epoch has ended, and the tuning NLL is its own
     best: bool = False  # it is the best epoch so far
 

@@ -126,8 +126,7 @@ def _import_everything() -> None:
     import ehrsequencing.export.share
     import ehrsequencing.readers.omop.reader
     import ehrsequencing.simulate
-    import ehrsequencing.training.pretraining.loop
-    import ehrsequencing.training.search  # noqa: F401
+    import ehrsequencing.training.pretraining.loop  # noqa: F401
     from ehrsequencing.reporting import report
 
     for name in report.environment().list_templates():

@@ -32,7 +32,7 @@ def pretrained(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("pretrained") / "model"
     found = CliRunner().invoke(app, ["pretrain", str(sim_prepared), "--out", str(out), "--task", "simulated", *TINY])
     assert found.exit_code == 0, found.output
-    assert "recall@1, @5, @10 of codes new to the subject" in found.output
+    assert "recall@1, @5, @10" in found.output
     return out
 
 
@@ -147,17 +147,6 @@ def test_frozen_weights_stay_and_the_rest_learns(
     assert manifest["init"]["overlap"]["name"]["share"] == 1.0
     assert manifest["init"]["transfer"]["mode"] == mode
     assert (out / "adapters.safetensors").is_file() == (mode == "lora")
-
-
-def test_layers_begin_to_learn_one_after_another(pretrained: Path, sim_prepared: Path) -> None:
-    trainer = start(sim_prepared, pretrained, "transfer.layer_decay=0.5", "transfer.unfreeze_epochs=2")
-    assert trainer.init is not None
-    depths = {name: trainer.init.depth(name) for name, _ in trainer.model.named_parameters()}
-    assert depths["head.W2.weight"] == depths["visit_time_embedding.query"] == 0
-    assert depths["timeline.layers.0.qkv.weight"] == depths["timeline.norm.weight"] == 1
-    assert depths["code_embedding.table.weight"] == depths["visit_encoder.mlp.W1.weight"] == 2
-    shares = [[trainer.init.share(depth, epoch) for depth in range(3)] for epoch in (0, 2, 4)]
-    assert shares == [[1.0, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.25]]
 
 
 def test_code_embeddings_move_between_architectures(pretrained: Path, sim_prepared: Path) -> None:

@@ -48,7 +48,6 @@ from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.run_folder import RunFolder, alone
-from ehrsequencing.training.search import Fits, Search
 from ehrsequencing.training.transfer import keep_adapters
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
@@ -63,14 +62,14 @@ def trainer_of(
     study: StudyConfig,
     init: Pretrained | None = None,
     processes: Processes = ALONE,
-) -> Fits:
-    """What trains a study: a network, with `training.blend` a blend, with `training.search` after a search.
+) -> "Trainer | BlendTrainer":
+    """What trains a study: a network, with `training.blend` a blend.
 
     What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
 
     Raises:
-        EhrseqError: A search is to start from another model, several processes are to search or blend, or a setting
-            of the transfer is given without a model to start from.
+        EhrseqError: Several processes are to blend, or a setting of the transfer is given without a model to start
+            from.
     """
     if init is None and study.transfer != (nothing := TransferConfig()):
         name = next(
@@ -80,24 +79,9 @@ def trainer_of(
         )
         fix = "name the model with --init, or leave the setting out"
         raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
-    alone = (
-        "training.search"
-        if study.training.search > 1
-        else "training.blend"
-        if study.training.blend
-        else ""
-    )
-    if alone and processes.several:
+    if study.training.blend and processes.several:
         fix = "leave out --devices and --nodes, or train the network alone"
-        raise EhrseqError("runs in one process only", where=alone, fix=fix)
-    if study.training.search > 1:
-        if init is not None:
-            what, fix = (
-                "a search trains networks from new weights",
-                "leave out training.search or --init",
-            )
-            raise EhrseqError(what, where="training.search", fix=fix)
-        return Search(prepared, task_name, out, study=study, make=trainer_of)
+        raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
     study = adapted(study, prepared, task_name) if init is None else study
     if study.training.blend:
         return BlendTrainer(prepared, task_name, out, study=study, init=init)

@@ -7,7 +7,7 @@ read.
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,17 +53,19 @@ from ehrsequencing.training.fabric import make_fabric
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import (
-    DESCRIPTIONS_FILE,
     OBJECTIVES_FILE,
-    PROJECTION,
     RESULTS_FILE,
     subjects_digest,
 )
-from ehrsequencing.training.pretraining.described import describe_codes, fold_descriptions
 from ehrsequencing.training.pretraining.exclusion import Excluded, excluded_targets
 from ehrsequencing.training.pretraining.neighbours import code_neighbours
 from ehrsequencing.training.pretraining.objective import Glance, Objective, Tally, World
-from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, visit_rows
+from ehrsequencing.training.pretraining.targets import (
+    TargetCodes,
+    target_codes,
+    training_rates,
+    visit_rows,
+)
 from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.resolve import resolve_inputs
 from ehrsequencing.training.run_folder import RunFolder, alone, write_history
@@ -78,7 +80,7 @@ _FILES = (
         "vocabulary.json",
         "vocabulary.safetensors",
     ),
-    *(DESCRIPTIONS_FILE, OBJECTIVES_FILE, RESULTS_FILE),
+    *(OBJECTIVES_FILE, RESULTS_FILE),
 )
 
 
@@ -90,7 +92,6 @@ class Pretrainer:
         out: Folder to make.
         study: Settings; `model`, `training` and `pretraining` are used.
         task_name: A task of the set, whose outcome is then no target (`pretraining.exclude`); None for all codes.
-        descriptions: Code → text; default: those of the records' `codes.parquet`.
 
     Raises:
         EhrseqError: A setting cannot be used, or there is nothing to learn from.
@@ -103,7 +104,6 @@ class Pretrainer:
         *,
         study: StudyConfig,
         task_name: str | None = None,
-        descriptions: Mapping[str, str] | None = None,
     ) -> None:
         self.prepared, self.out, self.settings, self.task_name = (
             prepared,
@@ -128,18 +128,18 @@ class Pretrainer:
             raise EhrseqError(
                 f"{', '.join(blind)} would see what it should guess",
                 where="model.attention=bidirectional",
-                fix="pretrain with masked_codes and swapped_codes, or with model.attention=causal",
+                fix="pretrain with masked_codes, or with model.attention=causal",
             )
         self.excluded: Excluded | None = None
         if task_name is not None and study.pretraining.exclude == "related":
             self.excluded = excluded_targets(prepared, task_name)
         none = np.zeros(0, dtype=np.int64)
-        codes = TargetCodes.of(
+        codes = target_codes(
             prepared.vocabulary, none if self.excluded is None else self.excluded.tokens
         )
         self.train, self.tuning = (prepared.timelines(split) for split in ("train", "tuning"))
         self._refuse_hopeless(codes)
-        rates = Rates.of(self.train, codes, seed=self.settings.seed)
+        rates = training_rates(self.train, codes, seed=self.settings.seed)
         world = World(self.config, study.pretraining, codes, rates)
         types = prepared.vocabulary.code_types if self.config.code_types else None
         self.loader, self.tuning_loader = (
@@ -152,13 +152,6 @@ class Pretrainer:
         self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config)
-        if descriptions is None:
-            descriptions = read_descriptions(Path(prepared.manifest.get("data_path", "")))
-        self.descriptions = {
-            code: text for code, text in descriptions.items() if code in prepared.vocabulary.index
-        }
-        if (share := study.pretraining.described_share) > 0:
-            self._describe(share)
         self.objectives = nn.ModuleDict({name: made(world) for name, made in classes.items()})
         self.weights = dict(wanted)
         self.tuning_budget = max(128, min(self.settings.visit_budget, world.most_visits))
@@ -188,14 +181,6 @@ class Pretrainer:
             if not len(timelines.end_us):
                 fix = "give that split more subjects (splits of ehrseq prepare)"
                 raise EhrseqError(f"no {name} subject has a visit", where=where, fix=fix)
-
-    def _describe(self, share: float) -> None:
-        """Give codes vectors from their descriptions, too."""
-        found = describe_codes(self.model, self.prepared.vocabulary, self.descriptions, share=share)
-        if not found:
-            where = f"pretraining.described_share={share:g}"
-            fix = "add descriptions to metadata/codes.parquet, or leave the setting out"
-            raise EhrseqError("no code of the records has a description", where=where, fix=fix)
 
     def _too_few(self, where: str) -> EhrseqError:
         """The error for fewer than two target codes."""
@@ -239,8 +224,6 @@ class Pretrainer:
             while not state.finished:
                 self._epoch(state, folder.checkpoints, on_progress)
                 write_history(self.out, state.history)
-        best: Any = self.best.cpu()
-        self.projection = fold_descriptions(best["model"])
         results = self._results(state)
         self._write(state, results)
         folder.remove_checkpoints()
@@ -482,18 +465,11 @@ class Pretrainer:
             name: tensor.contiguous() for name, tensor in best["objectives"].state_dict().items()
         }
         tensors["target_tokens"] = torch.from_numpy(self.codes.tokens)
-        if self.projection is not None:
-            tensors[PROJECTION] = self.projection.contiguous()
         write_bytes(out / OBJECTIVES_FILE, save(tensors, metadata={"format": "pt"}))
         vocabulary.save(out)
         write_settings(out / "config.yaml", self.study)
         write_history(out, state.history)
         write_json(out / RESULTS_FILE, results)
-        known = self.descriptions
-        write_json(
-            out / DESCRIPTIONS_FILE,
-            {code: known[code] for code in vocabulary.codes if code in known},
-        )
         excluded = self.excluded.names(vocabulary) if self.excluded is not None else None
         facts = {
             "task": self.task_name,

@@ -72,7 +72,7 @@ class MaskedCodes(Objective):
         _, states = glance.model.states(batch.to(device, non_blocking=True))
         z = gather_rows(states, to_device(masked.row, device))
         left = _left(masked, glance.codes)
-        scores = self.scores.all(z, target_rows(glance))
+        scores = self.scores(z, target_rows(glance))
         scores = scores.masked_fill(to_device(left, device), float("-inf"))
         loss = F.cross_entropy(scores, to_device(masked.code, device))
         if tally is not None:

@@ -57,7 +57,7 @@ def lifts(model: SurvivalModel, objective: MaskedCodes, codes: TargetCodes, aske
         code_types=torch.zeros(n, dtype=torch.int64) if model.config.code_types else None,
     )
     with torch.no_grad():
-        scores = objective.scores.all(model.states(batch)[1], code_embedding(model).table(tokens))
+        scores = objective.scores(model.states(batch)[1], code_embedding(model).table(tokens))
         found: Floats = (scores.log_softmax(1) - objective.start.log_softmax(0)).double().numpy()
     found[np.arange(n), asked] = -np.inf
     return found

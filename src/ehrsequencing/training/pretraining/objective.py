@@ -64,21 +64,19 @@ class Tally:
         self.sums[name] = self.sums.get(name, 0.0) + value
         self.counts[name] = self.counts.get(name, 0) + int(count)
 
-    def add_recalls(self, ranks: Mapping[str, Ints], subject: Ints, *, kind: str = "") -> None:
+    def add_recalls(self, ranks: Mapping[str, Ints], subject: Ints) -> None:
         """Add recall@k of some targets, and the model's gain over frequencies.
 
         Args:
             ranks: Who guesses (`model`, `frequency`, `last visit`) → (P,) how many codes were guessed before each
                 target.
             subject: (P,) whose target it is.
-            kind: Which targets these are; empty for all.
         """
-        suffix = f" {kind}" if kind else ""
         for k in TOP:
             for name, of_name in ranks.items():
-                self.add(f"{name}{suffix} recall@{k}", float((of_name < k).sum()), len(of_name))
+                self.add(f"{name} recall@{k}", float((of_name < k).sum()), len(of_name))
             gain = (ranks["model"] < k).astype(np.float64) - (ranks["frequency"] < k)
-            self.add_gain(f"{kind} recall@{k}".strip(), gain, subject)
+            self.add_gain(f"recall@{k}", gain, subject)
 
     def add_gain(self, name: str, gain: Floats, subject: Ints) -> None:
         """Add how much better than frequencies the model is.
@@ -179,33 +177,11 @@ class CodeScores(nn.Module):
         nn.init.zeros_(self.W_q.bias)
         self.bias = nn.Parameter(torch.from_numpy(start).float())
 
-    def queries(self, z: Tensor) -> Tensor:
-        """(n, d) → (n, d)."""
-        q: Tensor = self.W_q(self.norm(z)) * z.shape[1] ** -0.5
-        return q
-
-    def keys(self, rows: Tensor) -> Tensor:
-        """(C, d) rows of the code embedding → (C, d)."""
-        k: Tensor = self.W_k(rows)
-        return k
-
-    def all(self, z: Tensor, rows: Tensor) -> Tensor:
-        """(n, C) scores of all codes."""
-        return wide(torch.addmm(self.bias.to(z.dtype), self.queries(z), self.keys(rows).T))
-
-    def some(self, z: Tensor, rows: Tensor, row: Tensor, code: Tensor) -> Tensor:
-        """(P,) scores of some pairs of a state and a code; one product of matrices is faster than P of vectors."""
-        return pairs_of(self.all(z, rows), row, code)
-
-
-def pairs_of(scores: Tensor, row: Tensor, code: Tensor) -> Tensor:
-    """(n, C) scores → (P,) those of some pairs."""
-    return scores.flatten().index_select(0, row * scores.shape[1] + code)
-
-
-def wide(x: Tensor) -> Tensor:
-    """At least float32, as softmax and logarithms want it."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    def forward(self, z: Tensor, rows: Tensor) -> Tensor:
+        """(n, d) states and (C, d) rows of the code embedding → (n, C) scores, at least float32."""
+        queries = self.W_q(self.norm(z)) * z.shape[1] ** -0.5
+        scores = torch.addmm(self.bias.to(z.dtype), queries, self.W_k(rows).T)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def code_embedding(model: SurvivalModel) -> CodeEmbedding:

@@ -8,8 +8,7 @@ from ehrsequencing.config.parts import objective
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates
-from ehrsequencing.models.segments import gather_rows
-from ehrsequencing.training.pretraining.ahead import moved
+from ehrsequencing.models.segments import gather_rows, to_device
 from ehrsequencing.training.pretraining.objective import (
     Glance,
     Objective,
@@ -18,7 +17,11 @@ from ehrsequencing.training.pretraining.objective import (
     ranks_of,
     subjects_of,
 )
-from ehrsequencing.training.pretraining.targets import ComingCodes, codes_of_visits, coming_codes
+from ehrsequencing.training.pretraining.targets import (
+    TimesToCodes,
+    codes_of_visits,
+    times_to_codes,
+)
 
 # of the hazards: quantiles of the training subjects' times to the next record of a code
 TIME_BINS = 6
@@ -57,14 +60,18 @@ class TimeToCode(Objective):
 
     def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
         """Mean loss of the visits that are not their subject's last."""
-        found = coming_codes(glance.timelines, glance.step.rows, glance.codes, most=self.most)
+        found = times_to_codes(glance.timelines, glance.step.rows, glance.codes, most=self.most)
         n, device = len(found.chosen), self.start.device
         if not n or glance.states is None:
             return self.start.new_zeros(())
-        z = gather_rows(glance.states, moved(glance.step.positions[found.chosen], device))
+        positions = torch.from_numpy(glance.step.positions[found.chosen])
+        z = gather_rows(glance.states, to_device(positions, device))
         stop = torch.from_numpy(found.stop_days).float().to(device)
         days = torch.from_numpy(found.days).float().to(device)
-        labels = OutcomeLabels(moved(found.row, device), moved(found.code, device), days)
+        row, code = (
+            to_device(torch.from_numpy(index), device) for index in (found.row, found.code)
+        )
+        labels = OutcomeLabels(row, code, days)
         factors, vectors, edges = self.head(z), self.head.vectors.weight, self.head.edges_days
         each = outcomes_nll(
             factors, vectors, self.head.bias, edges_days=edges, stop_days=stop, labels=labels
@@ -81,7 +88,7 @@ class TimeToCode(Objective):
         return loss
 
     def _measure(
-        self, log_hazards: Tensor, found: ComingCodes, glance: Glance, tally: Tally
+        self, log_hazards: Tensor, found: TimesToCodes, glance: Glance, tally: Tally
     ) -> None:
         """Recall of the codes that come first after each visit, by their hazards in the bin of that time."""
         n = len(found.chosen)
@@ -106,7 +113,7 @@ class TimeToCode(Objective):
         tally.add_recalls(ranks, subjects_of(glance, glance.step.rows[found.chosen])[row])
 
 
-def _counts(waits: ComingCodes, edges: tuple[float, ...], n: int) -> tuple[Tensor, Tensor]:
+def _counts(waits: TimesToCodes, edges: tuple[float, ...], n: int) -> tuple[Tensor, Tensor]:
     """(C, K) events, and days at risk, of each code in each bin of time."""
     bins = len(edges) + 1
     zero = torch.zeros(1, dtype=torch.float64)
