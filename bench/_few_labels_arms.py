@@ -19,12 +19,13 @@ from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
 
 PANELS = TASKS | FIRST_DIAGNOSES
 CONTROLS = ("shuffled", "other_pairs", "everything")
@@ -173,7 +174,7 @@ class Site:
             labelled, self.task, self.folder / "none", study=load_study(None, [])
         ).config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
-        return BoostedVisits(data, trials=1).nll(held_out, np.arange(len(held_out)))
+        return BoostedVisits.fit(data, trials=1).nll(held_out, np.arange(len(held_out)))
 
     def _network(self, arm: Arm, n: int | None, run: Path) -> tuple[Floats, dict[str, Any]]:
         study = load_study(
@@ -234,10 +235,8 @@ class Site:
             trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task)
             for loader in (trainer.loader, trainer.tuning_loader):
                 loader.timelines = self._changed(loader.timelines, arm.control)
-            trainer.train, trainer.tuning = (
-                trainer.loader.timelines,
-                trainer.tuning_loader.timelines,
-            )
+            trainer.train = trainer.loader.timelines
+            trainer.tuning = trainer.tuning_loader.timelines
             trainer.fit(resume=folder.is_dir())
         return Pretrained(folder)
 

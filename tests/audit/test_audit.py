@@ -23,10 +23,11 @@ from ehrsequencing.models.base import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, add_to_run, saved_audit
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES, render
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.audit import (
     FIRST_ID,
     TINY,

@@ -21,8 +21,8 @@ from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
 from ehrsequencing.core.temporaries import private_folder
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.meds import MedsReader, find_shards
+from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
-from ehrsequencing.records.prepared import prepare as write_prepared
 
 Frames = Literal["pandas", "polars", "arrow"]
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")

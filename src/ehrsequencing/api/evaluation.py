@@ -1,7 +1,7 @@
 """An evaluation in Python: tables, outcomes, plots, and files for a paper.
 
-What it shows of real people may be shared: small counts are hidden, and metrics that would give them away are left out,
-as in `metrics.json`. Only `outcomes()` and `result` hold single persons and exact counts.
+What it shows of real people may be shared, as `metrics.json`: counts of people are rounded, and hidden below 11. Only
+`outcomes()` holds single persons.
 """
 
 import io
@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
+from ehrsequencing.api.curves import horizons_of, landmark_of, main_horizon, place_of
 from ehrsequencing.api.data import as_frame, card, checked_frames, meds_folder, required, times
 from ehrsequencing.api.latex import FIRST_LINE, latex_table
 from ehrsequencing.api.predictions import risk_column
-from ehrsequencing.api.showable import Showable, main_horizon
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_foreign_file, write_bytes
 from ehrsequencing.evaluation.external import read_external
@@ -54,7 +55,8 @@ class EvaluationResult:
     """What an evaluation found. Made by `evaluate`, `score`, or `run.evaluation`.
 
     Attributes:
-        result: The exact result: with counts of few people, so not for sharing unless the data is simulated.
+        result: The content of `metrics.json`.
+        simulated: Whether the data is simulated, so that everything is exact.
         folder: Where `metrics.json` and `report.html` are.
         frames: Kind of the tables.
     """
@@ -69,10 +71,10 @@ class EvaluationResult:
         prepared: Path | None = None,
         frames: str = "pandas",
     ) -> None:
-        self.result, self.folder, self.frames = result, folder, checked_frames(frames)
+        self.result = redact(result)
+        self.folder, self.frames = folder, checked_frames(frames)
         self._run, self._data, self._prepared = run, data, prepared
-        self._showable = Showable(result)
-        self.simulated = self._showable.simulated
+        self.simulated = bool(result["data"].get("simulated"))
 
     @property
     def report(self) -> Path:
@@ -105,7 +107,7 @@ class EvaluationResult:
         return self._long("differences", "against")
 
     def _long(self, name: str, first: str) -> Any:
-        rows = self._showable.told[name]
+        rows = self.result[name]
         columns: dict[str, pa.Array] = {
             first: pa.array([row["model"] for row in rows], pa.string())
         }
@@ -145,7 +147,7 @@ class EvaluationResult:
             (33, ['censored', 'death', 'hf'])
         """
         labelled, task = self._labelled, self._task
-        rows, days = labelled.records.rows, self._showable.landmark(landmark)
+        rows, days = labelled.records.rows, landmark_of(self.result, landmark)
         at = np.flatnonzero(rows.at_landmark(days))
         risk = labelled.risk(labelled.records, np.array(task.horizons))[at]
         cause = rows.cause[at].astype(np.int64)
@@ -185,11 +187,10 @@ class EvaluationResult:
             >>> eh.load("runs/hf").evaluation.plot_calibration("1y").get_title(loc="left")
             'hf by 1y'
         """
-        place, title = self._showable.place(horizon, cause, landmark)
-        nothing, rough = self._showable.hidden(place)
-        groups = [] if nothing else self._showable.rows("calibration", place)
-        smooth = [] if nothing else self._showable.rows("smooth_calibration", place)
-        found = curves.calibration_curves(groups, smooth, simulated=self.simulated, rough=rough)
+        place, title = place_of(self.result, horizon, cause, landmark)
+        groups = curves.at_place(self.result["calibration"], **place)
+        smooth = curves.at_place(self.result["smooth_calibration"], **place)
+        found = curves.calibration_curves(groups, smooth)
         return plots.calibration(found, title=title, ax=ax)
 
     def plot_decision(
@@ -206,10 +207,8 @@ class EvaluationResult:
             >>> eh.load("runs/hf").evaluation.plot_decision("1y").get_ylabel()
             'net benefit per person'
         """
-        place, title = self._showable.place(horizon, cause, landmark)
-        rows = self._showable.rows("decision", place, ("curve", "n"), ("curve", "events"))
-        risks = curves.at_place(self._showable.drawn["risk_distribution"], **place)
-        found = curves.decision_curves(rows, risks, simulated=self.simulated)
+        place, title = place_of(self.result, horizon, cause, landmark)
+        found = curves.decision_curves(curves.at_place(self.result["decision"], **place))
         return plots.decision(found, title=title, ax=ax)
 
     def plot_incidence(
@@ -237,11 +236,10 @@ class EvaluationResult:
             ['highest risk', 'lowest risk']
         """
         horizon = format_days(self.result["horizons_days"][-1]) if horizon is None else horizon
-        place, title = self._showable.place(horizon, cause, landmark)
+        place, title = place_of(self.result, horizon, cause, landmark)
         labelled, task = self._labelled, self._task
         days = curves.grid(place["horizon"], simulated=self.simulated, start_days=task.blanking)
         rows = labelled.records.rows
-        nothing, rough = self._showable.hidden(place)
         at = np.flatnonzero(rows.at_landmark(place["landmark"]))
         risk = np.zeros((len(at), len(task.causes), len(days)))
         risk[:, :, 1:] = labelled.risk(labelled.records, days[1:])[at]
@@ -251,10 +249,9 @@ class EvaluationResult:
             risk,
             days,
             of=1 + task.causes.index(place["cause"]),
-            groups=0 if nothing else groups,
+            groups=groups,
             horizon_days=place["horizon"],
             simulated=self.simulated,
-            rough=rough,
         )
         return plots.incidence(found, title=title, ax=ax)
 
@@ -289,10 +286,10 @@ class EvaluationResult:
             >>> path.read_text().count("toprule")
             1
         """
-        wanted = self._showable.horizons(horizons)
-        place, _ = self._showable.place(wanted[0], cause, landmark)
+        wanted = horizons_of(self.result, horizons)
+        place, _ = place_of(self.result, wanted[0], cause, landmark)
         text = latex_table(
-            self._showable.told,
+            self.result,
             horizons=wanted,
             metrics=metrics,
             cause=place["cause"],
@@ -340,7 +337,7 @@ class EvaluationResult:
             "decision": self.plot_decision,
             "incidence": self.plot_incidence,
         }
-        wanted, written = self._showable.horizons(horizons), []
+        wanted, written = horizons_of(self.result, horizons), []
         for kind, draw in kinds.items():
             for cause in self.result["causes"]:
                 for days in wanted:
@@ -361,7 +358,7 @@ class EvaluationResult:
     @cached_property
     def facts(self) -> dict[str, str]:
         """The evaluation in words."""
-        told = self._showable.told
+        told = self.result
         subjects = told["at_risk"][0]["subjects"] if told["at_risk"] else None
         facts = {"evaluated on": f"{told['split'].replace('_', '-')} of {told['data']['name']}"}
         if subjects is not None:

@@ -308,7 +308,7 @@ def _numbers_at_risk(ax: Any, found: Incidence) -> None:
     """A table under the axis; its lines are given in points, so that it fits axes of any height."""
     line, top = 11.0, -40.0
     ax.annotate(
-        found.title_at_risk,
+        "number at risk",
         (0.0, 0.0),
         xycoords="axes fraction",
         xytext=(0, top),

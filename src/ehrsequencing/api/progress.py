@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ehrsequencing.training.progress import Progress
+    from ehrsequencing.training.loop import Progress
 
 Tick = Callable[..., None]  # (pieces done, pieces in all, what comes next)
 BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds

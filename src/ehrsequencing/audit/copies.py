@@ -16,8 +16,8 @@ from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, rag
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, STATIC, Events
-from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.visits import make_record
 from ehrsequencing.training.inference import VISIT_BUDGET
 
 MOVED = 1e-5  # of a logit, relative to max(1, |logit|): what another batch may change in float32

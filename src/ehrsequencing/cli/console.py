@@ -27,7 +27,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
 if TYPE_CHECKING:
-    from ehrsequencing.training.progress import Progress
+    from ehrsequencing.training.loop import Progress
 
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it

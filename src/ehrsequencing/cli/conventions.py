@@ -6,6 +6,7 @@ with `finish` (`console.py`). `tests/cli/test_conventions.py` walks over all com
 
 import functools
 import inspect
+import os
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ehrsequencing.cli.console import errors, output_of
+from ehrsequencing.core.errors import EhrseqError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHARED: dict[str, Any] = {
@@ -74,6 +76,8 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
             output_of(command, as_json=shared["as_json"], quiet=shared["quiet"]),
             errors(shared["debug"]),
         ):
+            if command != "train":
+                _refuse_torchrun(command)
             function(**given)
 
     options = [
@@ -88,3 +92,9 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
     with_shared_options.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
     with_shared_options.__annotations__ = hints | {name: SHARED[name] for name in added}
     return with_shared_options
+
+
+def _refuse_torchrun(command: str) -> None:
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        fix = "start it without torchrun; only ehrseq train uses several processes"
+        raise EhrseqError("runs in one process", where=f"ehrseq {command}", fix=fix)

@@ -10,8 +10,8 @@ from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import pretraining_lines
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
 
 LABELLED = 1_000  # training subjects with labels; all of the demo's records are pretrained on
 RESULT = "pretraining-gain.json"

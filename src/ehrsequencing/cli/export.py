@@ -1,4 +1,4 @@
-"""`ehrseq export RUN`: a folder that may be shared, risks for MEDS-DEV, or a program of torch and NumPy."""
+"""`ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +7,10 @@ import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run
-from ehrsequencing.cli.options import MovedSet, RunFolder
+from ehrsequencing.cli.options import RunFolder
 from ehrsequencing.core.errors import EhrseqError
+
+_BELONGS = {"share": {"--license"}, "meds-dev": {"DATA", "--labels", "--cause", "--horizon"}}
 
 
 def export(
@@ -21,16 +23,9 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="share: a folder for others; meds-dev: a risk for each of --labels (docs/scale.md); torch: a program",
+            help="share: a folder for others; meds-dev: a risk for each of --labels (docs/scale.md)",
         ),
     ] = "share",
-    network_only: Annotated[
-        bool,
-        typer.Option(
-            "--network-only",
-            help="torch: of a blend, its network alone; its risks are not the blend's",
-        ),
-    ] = False,
     labels: Annotated[
         Path | None, typer.Option("--labels", help="meds-dev: MEDS labels, a file or a folder")
     ] = None,
@@ -40,7 +35,6 @@ def export(
     horizon: Annotated[
         str | None, typer.Option("--horizon", help="meds-dev: as in 90d [the task's only one]")
     ] = None,
-    prepared: MovedSet = None,
     license_: Annotated[
         str | None,
         typer.Option(
@@ -48,46 +42,36 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the run for other software or for other people.
+    """Write the run for other people, or its risks for MEDS-DEV.
 
-    torch: a program for one subject at a time, with an example that needs torch and NumPy only. It is checked against
-    the run on made-up records. share: a folder for ehrseq predict elsewhere, with a model card and without ids,
-    dates, codes of fewer than 11 people, exact counts and paths. meds-dev: the risk of one cause by one horizon for
-    each label, as MEDS-DEV reads it.
+    share: a folder for ehrseq predict and ehrseq evaluate --data elsewhere, with a model card and without ids, dates,
+    results and paths. It needs a run that was prepared with vocabulary.min_subjects of at least 11. meds-dev: the
+    risk of one cause by one horizon for each label, as MEDS-DEV reads it.
     """
     given = {
-        "--network-only": network_only,
-        "--prepared": prepared is not None,
-        "--license": license_ is not None,
-        "DATA": data is not None,
-        "--labels": labels is not None,
-        "--cause": cause is not None,
-        "--horizon": horizon is not None,
+        "--license": license_,
+        "DATA": data,
+        "--labels": labels,
+        "--cause": cause,
+        "--horizon": horizon,
     }
-    _refuse_unused(format_, {name for name, is_given in given.items() if is_given})
+    _refuse_unused(format_, {name for name, value in given.items() if value is not None})
     open_run(run)
     if format_ == "meds-dev":
         ending = _for_meds_dev(run, data, out, labels=labels, cause=cause, horizon=horizon)
-    elif format_ == "torch":
-        ending = _as_program(run, out, network_only=network_only)
     else:
-        ending = _to_share(run, out, prepared=prepared, license_id=license_)
+        ending = _to_share(run, out, license_id=license_)
     finish(**ending)
 
 
 def _refuse_unused(chosen: str, given: set[str]) -> None:
-    """Refuse a format that there is not, and options that belong to another one."""
-    belongs = {
-        "torch": {"--network-only"},
-        "share": {"--prepared", "--license"},
-        "meds-dev": {"DATA", "--labels", "--cause", "--horizon"},
-    }
-    if chosen not in belongs:
+    """Refuse a format that there is not, and options that belong to the other one."""
+    if chosen not in _BELONGS:
         raise EhrseqError(
-            f"{chosen!r} is not a choice", where="--format", fix=f"use {' or '.join(belongs)}"
+            f"{chosen!r} is not a choice", where="--format", fix=f"use {' or '.join(_BELONGS)}"
         )
-    if other := sorted(given - belongs[chosen]):
-        fix = f"leave it out, or use --format {next(name for name in belongs if other[0] in belongs[name])}"
+    if other := sorted(given - _BELONGS[chosen]):
+        fix = f"leave it out, or use --format {next(n for n in _BELONGS if n != chosen)}"
         raise EhrseqError(f"does not belong to --format {chosen}", where=other[0], fix=fix)
 
 
@@ -133,33 +117,11 @@ def _for_meds_dev(
     }
 
 
-def _as_program(run: Path, out: Path, *, network_only: bool) -> dict[str, Any]:
-    from ehrsequencing.export.folder import EXAMPLE, export_run
+def _to_share(run: Path, out: Path, *, license_id: str | None) -> dict[str, Any]:
+    from ehrsequencing.reporting.share import CARD, share_run
 
     with bar("exporting"):
-        found = export_run(run, out, network_only=network_only)
-    say(
-        f"{found.answers}; {found.questions} questions about made-up records: risks differ by {found.difference:.1e}"
-    )
-    told = {"answers": found.answers, "questions": found.questions, "difference": found.difference}
-    return {"wrote": {"export": out}, "then": f"python {out / EXAMPLE} rows.csv", "result": told}
-
-
-def _to_share(
-    run: Path, out: Path, *, prepared: Path | None, license_id: str | None
-) -> dict[str, Any]:
-    from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-    from ehrsequencing.export.share import CARD, share_run
-
-    with bar("exporting"):
-        found = share_run(run, out, prepared=prepared, license_id=license_id)
-    what = "codes and numbers" if found.numbers else "codes"
-    changed = f"{found.codes + found.numbers} {what} of fewer than {SMALLEST_COUNT} people removed"
-    same = "it predicts as the run does"
-    say(
-        f"{changed}; people who have one get another risk" if found.codes or found.numbers else same
-    )
+        files = share_run(run, out, license_id=license_id)
     say(f"read {out / CARD} before you give the folder away")
-    told = {"removed_codes": found.codes, "removed_numbers": found.numbers, "files": found.files}
     then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-    return {"wrote": {"shared": out}, "then": then, "result": told}
+    return {"wrote": {"shared": out}, "then": then, "result": {"files": files}}

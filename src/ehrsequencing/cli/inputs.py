@@ -11,7 +11,6 @@ from ehrsequencing.core.errors import EhrseqError
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig
     from ehrsequencing.prediction.run import Run
-    from ehrsequencing.training.processes import Processes
 
 
 def read_study(config: Path | None, overrides: Sequence[str] | None, command: str) -> "StudyConfig":
@@ -51,17 +50,10 @@ def trusted(
     *,
     untrusted: bool,
     keep: Path | None = None,
-    processes: "Processes | None" = None,
 ) -> Iterator[Path]:
-    """The folder to read: that of the data, or with `untrusted` a plain copy, which `keep` keeps.
-
-    Of several processes, the first one makes the copy and must need it longest.
-    """
+    """The folder to read: that of the data, or with `untrusted` a plain copy, which `keep` keeps."""
     if not untrusted:
         yield data
-        return
-    if processes is not None and not processes.is_first:
-        yield Path(processes.tell())
         return
     from ehrsequencing.cli.console import bar
     from ehrsequencing.records.plain_copy import plain_copy
@@ -71,8 +63,6 @@ def trusted(
             folder = stack.enter_context(
                 plain_copy(data, facts=study.data, visits=study.visits, keep=keep)
             )
-        if processes is not None:
-            processes.tell(str(folder))
         try:
             yield folder
         except EhrseqError as error:  # name the file that people can look at

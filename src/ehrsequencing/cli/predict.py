@@ -8,8 +8,7 @@ import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run, read_study, trusted
-from ehrsequencing.cli.launch import launch, launches, one_of_several
-from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides, RunFolder, Untrusted
+from ehrsequencing.cli.options import Config, Overrides, RunFolder, Untrusted
 from ehrsequencing.core.errors import EhrseqError
 
 
@@ -47,56 +46,43 @@ def predict(
         bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")
     ] = False,
     untrusted: Untrusted = False,
-    devices: Devices = 1,
-    nodes: Nodes = 1,
     config: Config = None,
 ) -> None:
     """Write risk curves for any MEDS data."""
-    if launches(devices, nodes):
-        raise SystemExit(launch("predict", devices, nodes))
-    with one_of_several(gpus=False) as group:
-        from ehrsequencing.config import parse_days, refuse_changes
-        from ehrsequencing.prediction.predict import predict as write
-        from ehrsequencing.prediction.predict_outcomes import predict_outcomes
-        from ehrsequencing.training.processes import ALONE
+    from ehrsequencing.config import parse_days, refuse_changes
+    from ehrsequencing.prediction.predict import predict as write
+    from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 
-        try:
-            days = [parse_days(text) for text in horizons.split(",")] if horizons else None
-        except ValueError as error:
-            raise EhrseqError(str(error), where="--horizons", fix="write them as 90d,2y") from error
-        notes: list[str] = []
-        study = read_study(config, overrides, "predict")
-        made = open_run(run).study
-        refuse_changes(study, made, "predict", file=config, by=run)
-        asked = study.model_copy(update={"visits": made.visits})
-        write_to: Any
-        processes = group or ALONE
-        with (
-            trusted(data, asked, untrusted=untrusted, processes=processes) as records,
-            bar("predicting") as tick,
-        ):
-            if outcome or top is not None:
-                if recalibrate:
-                    what, fix = "--recalibrate is for the task's causes", "leave it out"
-                    raise EhrseqError(what, where="ehrseq predict", fix=fix)
-                write_to = partial(
-                    predict_outcomes, run, records, out, outcomes=outcome or (), top=top
-                )
-            else:
-                write_to = partial(write, run, records, out, recalibrated=recalibrate)
-            write_to = partial(
-                write_to, at=at, horizons_days=days, force=force, processes=processes
-            )
-            count = write_to(facts=study.data, progress=tick, say=notes.append)
-        if not processes.is_first:
-            return
-        for text in notes:
-            warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
-        say(f"risks at {count:,} prediction times")
-        # score knows a task's own causes alone, and evaluate every outcome
-        of_outcomes = bool(outcome) or top is not None
-        finish(
-            wrote={"predictions": out},
-            then=["evaluate", run] if of_outcomes else ["score", out, data, "--task", "TASK.yaml"],
-            result={"prediction_times": count},
-        )
+    try:
+        days = [parse_days(text) for text in horizons.split(",")] if horizons else None
+    except ValueError as error:
+        raise EhrseqError(str(error), where="--horizons", fix="write them as 90d,2y") from error
+    notes: list[str] = []
+    study = read_study(config, overrides, "predict")
+    made = open_run(run).study
+    refuse_changes(study, made, "predict", file=config, by=run)
+    asked = study.model_copy(update={"visits": made.visits})
+    write_to: Any
+    with (
+        trusted(data, asked, untrusted=untrusted) as records,
+        bar("predicting") as tick,
+    ):
+        if outcome or top is not None:
+            if recalibrate:
+                what, fix = "--recalibrate is for the task's causes", "leave it out"
+                raise EhrseqError(what, where="ehrseq predict", fix=fix)
+            write_to = partial(predict_outcomes, run, records, out, outcomes=outcome or (), top=top)
+        else:
+            write_to = partial(write, run, records, out, recalibrated=recalibrate)
+        write_to = partial(write_to, at=at, horizons_days=days, force=force)
+        count = write_to(facts=study.data, progress=tick, say=notes.append)
+    for text in notes:
+        warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
+    say(f"risks at {count:,} prediction times")
+    # score knows a task's own causes alone, and evaluate every outcome
+    of_outcomes = bool(outcome) or top is not None
+    finish(
+        wrote={"predictions": out},
+        then=["evaluate", run] if of_outcomes else ["score", out, data, "--task", "TASK.yaml"],
+        result={"prediction_times": count},
+    )

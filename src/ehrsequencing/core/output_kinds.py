@@ -60,15 +60,12 @@ UNFINISHED_PRETRAINING = Kind("unfinished pretraining", "an unfinished pretraini
 CHECKPOINT = Kind("checkpoint", "a checkpoint", ("state.json", "state.safetensors"))
 EXTERNAL = Kind("external validation", "an external validation", ("metrics.json",))
 SCORE = Kind("score", "a score of predictions", ("metrics.json",))
-EXPORT = Kind("export", "an exported program")
+POOLED = Kind("pooled sites", "a pooling of sites", ("pooled.json",))
 PLAIN_COPY = Kind("plain copy", "a plain copy of a data set")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
 EXPLORER = Kind("explorer", "an explorer")
 EXPLANATION = Kind("explanation", "a table of ehrseq explain")
-STUDY_PACK = Kind("study pack", "a study pack")
-STUDY_SITE = Kind("study site", "a site's results of a study")
-STUDY = Kind("study", "a merged study")
 KINDS = (
     *(
         PREPARED,
@@ -85,14 +82,11 @@ KINDS = (
         SHARED_RUN,
         PLAIN_COPY,
         SCORE,
-        EXPORT,
+        POOLED,
         CHECK,
         PREDICTIONS,
         EXPLORER,
         EXPLANATION,
-        STUDY_PACK,
-        STUDY_SITE,
-        STUDY,
     ),
 )
 

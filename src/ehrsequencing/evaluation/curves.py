@@ -8,14 +8,14 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
+from ehrsequencing.metrics.accuracy import decision_curve
+from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import smooth_calibration
-from ehrsequencing.metrics.calibration_null import calibration_null
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
-from ehrsequencing.metrics.decision import decision_curve
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
 
@@ -129,11 +129,13 @@ def decision_rows(
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())
+            above = [int(np.sum(ours[:, *place] >= threshold)) for threshold in at[place]]
             out.append(
                 {
                     "model": model,
                     **cell,
                     "thresholds": at[place].tolist(),
+                    "above": above,
                     "net_benefit": [results.number(x) for x in found["net_benefit"].value[place]],
                     "low": low[place].tolist() if defined else None,
                     "high": high[place].tolist() if defined else None,
@@ -156,8 +158,8 @@ def spread_thresholds(risk: Floats) -> Floats:
 
 
 def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each cause and horizon: its `place` in the arrays, its names, how many rows, and how many events by then."""
-    events = scope.events()
+    """Each cause and horizon: its `place` in the arrays, its names, people, and people with the event by then."""
+    events, people = scope.subjects_with_event(), scope.subjects
     for e, cause in enumerate(causes):
         for h, horizon in enumerate(scope.horizons_days):
             yield {
@@ -165,7 +167,7 @@ def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "landmark_days": scope.landmark_days,
                 "cause": cause,
                 "horizon_days": float(horizon),
-                "n": len(scope),
+                "n": people,
                 "events": int(events[e, h]),
             }
 

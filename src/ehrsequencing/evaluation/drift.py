@@ -7,6 +7,7 @@ import numpy as np
 
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.evaluation.results import number
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.run import Run
@@ -16,6 +17,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 MOST_ROWS = 4_000  # prediction times of each side that drift is measured on
 MOST_CODES = 100  # timed codes that drift looks at
 SHOWN = 15
+MOST_GROUPS = 15  # of subjects of similar risk, each of at least 11
 _CHUNK_SUBJECTS = 20_000
 _READABLE = {
     "age_years": "age (years)",
@@ -199,13 +201,17 @@ def spread(risk: Floats) -> dict[str, Any]:
     """
     mean, (low, high) = risk.mean(axis=0), member_band(risk)
     order = np.argsort(mean, kind="stable")
-    shown = order[
-        np.unique(np.linspace(0, len(order) - 1, min(POINTS, len(order))).round().astype(int))
-    ]
+    groups = np.array_split(order, max(1, min(len(order) // SMALLEST_COUNT, MOST_GROUPS)))
     return {
         "resamples": len(risk),
         "mape": float(np.abs(risk - mean).mean()),
-        "points": [
-            {"risk": float(mean[i]), "low": float(low[i]), "high": float(high[i])} for i in shown
+        "groups": [
+            {
+                "risk": float(mean[some].mean()),
+                "low": float(low[some].mean()),
+                "high": float(high[some].mean()),
+            }
+            for some in groups
+            if len(some) >= SMALLEST_COUNT
         ],
     }

@@ -12,9 +12,9 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.training.adapt import subjects_with_event
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.resolve import subjects_with_event
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
 
 LEAST_TUNING = 30  # tuning subjects that decide the early stop, however few labels there are
 

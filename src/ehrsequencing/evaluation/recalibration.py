@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
-from ehrsequencing.core.minimum_counts import shareable_count
+from ehrsequencing.baselines.blend.blend import RunAnswers
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.accuracy import observed_over_expected

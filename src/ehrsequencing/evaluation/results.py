@@ -1,4 +1,9 @@
-"""The result of an evaluation: its rows as plain JSON, and its files."""
+"""The result of an evaluation: its rows as plain JSON, and its files.
+
+The exact result goes in. Of real people it is written to `metrics-individual.json`, which only its owner can read and
+no command needs, and `metrics.json` holds what may be told of it (`core.disclosure.redact`). A simulation has no
+people: there `metrics.json` is the exact result, and there is no other file.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,14 +13,14 @@ import numpy as np
 
 from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.config import format_days
+from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.core.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
-from ehrsequencing.disclosure.shared import INDIVIDUAL, shared
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.prediction.run import Run, add_to_run
+from ehrsequencing.records.attrition import FEWEST_SUBJECTS, too_few
 
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 
@@ -79,17 +84,13 @@ def metric_row(
 
 def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
     """How many were at risk at a landmark, how long they were followed, and how many had each event by each horizon."""
-    duration, cause = scope.duration_days, scope.cause
+    median = median_follow_up_days(scope.duration_days, scope.cause)
+    events = scope.subjects_with_event().tolist()
     return {
         "landmark_days": scope.landmark_days,
-        "subjects": len(duration),
-        "followup_median_days": number(median_follow_up_days(duration, cause)),
-        "events": {
-            name: [
-                int(np.sum((cause == e) & (duration <= horizon))) for horizon in scope.horizons_days
-            ]
-            for e, name in enumerate(causes, start=1)
-        },
+        "subjects": scope.subjects,
+        "followup_median_days": number(median),
+        "events": dict(zip(causes, events, strict=True)),
     }
 
 
@@ -111,7 +112,12 @@ def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
             f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
         )
     smallest = [
-        {"landmark_days": landmark, "horizon_days": horizon, "g": number(g)}
+        {
+            "landmark_days": landmark,
+            "horizon_days": horizon,
+            "g": number(g),
+            "thin": bool(g < THIN_FOLLOW_UP),
+        }
         for landmark, horizon, g in places
     ]
     return {"model": model, "smallest_g": smallest, "note": note}
@@ -195,7 +201,7 @@ def _files(result: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Path], No
     """Name and writer of each file."""
     told = result
     if not result["data"].get("simulated"):
-        told = shared(result)
+        told = redact(result)
         yield INDIVIDUAL, lambda path: write_json(path, result, owner_only=True)
     yield SHARED, lambda path: write_json(path, told)
 
@@ -213,12 +219,9 @@ def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
 
 
 def read_result(run_folder: Path) -> dict[str, Any] | None:
-    """The exact result that a run holds; None where there is none, or somebody has changed or removed it."""
+    """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
     run = Run(run_folder)
-    for name in (INDIVIDUAL, SHARED):
-        if name in run.manifest["files"]:
-            result: dict[str, Any] = (
-                {"individual": name} if name in run.altered else read_json(run_folder / name)
-            )
-            return None if "individual" in result else result
-    return None
+    if SHARED not in run.manifest["files"] or SHARED in run.altered:
+        return None
+    result: dict[str, Any] = read_json(run_folder / SHARED)
+    return result

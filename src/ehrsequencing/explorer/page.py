@@ -21,8 +21,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap, require_name, write_bytes
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXPLORER, is_page_of, page_mark
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question

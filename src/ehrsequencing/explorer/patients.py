@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords, nobody
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, STATIC, opens_run
-from ehrsequencing.records.record import Record
 from ehrsequencing.records.timelines import TaskRecords, joined
+from ehrsequencing.records.visits import Record
 
 CURVE_POINTS = 14  # of a whole risk curve, beside the horizons
 OLDEST = 90.0  # years; higher ages are shown as 90 and over

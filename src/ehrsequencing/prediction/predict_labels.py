@@ -29,7 +29,6 @@ from ehrsequencing.prediction.prediction_file import is_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
-from ehrsequencing.training.processes import ALONE, Processes
 
 FORMATS = {"meds-dev": pa.float64(), "meds-evaluation": pa.float32()}  # type of the probability
 
@@ -60,7 +59,6 @@ def predict_labels(
     force: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
 ) -> int:
     """Write the risk of one cause by one horizon at the moments of a label file.
 
@@ -77,10 +75,9 @@ def predict_labels(
         force: Whether to answer even if hardly any code of the data is known to the run.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the file should know.
-        processes: As of `predict`.
 
     Returns:
-        The number of labels that have a risk; 0 in other processes than process 0.
+        The number of labels that have a risk.
 
     Raises:
         EhrseqError: Labels, run or data cannot be used, or no label has a risk.
@@ -107,9 +104,7 @@ def predict_labels(
     run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
-    answers = asked.answers(records, Moment("all"), say=lambda _: None, processes=processes)
-    if not processes.is_first:
-        return sum(map(len, answers))
+    answers = asked.answers(records, Moment("all"))
     count, schema = 0, schema_of(style)
     with atomic_path(out, follow=True) as temporary, pq.ParquetWriter(temporary, schema) as file:
         for risks in answers:

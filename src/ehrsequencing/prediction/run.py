@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend, RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -28,7 +27,7 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE, read_outcomes
+from ehrsequencing.records.outcomes import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary

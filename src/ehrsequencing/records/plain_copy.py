@@ -18,8 +18,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder, refuse_overlap, write_bytes, write_json
 from ehrsequencing.core.limited import Limits, in_limited_child
 from ehrsequencing.core.outputs import PLAIN_COPY, complete_folder, write_manifest
-from ehrsequencing.records.files import listed
-from ehrsequencing.records.meds import find_shards
+from ehrsequencing.records.meds import find_shards, listed
 from ehrsequencing.records.parquet_rows import damaged
 
 _METADATA = {

@@ -2,8 +2,8 @@
 
 `report.html` is the answer, `report-details.html` has everything else. Each is one file. The pages
 need no script and no network, and their content security policy forbids both. All text is escaped. No id or date of a
-person is read. Every count of people goes through `disclosure` before it is printed or drawn, together with the
-numbers from which a hidden count could be worked out. The pages' sentences are in the templates.
+person is read. The result of an evaluation goes through `core.disclosure.redact` before anything is printed or drawn.
+The pages' sentences are in the templates.
 """
 
 import json
@@ -17,10 +17,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes
-from ehrsequencing.disclosure.counts import excluded, publish
-from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import panels, tables, verdict
@@ -53,7 +52,7 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "card": verdict.card(scores),
         "caveats": verdict.caveats(scores, verdicts),
         "audited": verdict.audit_case(m),
-        "incidence": _main_incidence(m, scores, shown),
+        "incidence": _main_incidence(m, scores),
         "patients": two_patients(m),
         "codes": codes(m),
         "main": main_figures(m, scores, shown),
@@ -63,7 +62,7 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
     }
 
 
-def _main_incidence(m: Mapping[str, Any], scores: Scores, shown: Shown) -> Figure | None:
+def _main_incidence(m: Mapping[str, Any], scores: Scores) -> Figure | None:
     """Observed and predicted incidence of the cause of interest at the main landmark."""
     landmark, cause = scores.main()[0], m["causes"][0]
     rows = [
@@ -71,7 +70,7 @@ def _main_incidence(m: Mapping[str, Any], scores: Scores, shown: Shown) -> Figur
         for row in m.get("incidence") or []
         if (row["landmark_days"], row["cause"]) == (landmark, cause)
     ]
-    return incidence_of(m, rows[0], shown) if rows else None
+    return incidence_of(rows[0]) if rows else None
 
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -260,10 +259,53 @@ def _told(metrics: Mapping[str, Any]) -> Told:
         raise EhrseqError(
             f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again"
         )
-    m = dict.fromkeys(_LATER) | _clean(metrics)
-    shown = publish(m)
-    m = disclose(m, shown)
-    return m, shown, Scores(m)
+    redacted = dict.fromkeys(_LATER) | redact(metrics, decimals=False)
+    # single persons: of real people only where somebody asked for them
+    m = _clean(redacted | {"trajectories": metrics.get("trajectories")})
+    return m, count_texts(m), Scores(m)
+
+
+def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
+    """Texts of every count that the pages print.
+
+    Returns:
+        Texts under `("flow", step)`, `("out", step)`, `("subjects", split)`, `("events", split, cause or "censored")`,
+        `("at_risk", landmark)`, `("by", landmark, cause, horizon)`, `("risk", landmark, cause, horizon, group)`,
+        `("curve", landmark, cause, horizon)` and `("external",)`.
+    """
+    counts: dict[tuple[Any, ...], Any] = {}
+    for i, step in enumerate(m["attrition"]):
+        counts["flow", i] = step["subjects"]
+        counts["out", i] = excluded(m["attrition"], i) if i else 0
+    counts |= {("subjects", split): count for split, count in m["data"]["subjects"].items()}
+    for split, events in m["events"].items():
+        counts |= {("events", split, name): count for name, count in events.items()}
+    for row in m["at_risk"]:
+        counts["at_risk", row["landmark_days"]] = row["subjects"]
+        for cause, events in row["events"].items():
+            for horizon, count in zip(m["horizons_days"], events, strict=True):
+                counts["by", row["landmark_days"], cause, horizon] = count
+    for row in m["risk_distribution"]:
+        people = row.get("people") or {}
+        for name in ("event", "no_event", "unknown"):
+            counts["risk", *place_of(row), name] = people[name] if people else sum(row[name])
+    for row in m.get("smooth_calibration") or []:
+        counts["curve", *place_of(row)] = row.get("n")
+    if m.get("external"):
+        counts["external",] = m["external"].get("subjects")
+    return {
+        key: f"{count:,}" if isinstance(count, int) else count
+        for key, count in counts.items()
+        if count is not None
+    }
+
+
+def excluded(steps: Sequence[Mapping[str, Any]], place: int) -> int | str:
+    """How many subjects a step of the cohort flow leaves out."""
+    stated: int | str | None = steps[place].get("excluded")
+    if stated is not None:
+        return stated
+    return int(steps[place - 1]["subjects"] - steps[place]["subjects"])
 
 
 def _page(told: Told, page: str) -> str:
@@ -352,8 +394,8 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "not_for": verdict.not_for(scores),
         "headline": scores.headline(),
         "inputs": tables.inputs(m, shown),
-        "immortal": tables.immortal_time(m, shown),
-        "per_parameter": tables.per_parameter(m, shown),
+        "immortal": tables.immortal_time(m),
+        "per_parameter": tables.per_parameter(m),
         "follow_up": tables.follow_up(m, shown),
         "incidences": by_cause(panels.incidences(m, shown)),
         "tripod": tripod(m),

@@ -9,8 +9,7 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.pretraining.exclusion import _by_ontology, near_synonyms
-from ehrsequencing.training.pretraining.targets import target_codes, visit_rows
+from ehrsequencing.training.pretraining.targets import _by_ontology, near_synonyms, target_codes, visit_rows
 from helpers.visits import Record, timelines_of
 
 NAN = math.nan
