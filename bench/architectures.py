@@ -24,7 +24,6 @@ VARIANTS: dict[str, dict[str, object]] = {  # None: as many as --layers
     "attention, query": {},
     "attention, bottleneck": {"scorer": "bottleneck"},
     "mean": {"visit_encoder": "mean"},
-    "attention, LSTM timeline": {"timeline": "lstm"},
 }
 PAIRS = {"flat": (V * C) ** 2, "mini": V * C**2 + V**2, "atte": V * C + V**2, "mean": V**2}
 

@@ -66,7 +66,6 @@ ENCODERS: dict[str, tuple[str, ...]] = {
     "attention (query)": (),
     "attention (bottleneck)": ("model.scorer=bottleneck",),
     "mini-transformer": ("model.visit_encoder=transformer",),
-    "LSTM timeline": ("model.timeline=lstm",),
     "flat": ("model.architecture=flat",),
 }
 FLAT_UP_TO = 4_000
@@ -276,7 +275,6 @@ CORNERS = {  # of each encoder's mark, around (0, 0); none: a circle
     "attention (query)": (),
     "attention (bottleneck)": ((0, -6), (6, 0), (0, 6), (-6, 0)),
     "mini-transformer": ((0, -6), (5, 4), (-5, 4)),
-    "LSTM timeline": ((0, 6), (5, -4), (-5, -4)),
     "flat": ((-6, -2), (6, -2), (6, 2), (-6, 2)),
 }
 PANEL_WIDE, PANEL_HIGH, LOW_SHARE, TOP_SHARE = 152, 150, -0.25, 1.4

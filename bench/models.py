@@ -31,7 +31,6 @@ VARIANTS = {
     "attention, query": [],
     "attention, bottleneck": ["model.scorer=bottleneck"],
     "mini-transformer": ["model.visit_encoder=transformer"],
-    "LSTM timeline": ["model.timeline=lstm"],
     "flat": ["model.architecture=flat", "model.max_tokens=512"],
 }
 

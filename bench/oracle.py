@@ -31,7 +31,6 @@ ENCODERS = {
     "mini-transformer": ["model.visit_encoder=transformer"],
     "mean": ["model.visit_encoder=mean"],
     "attention, no MLP": ["model.visit_mlp=false"],
-    "LSTM timeline": ["model.timeline=lstm"],
     "flat": ["model.architecture=flat"],
 }
 

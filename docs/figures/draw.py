@@ -163,7 +163,7 @@ def architectures() -> None:
         (1, "CodeEmbedding", ["identity + number (+ place + type)"], "vectors", "(K, d) code vectors"),
         (1, "VisitEncoder", ["attention | mean | transformer | …, then an MLP"], "rows", "(N, d) visit vectors"),
         (1, "VisitTimeEmbedding", ["+ visit index + age + time gap"], "rows", "(N, d) visits in time"),
-        (1, "TransformerTimeline | LSTMTimeline", ["a visit sees itself and those before: V² pairs"],
+        (1, "TransformerTimeline", ["a visit sees itself and those before: V² pairs"],
          "rows", "(N, d) states"),
         (1, "HazardHead", ["W2 · gelu(W1 · LN)"], "", ""),
     ])  # fmt: skip

@@ -8,17 +8,14 @@ import pytest
 
 from ehrsequencing.baselines.base import Baseline
 from ehrsequencing.baselines.fit import fit_baselines
-from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.config import StudyConfig, TaskConfig, TrainingConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import trained_baselines as trained
 from ehrsequencing.evaluation.trained_baselines import (
     FLAT,
-    LSTM,
     RunToRival,
     TrainedBaseline,
-    is_variant,
     train_baseline,
-    variant,
 )
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
@@ -27,35 +24,12 @@ from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from helpers.baselines import given_to
 
 
-def test_a_variant_keeps_what_it_can_and_drops_what_it_has_not() -> None:
-    odd = ModelConfig(
-        dim=64, visit_encoder="transformer", visit_layers=2, visit_pool="cls", delta_bins="linear", delta_bin_days=30.0,
-        code_position=True, dropout=0.3, code_types=True, n_code_types=3, frozen=("age",), wide_head=True,
-    )  # fmt: skip
-    flat, lstm = variant(odd, FLAT), variant(odd, LSTM)
-    assert (flat.architecture, flat.dim, flat.dropout, flat.code_types, flat.frozen) == (
-        "flat",
-        64,
-        0.3,
-        True,
-        ("age",),
-    )
-    assert (lstm.timeline, lstm.visit_layers, lstm.delta_bin_days) == ("lstm", 2, 30.0)
-    assert variant(ModelConfig(architecture="flat", max_tokens=99), LSTM).timeline == "lstm"
-    assert is_variant(lstm, LSTM)
-    assert is_variant(flat, FLAT)
-    assert not is_variant(odd, LSTM)
-    for name in ModelConfig.model_fields:  # whatever else a run sets, both variants are legal
-        default = ModelConfig.model_fields[name].default
-        assert variant(odd, FLAT).model_dump()[name] is not None or default is None
-
-
 def rivals(run: Path, prepared: Prepared) -> dict[str, Callable[[], Baseline]]:
     return trained.trained_baselines(RunToRival(run, prepared, Run(run).study), "simulated")
 
 
 @pytest.mark.slow
-def test_all_trains_lstm_and_flat_once_into_the_run(
+def test_all_trains_flat_once_into_the_run(
     sim_run: Path,
     prepared: Prepared,
     task: TaskConfig,
@@ -69,31 +43,30 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
     assert set(made) == {
         "boosted visits",
         "competing-risk forest",
-        LSTM,
         FLAT,
         "landmark Cox",
         "age + sex",
         "Aalen–Johansen",
     }
     Run(sim_run)  # still a valid run
-    assert sorted(p.name for p in (sim_run / "baselines").iterdir()) == ["flat-behrt", "lstm"]
+    assert sorted(p.name for p in (sim_run / "baselines").iterdir()) == ["flat-behrt"]
     days, rows = np.array([90.0, 365.25]), tuning.rows
     order = np.random.default_rng(0).permutation(len(rows))[:40]
-    for model in (made[LSTM].model, made[FLAT].model):
-        assert isinstance(model, TrainedBaseline)
-        np.testing.assert_allclose(model.nll(tuning, order), nll_of_rows(model.run.model, tuning)[order], atol=1e-5)
-        assert model.nll(tuning, order[:0]).shape == (0,)
-        every = risk_of_rows(model.run.model, tuning, horizons_days=days)
-        np.testing.assert_allclose(model.risk(tuning, order, days), every[order], atol=1e-6)
-        given = model.risk(tuning, order, days, start_days=90.0)
-        expected = (every[:, :, 1] - every[:, :, 0]) / (1 - every[:, :, 0].sum(axis=1, keepdims=True))
-        np.testing.assert_allclose(given[:, :, 1], expected[order], atol=1e-5)
-        assert (given[:, :, 0] == 0).all()
-        assert model.risk(tuning, order[:0], days).shape == (0, 2, 2)
+    model = made[FLAT].model
+    assert isinstance(model, TrainedBaseline)
+    np.testing.assert_allclose(model.nll(tuning, order), nll_of_rows(model.run.model, tuning)[order], atol=1e-5)
+    assert model.nll(tuning, order[:0]).shape == (0,)
+    every = risk_of_rows(model.run.model, tuning, horizons_days=days)
+    np.testing.assert_allclose(model.risk(tuning, order, days), every[order], atol=1e-6)
+    given = model.risk(tuning, order, days, start_days=90.0)
+    expected = (every[:, :, 1] - every[:, :, 0]) / (1 - every[:, :, 0].sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(given[:, :, 1], expected[order], atol=1e-5)
+    assert (given[:, :, 0] == 0).all()
+    assert model.risk(tuning, order[:0], days).shape == (0, 2, 2)
     manifests = {p: p.stat().st_mtime_ns for p in sim_run.glob("baselines/*/manifest.json")}
     again = {one.model.name: one for one in fit_baselines("all", common, more=rivals(sim_run, prepared))}
     assert {p: p.stat().st_mtime_ns for p in manifests} == manifests  # taken, not trained again
-    both = (kept[LSTM].model.risk(tuning, order, days) for kept in (made, again))
+    both = (kept[FLAT].model.risk(tuning, order, days) for kept in (made, again))
     np.testing.assert_array_equal(*both)
 
 
@@ -103,7 +76,7 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
     study = Run(sim_run).study
 
     def train(changed: StudyConfig) -> TrainedBaseline:
-        return train_baseline(LSTM, prepared=prepared, task_name="simulated", study=changed, run_folder=tmp_path)
+        return train_baseline(prepared=prepared, task_name="simulated", study=changed, run_folder=tmp_path)
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError
@@ -113,9 +86,9 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
         with pytest.raises(RuntimeError):
             train(study)
     assert not list(tmp_path.rglob("*.safetensors"))
-    (tmp_path / "baselines" / f".tmp-{dead}-new-lstm").mkdir(parents=True)  # a killed process leaves this
+    (tmp_path / "baselines" / f".tmp-{dead}-new-flat-behrt").mkdir(parents=True)  # a killed process leaves this
     first = train(study)
-    assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["lstm"]
+    assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["flat-behrt"]
     assert first.run.manifest["seed"] == 0
     for changed in ({"seed": 9}, {"epochs": 1}, {"members": 2}):
         settings = TrainingConfig.model_validate(study.training.model_dump() | changed)
@@ -127,5 +100,7 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
 
 def test_a_run_is_not_its_own_rival(sim_run: Path, prepared: Prepared, task: TaskConfig, tmp_path: Path) -> None:
     study = Run(sim_run).study
-    own = RunToRival(tmp_path, prepared, study.model_copy(update={"model": variant(study.model, LSTM)}))
-    assert list(trained.trained_baselines(own, task.name)) == [FLAT]
+    own = RunToRival(
+        tmp_path, prepared, study.model_copy(update={"model": study.model.with_parts(architecture="flat")})
+    )
+    assert not trained.trained_baselines(own, task.name)

@@ -275,7 +275,6 @@ def test_short_records_stay_together_and_uncut() -> None:
 
 
 def test_what_cannot_be_cut_is_not() -> None:
-    assert Reach.of(ModelConfig(timeline="lstm")) is None
     assert Reach.of(ModelConfig(attention="bidirectional")) is None
     assert Reach.of(ModelConfig(layers=3, max_visits=10)) == Reach(3, 10)
     assert Reach.of(ModelConfig(architecture="flat", layers=3, max_tokens=9)) == Reach(3, 9, in_tokens=True)

@@ -170,7 +170,6 @@ def test_a_removed_preset_says_why_and_what_to_do() -> None:
 IDLE = {
     "visit_encoder=mean": "architecture=flat",
     "visit_mlp=False": "architecture=flat",
-    "timeline=lstm": "architecture=flat",
     "code_position=True": "architecture=flat",
     "delta_bins=none": "architecture=flat",
     "max_tokens=64": "architecture=hierarchical",
@@ -197,11 +196,6 @@ def test_an_idle_setting_is_refused_and_its_home_is_named(idle: str) -> None:
     with pytest.raises(EhrseqError, match=f"{idle} belongs to {home}"):
         load_study(None, [f"model.{idle}", f"model.{IDLE[idle]}"])
     assert str(getattr(load_study(None, [f"model.{idle}", f"model.{home}"]).model, name)) == idle.partition("=")[2]
-
-
-def test_an_lstm_does_not_look_ahead() -> None:
-    with pytest.raises(EhrseqError, match="attention=bidirectional belongs to timeline=transformer"):
-        load_study(None, ["model.timeline=lstm", "model.attention=bidirectional"])
 
 
 @pytest.mark.parametrize("override", ["model.frozen=[codes]", "model.scorer=dot", "model.visit_pool=max"])

@@ -179,9 +179,6 @@ def test_models_of_other_kinds_are_refused() -> None:
     flat = build_model(ModelConfig(vocab_size=9, dim=8, heads=2, layers=1, architecture="flat"))
     with pytest.raises(EhrseqError, match="only hierarchical models"):
         SubjectProgram(flat)
-    lstm = build_model(ModelConfig(vocab_size=9, dim=8, heads=2, layers=1).with_parts(timeline="lstm"))
-    with pytest.raises(EhrseqError, match="only hierarchical models"):
-        SubjectProgram(lstm)
 
 
 @pytest.mark.slow

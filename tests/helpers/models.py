@@ -28,7 +28,6 @@ MODELS: dict[str, Settings] = {
     "the seeds": {"visit_mlp": False, "values": "none", "delta_bins": "linear", "max_visits": 3},
     "code types": {"code_types": True, "wide_head": True},
     "sinusoidal": {"position": "sinusoidal", "max_visits": 3},
-    "lstm": {"timeline": "lstm"},
     "flat": {"architecture": "flat"},
     **{f"flat {reach}": {"architecture": "flat", "max_tokens": reach} for reach in REACHES[1:]},
     "flat sinusoidal": {"architecture": "flat", "position": "sinusoidal", "code_types": True, "wide_head": True},

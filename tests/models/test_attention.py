@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import plans
@@ -139,8 +138,3 @@ def test_code_types_are_asked_for(settings: dict[str, object]) -> None:
     assert batch.code_types is not None
     with pytest.raises(EhrseqError, match="types outside the model's 4"):
         model(replace(batch, code_types=batch.code_types + 4))
-
-
-def test_an_lstm_reads_forward_only() -> None:
-    with pytest.raises(ValidationError, match="attention=bidirectional belongs to timeline=transformer"):
-        make_model(timeline="lstm", attention="bidirectional")

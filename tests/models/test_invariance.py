@@ -85,7 +85,7 @@ def test_batch_composition(subjects: Records, kind: str) -> None:
     check_composition(make_model(**MODELS[kind]), subjects)
 
 
-LONG = [{}, {"max_visits": 37}, {"timeline": "lstm"}, {"visit_encoder": "transformer"}]
+LONG = [{}, {"max_visits": 37}, {"visit_encoder": "transformer"}]
 LONG_FLAT = [{"architecture": "flat", "max_tokens": reach} for reach in (37, 400)]
 
 
@@ -163,7 +163,7 @@ def test_queries_beside_bidirectional_attention(settings: dict[str, object]) -> 
     check_queries(make_model(**settings, attention="bidirectional"), sample_records(lengths=(6, 0, 1)))
 
 
-@pytest.mark.parametrize("settings", [{}, {"timeline": "lstm"}, {"architecture": "flat"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"architecture": "flat"}], ids=str)
 def test_a_query_sees_the_past(settings: dict[str, object]) -> None:
     check_query_sees_the_past(make_model(**settings))
     if "timeline" not in settings:
@@ -182,7 +182,7 @@ def test_empty(subjects: Records, kind: str) -> None:
 @pytest.mark.parametrize("subjects", [[], [Subject()], [Subject((Visit(),))], [Subject((Visit(is_query=True),))]])
 @every_model
 def test_next_to_nothing(subjects: Records, kind: str) -> None:
-    for attention in ("causal", "bidirectional") if kind != "lstm" else ("causal",):
+    for attention in ("causal", "bidirectional"):
         model = make_model(**{**MODELS[kind], "attention": attention})
         logits = model(pack(subjects))
         assert len(logits) == sum(len(s.visits) for s in subjects)

@@ -125,7 +125,8 @@ def test_a_declaration_is_read_from_source_as_python_reads_it() -> None:
 def test_settings_know_all_parts_without_torch() -> None:
     code = (
         "import sys; from ehrsequencing import ModelConfig, visit_encoder\n"
-        "c = ModelConfig(visit_encoder='transformer', visit_layers=2, timeline='lstm')\n"
-        "assert c.history_dropout == 0 and c.relates_codes and 'torch' not in sys.modules"
+        "assert ModelConfig(architecture='flat').history_dropout == 0\n"
+        "c = ModelConfig(visit_encoder='transformer', visit_layers=2)\n"
+        "assert c.relates_codes and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

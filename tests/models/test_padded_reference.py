@@ -16,7 +16,6 @@ from helpers.strategies import VOCAB, Records, Subject, Visit, pack, records, sa
 TIMELINES: dict[str, Settings] = {
     "transformer": {"timeline": "transformer"},
     "bidirectional": {"timeline": "transformer", "attention": "bidirectional"},
-    "lstm": {"timeline": "lstm"},
 }
 HEADS = ("horizon", "visit")
 POSITIONS = ("learned", "sinusoidal", "none")

@@ -17,7 +17,7 @@ from helpers.strategies import VOCAB, pack, sample_records
 SETTINGS: list[dict[str, object]] = [
     *MODELS.values(),
     *({**MODELS[kind], "frozen": ("age", "visit")} for kind in ("query", "flat")),
-    {"code_position": True, "timeline": "lstm", "head": "visit"},
+    {"code_position": True, "head": "visit"},
     {"visit_encoder": "mean", "visit_mlp": False, "values": "none", "position": "none", "head": "visit"},
     {"wide_head": True, "values": "interpolate", "age_bin_years": 0.0, "delta_bins": "none"},
 ]
@@ -39,7 +39,7 @@ def test_the_same_model_again(tmp_path: Path, settings: dict[str, object]) -> No
     assert load_file(tmp_path / "a" / "run" / "model.safetensors").keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("settings", [{}, {"timeline": "lstm"}, {"architecture": "flat"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"architecture": "flat"}], ids=str)
 @pytest.mark.parametrize("frozen", [("age",), ("visit",), ("age", "visit"), ()])
 def test_frozen_embeddings_get_no_gradient(settings: dict[str, object], frozen: tuple[str, ...]) -> None:
     model = make_model(**settings, frozen=frozen)

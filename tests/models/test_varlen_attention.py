@@ -28,7 +28,7 @@ from helpers.no_wait import Waits, check_no_wait, nobody_waits, step
 from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
 
 SAMPLE = sample_records(lengths=(7, 0, 1, 8, 3))
-RAGGED_KINDS = [kind for kind in MODELS if kind != "lstm" and not kind.startswith("flat")]
+RAGGED_KINDS = [kind for kind in MODELS if not kind.startswith("flat")]
 
 # ---- the kernel's plain twin -----------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ def test_a_broken_plan_is_caught(name: str, monkeypatch: Patch) -> None:
 )
 def test_no_step_waits(kind: str, head: str, ragged: bool, monkeypatch: Patch) -> None:
     """Slow: the other head below every kind. The quick ones show every kind, and that head below one of them."""
-    history = {} if kind == "lstm" else {"history_dropout": 0.1}
+    history = {"history_dropout": 0.1}
     model = make_model(**MODELS[kind], head=head, dropout=0.1, code_dropout=0.1, **history)
     check_no_wait(model, pack(SAMPLE, visit_labels=head == "visit", dtype=torch.float32), monkeypatch, ragged=ragged)
 

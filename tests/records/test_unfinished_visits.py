@@ -28,7 +28,6 @@ LANDMARKS = ["0d", "8h", "40d", "180d"]  # visits of several days: many a landma
 KINDS: dict[str, dict[str, Any]] = {
     "attention": {},
     "mini-transformer": {"visit_encoder": "transformer"},
-    "lstm": {"timeline": "lstm"},
     "flat": {"architecture": "flat"},
 }
 

@@ -34,10 +34,7 @@ def reference_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
         u = u + visit_mlp(p, u) * code_mask.any(-1, keepdim=True)
     u = u + static_vectors(p, x).unsqueeze(1)
     inputs = u + time_signals(p, config, x)
-    if config.timeline == "lstm":
-        z = lstm_timeline(p, config, inputs, x)
-    else:
-        z = transformer_timeline(p, config, inputs, visible(config, x), rotary_angles(config, x))
+    z = transformer_timeline(p, config, inputs, visible(config, x), rotary_angles(config, x))
     return head(p, config, z, inputs)
 
 
@@ -171,20 +168,3 @@ def transformer_timeline(p: Parameters, config: ModelConfig, x: Tensor, seen: Te
     for layer in range(config.layers):
         x = block(p, f"timeline.layers.{layer}.", x, seen, config.heads, angles=angles)
     return norm(p, "timeline.norm", x)
-
-
-def lstm_timeline(p: Parameters, config: ModelConfig, inputs: Tensor, x: Padded) -> Tensor:
-    """`torch.nn.LSTM` itself, once for every row: on the real visits before it, and then the row."""
-    lstm = torch.nn.LSTM(config.dim, config.dim, num_layers=config.layers, batch_first=True, dtype=inputs.dtype)
-    prefix = "timeline.lstm."
-    weights = {name.removeprefix(prefix): tensor for name, tensor in p.items() if name.startswith(prefix)}
-    assert weights.keys() == dict(lstm.named_parameters()).keys()
-    states = [list(row) for row in torch.zeros_like(inputs)]
-    for b in range(len(inputs)):
-        past: list[Tensor] = []
-        for v in x.visit_mask[b].nonzero().flatten().tolist():
-            history = torch.stack([*past, inputs[b, v]]).unsqueeze(0)
-            outputs, _ = torch.func.functional_call(lstm, weights, (history,))
-            states[b][v] = outputs[0, -1]
-            past += [] if x.is_query[b, v] else [inputs[b, v]]
-    return torch.stack([torch.stack(row) for row in states]) if inputs.numel() else inputs

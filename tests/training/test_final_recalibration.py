@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 World = tuple[Floats, Floats, NDArray[np.int64], Floats]
 WIDE = 100.0  # a prior that asks for nothing
 ARCHITECTURES = [
-    {}, {"architecture": "flat"}, {"timeline": "lstm"}, {"wide_head": True},
+    {}, {"architecture": "flat"}, {"wide_head": True},
     {"architecture": "flat", "wide_head": True}, {"causes": 1, "visit_encoder": "mean"},
 ]  # fmt: skip
 

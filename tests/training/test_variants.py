@@ -26,7 +26,7 @@ TINY = (
 VARIANTS = (
     "visit_encoder=mean", "visit_encoder=transformer visit_pool=cls visit_layers=2",
     "visit_encoder=sum", "visit_encoder=scaled_sum", "visit_encoder=max", "scorer=bottleneck", "visit_mlp=false",
-    "layers=2 timeline=lstm", "wide_head=true", "head=visit", "head=visit architecture=flat",
+    "layers=2", "wide_head=true", "head=visit", "head=visit architecture=flat",
     "position=sinusoidal", "position=none", "code_position=true", "code_types=true", "age_bin_years=0",
     "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
     "delta_bins=none", "max_visits=2", "frozen=[age,visit]",
@@ -34,7 +34,7 @@ VARIANTS = (
     "preset=small_cohort", "preset=domain_shift",
 )  # fmt: skip
 MORE_VARIANTS = (  # of which the others hold most
-    "visit_encoder=transformer", "timeline=lstm", "age_bin_years=1", "delta_bins=linear", "architecture=flat",
+    "visit_encoder=transformer", "age_bin_years=1", "delta_bins=linear", "architecture=flat",
     "architecture=flat frozen=[age,visit]", "preset=medium_cohort", "preset=domain_shift architecture=flat dim=16",
 )  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_every_way_of_numbers_trains_and_predicts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["architecture=flat code_types=true", "head=visit code_types=true timeline=lstm"])
+@pytest.mark.parametrize("variant", ["architecture=flat code_types=true", "head=visit code_types=true"])
 def test_evaluate_reads_types_as_training_did(
     variant: str, sim_prepared: Path, one_cause: Path, tmp_path: Path
 ) -> None:

@@ -78,7 +78,7 @@ def fit_baselines(
         if more is None:
             fix = "evaluate a run whose prepared set is still there, or use --baselines fast"
             raise EhrseqError(
-                "LSTM and flat BEHRT need the run's own data",
+                "flat BEHRT needs the run's own data",
                 where="evaluation.baselines=all",
                 fix=fix,
             )

@@ -25,8 +25,7 @@ class Reach:
     def of(cls, config: ModelConfig) -> "Reach | None":
         """A model's reach; None where it has none, and a record is never cut.
 
-        An LSTM's state depends on the whole record, and bidirectional attention looks ahead: memory then grows with
-        the longest record.
+        Bidirectional attention looks ahead: memory then grows with the longest record.
         """
         if config.attention == "bidirectional" or not timeline.parts[config.timeline].has_window:
             return None

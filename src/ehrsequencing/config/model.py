@@ -28,7 +28,7 @@ class ModelConfig(Settings):
     dropout: float = Field(0.0, ge=0, lt=1)
     # probability that training drops a code of a visit (not a static code)
     code_dropout: float = Field(0.0, ge=0, lt=1)
-    # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat and LSTM.
+    # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat.
     history_dropout: float = Field(0.3, ge=0, lt=1)
     visit_encoder: VisitEncoder = "attention"
     visit_mlp: bool = True  # residual MLP after the visit encoder
@@ -48,7 +48,7 @@ class ModelConfig(Settings):
     outcome_rank: int = Field(32, ge=1)  # width r of an outcome's vector
     # embedding of the visit's index; flat: of the token's
     position: Literal["learned", "sinusoidal", "none"] = "learned"
-    rotary: bool = True  # attention knows the days and visits between two visits; not lstm, flat
+    rotary: bool = True  # attention knows the days and visits between two visits; not flat
     code_position: bool = False  # embedding of a code's position within its visit
     code_types: bool = False  # embedding of a code's type (its MEDS prefix)
     n_code_types: int = Field(1, ge=1)  # filled in by `train`
@@ -92,7 +92,7 @@ class ModelConfig(Settings):
         return self
 
     def with_parts(self, **chosen: str) -> "ModelConfig":
-        """These settings with other parts, as `timeline="lstm"`; what the new parts do not use becomes the default."""
+        """These settings with other parts; what the new parts do not use becomes the default."""
         values = {**dict(self), **chosen}
         dropped = {*idle_settings(values), *part_defaults(values)}
         return ModelConfig.model_validate(

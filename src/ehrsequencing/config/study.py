@@ -65,7 +65,7 @@ class TrainingConfig(Settings):
 class EvaluationConfig(Settings):
     """How a run is evaluated."""
 
-    # forest: also a competing-risk forest; all: also that, LSTM and flat BEHRT, trained with the run's settings
+    # forest: also a competing-risk forest; all: also that and flat BEHRT, trained with the run's settings
     baselines: Literal["fast", "forest", "all", "none"] = "fast"
     # cox: if censoring depends on the record
     censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"

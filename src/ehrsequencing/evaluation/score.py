@@ -28,7 +28,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.file_risks import FileRisks, Matched, match, people
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.evaluation.trained_baselines import FLAT, LSTM
+from ehrsequencing.evaluation.trained_baselines import FLAT
 from ehrsequencing.prediction.prediction_file import SUFFIXES, read_predictions
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.meds import SPLITS
@@ -247,7 +247,7 @@ def _stem(predictions: Path) -> str:
 
 def _require_own_names(names: Sequence[str]) -> None:
     for number, name in enumerate(names):
-        if not name.strip() or name in (NETWORK, ORACLE, LSTM, FLAT, *BASELINES, *names[:number]):
+        if not name.strip() or name in (NETWORK, ORACLE, FLAT, *BASELINES, *names[:number]):
             what = f"{name!r} is the name of another model of the report"
             raise EhrseqError(what, where="--name", fix="choose another")
 

@@ -1,11 +1,10 @@
-"""The baselines LSTM and flat BEHRT, other architectures of ours, trained with the run's settings; parts of a blend."""
+"""The baseline flat BEHRT, the other architecture of ours, trained with the run's settings; parts of a blend."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from ehrsequencing.baselines.base import Baseline, HazardPart, KeptBaseline
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.config import ModelConfig, StudyConfig, load_study
+from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import sweep_temporaries
 from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, read_manifest
@@ -25,12 +24,8 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.loop import Trainer
 
-LSTM, FLAT = "LSTM", "flat BEHRT"
+FLAT = "flat BEHRT"
 FOLDER = "baselines"  # of a run
-_CHANGES: dict[str, dict[str, str]] = {
-    LSTM: {"architecture": "hierarchical", "timeline": "lstm"},
-    FLAT: {"architecture": "flat"},
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class TrainedBaseline:
     """The network of a run: another architecture, trained as the run was, or the network of a blend.
 
     Args:
-        name: `LSTM`, `flat BEHRT`, or what a blend's network is called.
+        name: `flat BEHRT`, or what a blend's network is called.
         run: Its folder.
     """
 
@@ -94,30 +89,15 @@ class TrainedBaseline:
         return part, chosen - shift[np.searchsorted(subjects, subject)]
 
 
-def variant(model: ModelConfig, name: str) -> ModelConfig:
-    """A model's settings with another architecture; what that one does not have falls back to its default.
-
-    >>> variant(ModelConfig(dim=64, visit_encoder="mean"), FLAT).dim
-    64
-    """
-    return model.with_parts(**_CHANGES[name])
-
-
-def is_variant(model: ModelConfig, name: str) -> bool:
-    """Whether a model is already the one that the baseline would be."""
-    return variant(model, name) == model
-
-
 def train_baseline(
-    name: str, *, prepared: Prepared, task_name: str, study: StudyConfig, run_folder: Path
+    *, prepared: Prepared, task_name: str, study: StudyConfig, run_folder: Path
 ) -> TrainedBaseline:
-    """Train a variant of the run's model into `RUN/baselines`, or take the one that stands there.
+    """Train flat BEHRT with the run's settings into `RUN/baselines`, or take the one that stands there.
 
     It is trained under a temporary name beside its own and renamed when complete, so that an interruption leaves
     nothing that looks finished.
 
     Args:
-        name: `LSTM` or `flat BEHRT`.
         prepared: What the run was trained on.
         task_name: Its task.
         study: The run's settings.
@@ -127,15 +107,15 @@ def train_baseline(
         EhrseqError: Training fails, or a folder of somebody else's is in the way.
     """
     parent = run_folder / FOLDER
-    folder = parent / name.lower().replace(" ", "-")
-    wanted = study.model_copy(update={"model": variant(study.model, name)})
+    folder = parent / "flat-behrt"
+    wanted = study.model_copy(update={"model": study.model.with_parts(architecture="flat")})
     if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
         if parent.is_dir():
             sweep_temporaries(parent)
         with complete_folder(folder, RUN) as temporary:
             Trainer(prepared, task_name, temporary, study=wanted).fit()
             shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
-    return TrainedBaseline(name, Run(folder))
+    return TrainedBaseline(FLAT, Run(folder))
 
 
 def _is_made(folder: Path, trainer: Trainer) -> bool:
@@ -148,16 +128,14 @@ def _is_made(folder: Path, trainer: Trainer) -> bool:
 
 
 def trained_baselines(run: RunToRival, task_name: str) -> dict[str, Callable[[], Baseline]]:
-    """How to get LSTM and flat BEHRT, as far as the run is another one."""
+    """How to get flat BEHRT, unless the run is one."""
 
-    def train(name: str) -> Baseline:
+    def train() -> Baseline:
         return train_baseline(
-            name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder
+            prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder
         )
 
-    return {
-        name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)
-    }
+    return {} if run.study.model.architecture == "flat" else {FLAT: train}
 
 
 def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:

@@ -46,7 +46,7 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """What enters the timeline and what leaves it, (N, d) each."""
         x = self._inputs(batch)
-        z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer | lstm
+        z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer
         return x, z
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:

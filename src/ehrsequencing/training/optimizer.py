@@ -16,7 +16,7 @@ def make_optimizer(
     steps_per_epoch: float = 1.0,
     depth: Callable[[str], int] | None = None,
 ) -> torch.optim.AdamW:
-    """Weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases.
+    """Weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases.
 
     AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
     steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
@@ -30,7 +30,7 @@ def make_optimizer(
         depth: Depth of a parameter by its name. Each depth then has groups of its own, which hold it as `depth`.
     """
     decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
     linear = {
         id(p)
         for m in layers

@@ -56,7 +56,6 @@ Check = Callable[[], None]
 # ---- the checks, on fixed records ------------------------------------------------------------------------------------
 
 FLAT = {"architecture": "flat"}
-LSTM = {"timeline": "lstm"}
 CLS = {"visit_encoder": "transformer", "visit_pool": "cls"}
 
 
@@ -88,25 +87,19 @@ CHECKS: dict[str, Check] = {
     "composition": on_sample(check_composition),
     "composition: mean": on_sample(check_composition, visit_encoder="mean"),
     "composition: transformer": on_sample(check_composition, visit_encoder="transformer"),
-    "composition: lstm": on_sample(check_composition, **LSTM),
     "composition: flat": on_sample(check_composition, **FLAT),
     "pads": on_sample(check_pads),
     "pads: flat": on_sample(check_pads, **FLAT),
     "flat contract": on_sample(check_flat_contract, **FLAT),
     "causality": on_sample(check_causality),
-    "causality: lstm": on_sample(check_causality, **LSTM),
     "causality: flat": on_sample(check_causality, **FLAT),
     "future gradient": lambda: check_future_gradient(make_model()),
-    "future gradient: lstm": lambda: check_future_gradient(make_model(**LSTM)),
     "future gradient: flat": lambda: check_future_gradient(make_model(**FLAT)),
     "prefix": on_sample(check_prefix),
-    "prefix: lstm": on_sample(check_prefix, **LSTM),
     "prefix: flat": on_sample(check_prefix, **FLAT),
     "queries": on_sample(check_queries),
-    "queries: lstm": on_sample(check_queries, **LSTM),
     "queries: flat": on_sample(check_queries, **FLAT, max_tokens=9),
     "query sees the past": lambda: check_query_sees_the_past(make_model()),
-    "query sees the past: lstm": lambda: check_query_sees_the_past(make_model(**LSTM)),
     "query sees the past: flat": lambda: check_query_sees_the_past(make_model(**FLAT)),
     "rows": on_sample(check_rows, max_visits=3),
     "window": check_window,

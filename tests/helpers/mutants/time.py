@@ -1,4 +1,4 @@
-"""Mutants of time signals, of the LSTM, and of the flat model's tokens."""
+"""Mutants of time signals and of the flat model's tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models import behrt, embeddings, rotary, timeline
+from ehrsequencing.models import behrt, embeddings, rotary
 from ehrsequencing.models.base import SurvivalModel
 from helpers.mutants import Mutants, Patch
 
@@ -168,81 +168,6 @@ def a_query_is_not_told_from_a_visit(patch: Patch) -> None:
 
     forward = embeddings.VisitTimeEmbedding.forward
     patch.setattr(embeddings.VisitTimeEmbedding, "forward", same)
-
-
-# ---- the LSTM --------------------------------------------------------------------------------------------------------
-
-
-def lstm(patch: Patch, change: Callable[[Callable[..., Tensor], Tensor, VisitBatch], Tensor]) -> None:
-    """`change(right, x, batch)` → states, where `right(x, batch)` is the right timeline."""
-    forward = timeline.LSTMTimeline.forward
-    patch.setattr(
-        timeline.LSTMTimeline, "forward", lambda self, x, batch: change(lambda *a: forward(self, *a), x, batch)
-    )
-
-
-def all_real(batch: VisitBatch, **changes: Tensor) -> VisitBatch:
-    return replace(batch, is_query=torch.zeros_like(batch.is_query), **changes)
-
-
-@mutant("reference: lstm", "queries: lstm", "future gradient: lstm")
-def state_leaks_from_a_query(patch: Patch) -> None:
-    lstm(patch, lambda right, x, batch: right(x, all_real(batch)))
-
-
-@mutant("reference: lstm", "causality: lstm", "future gradient: lstm", "prefix: lstm")
-def the_lstm_reads_backwards(patch: Patch) -> None:
-    lstm(patch, lambda right, x, batch: right(x.flip(0), flipped(batch)).flip(0))
-
-
-def flipped(batch: VisitBatch) -> VisitBatch:
-    offsets = batch.subject_offsets[-1] - batch.subject_offsets.flip(0)
-    return replace(batch, subject_offsets=offsets, is_query=batch.is_query.flip(0), static_offsets=offsets * 0,
-                   static_codes=batch.static_codes[:0])  # fmt: skip
-
-
-@mutant("reference: lstm", "composition: lstm")
-def the_state_of_the_neighbour_goes_on(patch: Patch) -> None:
-    """One long subject instead of many."""
-
-    def joined(right: Callable[..., Tensor], x: Tensor, batch: VisitBatch) -> Tensor:
-        offsets = batch.subject_offsets.clone()
-        offsets[1:] = offsets[-1]
-        return right(x, replace(batch, subject_offsets=offsets))
-
-    lstm(patch, joined)
-
-
-@mutant("reference: lstm")
-def a_query_starts_afresh(patch: Patch) -> None:
-    def afresh(right: Callable[..., Tensor], x: Tensor, batch: VisitBatch) -> Tensor:
-        alone = torch.arange(len(x) + 1)
-        lonely = replace(batch, subject_offsets=alone, static_offsets=alone * 0, static_codes=batch.static_codes[:0])
-        return torch.where(batch.is_query.unsqueeze(1), right(x, lonely), right(x, batch))
-
-    lstm(patch, afresh)
-
-
-@mutant("reference: lstm", "query sees the past: lstm", "future gradient: lstm")
-def a_query_gets_the_state_before_it(patch: Patch) -> None:
-    def before(right: Callable[..., Tensor], x: Tensor, batch: VisitBatch) -> Tensor:
-        z = right(x, batch)
-        previous = torch.cat([torch.zeros_like(z[:1]), z[:-1]])
-        first = batch.visit_index == 0
-        return torch.where((batch.is_query & ~first).unsqueeze(1), previous, z)
-
-    lstm(patch, before)
-
-
-@mutant("reference: lstm")
-def gates_are_in_another_order(patch: Patch) -> None:
-    cell = timeline._cell
-
-    def reordered(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        i, f, g, o = gates.chunk(4, 1)
-        return cell(torch.cat([f, i, g, o], 1), c)
-
-    patch.setattr(timeline, "_cell", reordered)
 
 
 # ---- tokens of the flat model ----------------------------------------------------------------------------------------
