@@ -17,7 +17,7 @@ from _real_numbers import COLUMNS
 from _real_results import keep, kept_splits, lengthened, shortened
 from ehrsequencing.baselines.forest import CompetingForest
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.evaluation.repeated_splits import one_split
 from real import SETS, Trial, study_of
 

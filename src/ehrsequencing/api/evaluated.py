@@ -19,12 +19,12 @@ from ehrsequencing.api import curves, plots
 from ehrsequencing.api.asked import risk_column
 from ehrsequencing.api.cards import card, main_c
 from ehrsequencing.api.frames import as_frame, checked_frames, meds_folder, required, times
-from ehrsequencing.api.latex import FIRST_LINE, latex_table
+from ehrsequencing.api.latex import latex_table
 from ehrsequencing.api.showable import Showable
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, write_bytes
+from ehrsequencing.core.outputs import FIGURE, LATEX, output_file
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
@@ -33,7 +33,7 @@ from ehrsequencing.records.timelines import TaskRecords
 
 FORMATS = ("pdf", "png", "svg")
 REPORT = "report.html"
-_MARK = "ehrsequencing"  # in the files of figures, so that only they are overwritten
+_MARK = "ehrsequencing"
 _PLACE = (
     ("landmark", pa.string()),
     ("cause", pa.string()),
@@ -269,15 +269,17 @@ class EvaluationResult:
         metrics: Sequence[str] = ("c", "ipa", "oe"),
         cause: str | None = None,
         landmark: Any = None,
+        overwrite: bool = False,
     ) -> Path:
         r"""Write a table of all models for a paper, which needs `\usepackage{booktabs}`.
 
         Args:
-            path: The file; an earlier table there is replaced.
+            path: The file.
             horizons: Default: all.
             metrics: Keys of metrics, as in the column `metric` of `metrics`.
             cause: Default: the first.
             landmark: Default: the first.
+            overwrite: Whether an earlier table there that nobody has changed is replaced.
 
         Returns:
             The file.
@@ -300,8 +302,8 @@ class EvaluationResult:
             landmark=place["landmark"],
         )
         target = Path(path)
-        refuse_foreign_file(target, lambda file: file.read_bytes().startswith(FIRST_LINE.encode()))
-        write_bytes(target, text.encode(), follow=True)
+        with output_file(target, LATEX, overwrite=overwrite) as temporary:
+            temporary.write_bytes(text.encode())
         return target
 
     def figures(
@@ -311,14 +313,16 @@ class EvaluationResult:
         format: str = "pdf",
         horizons: Sequence[str | float] | None = None,
         dpi: int = 200,
+        overwrite: bool = False,
     ) -> list[Path]:
         """Write calibration, decision and incidence figures of every cause and horizon at the first landmark.
 
         Args:
-            folder: Where to; it is made. Earlier figures of the same names are replaced.
+            folder: Where to; it is made.
             format: `pdf`, `png` or `svg`.
             horizons: Default: all.
             dpi: Dots per inch of `png`.
+            overwrite: Whether earlier figures there that nobody has changed are replaced.
 
         Returns:
             The files.
@@ -351,8 +355,8 @@ class EvaluationResult:
                         for c in f"{kind}-{cause}-{format_days(days)}"
                     )
                     path = Path(folder) / f"{name}.{format}"
-                    refuse_foreign_file(path, lambda file: _MARK.encode() in file.read_bytes())
-                    write_bytes(path, _image(ax.figure, format, dpi), follow=True)
+                    with output_file(path, FIGURE, overwrite=overwrite) as temporary:
+                        temporary.write_bytes(_image(ax.figure, format, dpi))
                     pyplot.close(ax.figure)
                     written.append(path)
         return written

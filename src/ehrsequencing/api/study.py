@@ -19,8 +19,8 @@ from ehrsequencing.config import StudyConfig, TaskConfig, validated
 from ehrsequencing.config.parts import KINDS
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, sha256
-from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.prepared import SECTIONS, Prepared
@@ -90,6 +90,7 @@ def prepare(
     task: Any = None,
     *,
     out: str | os.PathLike[str],
+    overwrite: bool = False,
     progress: bool = True,
     engine: str = "processes",
     **sections: Mapping[str, Any],
@@ -102,7 +103,8 @@ def prepare(
     Args:
         meds: A folder of MEDS data, or a frame of MEDS rows.
         task: A task file, its content as a mapping, or a list of either; none for pretraining.
-        out: Folder to make; an earlier prepared set there is replaced.
+        out: Folder to make.
+        overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
         progress: Whether to show a bar.
         engine: Where shards are worked on: `processes` of this machine, or a cluster (`dask://HOST:PORT`).
         sections: Sections of a study, as in `visits={"by": "day"}` or `splits={"by": "hash"}`.
@@ -128,7 +130,14 @@ def prepare(
         if (found := _known(folder, content)) is not None:
             return found
         write_prepared(
-            source, folder, study=study, tasks=tasks, progress=tick, content=content, engine=engine
+            source,
+            folder,
+            study=study,
+            tasks=tasks,
+            overwrite=overwrite,
+            progress=tick,
+            content=content,
+            engine=engine,
         )
     return PreparedData(folder)
 

@@ -7,13 +7,14 @@ import typer
 
 from ehrsequencing.cli.console import bar, finish, say
 from ehrsequencing.cli.inputs import open_run
-from ehrsequencing.cli.options import MovedSet, RunFolder
+from ehrsequencing.cli.options import MovedSet, Overwrite, RunFolder
 from ehrsequencing.core.errors import EhrseqError
 
 
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Option("--out", help="Folder to make")],
+    overwrite: Overwrite = False,
     format_: Annotated[
         str,
         typer.Option(
@@ -49,9 +50,9 @@ def export(
     _refuse_unused(format_, {name for name, is_given in given.items() if is_given})
     open_run(run)
     if format_ == "torch":
-        ending = _as_program(run, out, network_only=network_only)
+        ending = _as_program(run, out, network_only=network_only, overwrite=overwrite)
     else:
-        ending = _to_share(run, out, prepared=prepared, license_id=license_)
+        ending = _to_share(run, out, prepared=prepared, license_id=license_, overwrite=overwrite)
     finish(**ending)
 
 
@@ -67,11 +68,11 @@ def _refuse_unused(chosen: str, given: set[str]) -> None:
         raise EhrseqError(f"does not belong to --format {chosen}", where=other[0], fix=fix)
 
 
-def _as_program(run: Path, out: Path, *, network_only: bool) -> dict[str, Any]:
+def _as_program(run: Path, out: Path, *, network_only: bool, overwrite: bool) -> dict[str, Any]:
     from ehrsequencing.export.folder import EXAMPLE, export_run
 
     with bar("exporting"):
-        found = export_run(run, out, network_only=network_only)
+        found = export_run(run, out, network_only=network_only, overwrite=overwrite)
     say(
         f"{found.answers}; {found.questions} questions about made-up records: risks differ by {found.difference:.1e}"
     )
@@ -80,13 +81,13 @@ def _as_program(run: Path, out: Path, *, network_only: bool) -> dict[str, Any]:
 
 
 def _to_share(
-    run: Path, out: Path, *, prepared: Path | None, license_id: str | None
+    run: Path, out: Path, *, prepared: Path | None, license_id: str | None, overwrite: bool
 ) -> dict[str, Any]:
     from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
     from ehrsequencing.export.share import CARD, share_run
 
     with bar("exporting"):
-        found = share_run(run, out, prepared=prepared, license_id=license_id)
+        found = share_run(run, out, prepared=prepared, license_id=license_id, overwrite=overwrite)
     what = "codes and numbers" if found.numbers else "codes"
     changed = f"{found.codes + found.numbers} {what} of fewer than {SMALLEST_COUNT} people removed"
     same = "it predicts as the run does"

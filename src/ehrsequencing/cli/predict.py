@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say, warn
-from ehrsequencing.cli.inputs import open_run, read_study, trusted
+from ehrsequencing.cli.inputs import open_run, read_study
 from ehrsequencing.cli.launch import launch, launches, one_of_several
-from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides, RunFolder, Untrusted
+from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides, Overwrite, RunFolder
 from ehrsequencing.core.errors import EhrseqError
 
 _JUDGE = {  # format → the command that judges such a file
@@ -66,7 +66,7 @@ def predict(
     force: Annotated[
         bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")
     ] = False,
-    untrusted: Untrusted = False,
+    overwrite: Overwrite = False,
     devices: Devices = 1,
     nodes: Nodes = 1,
     config: Config = None,
@@ -95,28 +95,25 @@ def predict(
         study = read_study(config, overrides, "predict")
         made = open_run(run).study
         refuse_changes(study, made, "predict", file=config, by=run)
-        asked = study.model_copy(update={"visits": made.visits})
         write_to: Any
         processes = group or ALONE
-        with (
-            trusted(data, asked, untrusted=untrusted, processes=processes) as records,
-            bar("predicting") as tick,
-        ):
+        with bar("predicting") as tick:
             if outcome or top is not None:
                 if recalibrate:
                     what, fix = "--recalibrate is for the task's causes", "leave it out"
                     raise EhrseqError(what, where="ehrseq predict", fix=fix)
                 write_to = partial(
-                    predict_outcomes, run, records, out, outcomes=outcome or (), top=top
+                    predict_outcomes, run, data, out, outcomes=outcome or (), top=top
                 )
             else:
-                write_to = partial(write, run, records, out, recalibrated=recalibrate)
+                write_to = partial(write, run, data, out, recalibrated=recalibrate)
             if labels is not None:
-                write_to = partial(predict_labels, run, records, out, labels=labels, style=style)
+                write_to = partial(predict_labels, run, data, out, labels=labels, style=style)
                 write_to = partial(write_to, cause=cause, recalibrated=recalibrate)
             else:
                 write_to = partial(write_to, at=at)
             write_to = partial(write_to, horizons_days=days, force=force, processes=processes)
+            write_to = partial(write_to, overwrite=overwrite)
             count = write_to(facts=study.data, progress=tick, say=notes.append)
         if not processes.is_first:
             return

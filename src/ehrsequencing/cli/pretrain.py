@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from ehrsequencing.cli.console import finish, say, training_bar, unfinished
-from ehrsequencing.cli.inputs import read_study
-from ehrsequencing.cli.options import Config, Overrides
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.cli.inputs import make_room, read_study
+from ehrsequencing.cli.options import Config, Overrides, Overwrite
+from ehrsequencing.core.process import keep_freed_memory
 
 
 def pretrain(
@@ -24,6 +24,7 @@ def pretrain(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after an interruption")
     ] = False,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Fit a model to records without labels; ehrseq train --init starts from it."""
@@ -31,7 +32,8 @@ def pretrain(
     study = read_study(config, overrides, "pretrain")
     from ehrsequencing.config import refuse_changes
     from ehrsequencing.core.files import read_json_lines, write_bytes
-    from ehrsequencing.core.outputs import HISTORY
+    from ehrsequencing.core.outputs import HISTORY, PRETRAINED
+    from ehrsequencing.prediction.run import add_to_run
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import pretraining_lines
     from ehrsequencing.reporting.pretraining_page import render_pretraining
@@ -39,6 +41,8 @@ def pretrain(
     from ehrsequencing.training.pretraining.loop import Pretrainer
     from ehrsequencing.training.run_folder import alone_in
 
+    if overwrite:
+        make_room(prepared, out, PRETRAINED, resume=resume)
     with alone_in(out):  # before the work begins
         store = Prepared(prepared)
         refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
@@ -47,7 +51,8 @@ def pretrain(
             results = trainer.fit(resume=resume, on_progress=show)
         say("\n".join(pretraining_lines(results)))
         page = out / ANSWER
-        write_bytes(page, render_pretraining(results, read_json_lines(out / HISTORY)).encode())
+        html = render_pretraining(results, read_json_lines(out / HISTORY)).encode()
+        add_to_run(out, ANSWER, lambda path: write_bytes(path, html))
     finish(
         wrote={"pretrained": out, "report": page},
         then=["train", prepared, "--init", out, "--out", "run"],

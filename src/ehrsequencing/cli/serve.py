@@ -8,7 +8,7 @@ import typer
 from ehrsequencing.cli.console import bar, finish, note, say
 from ehrsequencing.cli.inputs import open_run
 from ehrsequencing.cli.options import RunFolder
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory
 
 if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run

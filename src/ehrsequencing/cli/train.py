@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from ehrsequencing.cli.console import finish, say, training_bar, unfinished, warn
-from ehrsequencing.cli.inputs import read_study
+from ehrsequencing.cli.inputs import make_room, read_study
 from ehrsequencing.cli.launch import launch, launches, one_of_several
-from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides
+from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides, Overwrite
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory
 
 
 def train(
@@ -33,6 +33,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after an interruption")
     ] = False,
+    overwrite: Overwrite = False,
     devices: Devices = 1,
     nodes: Nodes = 1,
     config: Config = None,
@@ -47,6 +48,7 @@ def train(
         from ehrsequencing.baselines.blend.train import trainer_of
         from ehrsequencing.cli.results import adapter_lines, kept_epochs
         from ehrsequencing.config import refuse_changes, refuse_other_task
+        from ehrsequencing.core.outputs import RUN
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
         from ehrsequencing.training.pretrained import Pretrained
@@ -54,6 +56,8 @@ def train(
         from ehrsequencing.training.run_folder import alone_in
 
         all_of_them = processes or ALONE
+        if overwrite and all_of_them.is_first:
+            make_room(prepared, out, RUN, resume=resume)
         with alone_in(out) if all_of_them.is_first else nullcontext():  # before the work begins
             store = Prepared(prepared)
             refuse_changes(study, store.study, "train", file=config, by=prepared)

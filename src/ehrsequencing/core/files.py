@@ -7,6 +7,7 @@ write in the folder removes both.
 """
 
 import errno
+import gzip
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ from pydantic import BaseModel
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.text import BadText, parse_json
 
+UNPACKED_BYTES = 4 << 30  # that a gzip file may hold which is read at once
 LOCK = ".ehrseq-lock"  # in a folder that a command is writing
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}(\.lock)?")
 
@@ -210,7 +213,9 @@ def is_special(path: Path) -> bool:
     if not os.path.lexists(path):
         return False
     mounts = Path("/proc/self/mountinfo")
-    names = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
+    names = (
+        [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
+    )
     is_mounted = os.path.ismount(path) or os.path.realpath(path).replace(" ", "\\040") in names
     return is_mounted or not (path.is_file() or path.is_dir() or path.is_symlink())
 
@@ -298,6 +303,34 @@ def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
     except BadText as error:
         what = f"is damaged: it {error.what}"
         raise EhrseqError(what, where=str(path), fix="make this file again") from error
+
+
+def read_unpacked(path: Path, *, where: str = "") -> bytes:
+    """The bytes of a file; a gzip file may hold at most `UNPACKED_BYTES`.
+
+    Args:
+        path: The file.
+        where: What the message names; default: the file.
+
+    Raises:
+        EhrseqError: It cannot be read to its end, or holds more.
+    """
+    where = where or str(path)
+    if path.suffix.lower() != ".gz":
+        with disk_errors("cannot be read", Path(where)):
+            return path.read_bytes()
+    try:
+        with gzip.open(path) as file:
+            data = file.read(UNPACKED_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        fix = "copy the file again: it is cut off or damaged"
+        raise EhrseqError("cannot be read", where=where, fix=fix) from error
+    if len(data) > UNPACKED_BYTES:
+        what = f"holds more than {UNPACKED_BYTES / 2**30:g} GiB when it is unpacked"
+        raise EhrseqError(
+            what, where=where, fix="look at what it holds; if you trust it, unpack it"
+        )
+    return data
 
 
 def sha256(path: Path) -> str:

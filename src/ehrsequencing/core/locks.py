@@ -1,10 +1,5 @@
-"""One writer for each output folder: a lock that the system releases when its process ends, however it ends.
+"""Claims of pieces of work that several processes share."""
 
-While a command writes a folder, the folder holds `.ehrseq-lock`, which names the process. The file is locked by
-`flock`, so that one which a killed process left is no obstacle.
-"""
-
-import errno
 import json
 import os
 import platform
@@ -13,62 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import LOCK
-from ehrsequencing.core.temporaries import make_folders
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
-
-_held: dict[
-    tuple[int, Path], int
-] = {}  # (process, folder) → how many blocks of this process are inside
-
-
-@contextmanager
-def locked(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock of an output folder. A process that holds it already passes.
-
-    A folder that is not there is made, and removed at the end if it is still empty.
-
-    Args:
-        folder: The output.
-        wait_seconds: How long to wait for another process.
-
-    Raises:
-        EhrseqError: Another process holds it, or the disk refused.
-    """
-    target = Path(os.path.realpath(folder))
-    key = (os.getpid(), target)
-    if _held.get(key, 0):
-        _held[key] += 1
-        try:
-            yield
-        finally:
-            _held[key] -= 1
-        return
-    made: list[Path] = []
-    try:
-        descriptor = _acquire(target, folder, made, time.monotonic() + wait_seconds)
-    except BaseException as error:
-        _remove_empty(made)
-        if not isinstance(error, OSError):
-            raise
-        fix = (
-            "name a folder" if target.is_file() else error.strerror or "check the path and the disk"
-        )
-        raise EhrseqError("cannot be written", where=str(folder), fix=fix) from error
-    _held[key] = 1
-    try:
-        yield
-    finally:
-        del _held[key]
-        _release(target / LOCK, descriptor)
-        _remove_empty(made)
 
 
 @contextmanager
@@ -95,37 +39,6 @@ def claimed(path: Path) -> Iterator[bool]:
             _release(path, descriptor)
         else:
             os.close(descriptor)
-
-
-def _acquire(target: Path, folder: Path, made: list[Path], until: float) -> int:
-    """The descriptor of the locked file; folders that had to be made are added to `made`."""
-    path = target / LOCK
-    while True:
-        descriptor, is_mine = _open(target, made), False
-        try:
-            is_mine = _lock(descriptor) and _is_same(descriptor, path)
-            if is_mine:
-                _write_holder(descriptor)
-                return descriptor
-            if time.monotonic() >= until and _is_same(descriptor, path):
-                raise _in_use(_read_holder(descriptor), folder)
-        except BaseException:
-            if is_mine:
-                _release(path, descriptor)
-            else:
-                os.close(descriptor)
-            raise
-        os.close(descriptor)  # it was released and removed meanwhile, or we wait
-        time.sleep(0.05)
-
-
-def _open(target: Path, made: list[Path]) -> int:
-    """Open the lock's file; a process that ends removes the folder that it made, and then we make it again."""
-    for _ in range(100):
-        with suppress(FileNotFoundError):
-            made += make_folders(target)
-            return os.open(target / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    raise FileNotFoundError(errno.ENOENT, "the folder vanishes again and again", str(target))
 
 
 def _lock(descriptor: int) -> bool:
@@ -156,14 +69,6 @@ def _release(path: Path, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _remove_empty(made: list[Path]) -> None:
-    for path in reversed(made):
-        try:
-            path.rmdir()
-        except OSError:
-            return  # something is in it
-
-
 def _write_holder(descriptor: int) -> None:
     command = (
         " ".join(["ehrseq", *sys.argv[1:2]])
@@ -178,18 +83,3 @@ def _write_holder(descriptor: int) -> None:
     }
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
-
-
-def _read_holder(descriptor: int) -> dict[str, Any]:
-    try:
-        found = json.loads(os.pread(descriptor, 10_000, 0))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _in_use(holder: dict[str, Any], folder: Path) -> EhrseqError:
-    who = f"{holder.get('command', 'a process')} (process {holder.get('pid', '?')}"
-    who += f" on {holder.get('host', '?')}, since {holder.get('since', '?')})"
-    fix = "wait until it has ended, stop it, or name another folder"
-    return EhrseqError(f"is being written by {who}", where=str(folder), fix=fix)

@@ -28,6 +28,7 @@ from ehrsequencing.core.files import (
     is_temporary,
     mode_for,
     read_json,
+    remove_folder,
     require_name,
     sha256,
     temporary_in,
@@ -50,7 +51,10 @@ _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
 _VOCABULARY = ("vocabulary.json", "vocabulary.safetensors")
 _DATA_SET = ("metadata/subject_splits.parquet", "metadata/dataset.json")
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux; RENAME_SWAP of macOS is 2 as well
+_HERE, _EXCHANGE = (
+    -100,
+    2,
+)  # AT_FDCWD and RENAME_EXCHANGE of Linux; RENAME_SWAP of macOS is 2 as well
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,17 @@ def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
         if name in files and sha256(path) != files[name]:
             return f"holds {name!r}, which has changed since it was written"
     return None
+
+
+def remove_existing(out: Path, kind: Kind) -> None:
+    """Remove an output of a kind that nobody has changed, for a command that writes into its folder step by step.
+
+    Raises:
+        EhrseqError: As of `refuse_existing`, or the disk refused.
+    """
+    refuse_existing(out, kind, overwrite=True)
+    if out.is_dir():
+        remove_folder(out)
 
 
 @contextmanager

@@ -191,6 +191,7 @@ def validate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     facts: DataConfig | None = None,
+    overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
     processes: Processes = ALONE,
@@ -205,6 +206,7 @@ def validate(
             its training subjects; without it there are none.
         settings: Baselines and resamples; default: those of the run.
         facts: What the data set's files do not tell.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with the name of each stage.
         draw: Called with the result and the folder that is being written, to add a report.
         processes: As of `evaluate`; all on one machine, since the others read what process 0 has encoded.
@@ -239,7 +241,7 @@ def validate(
         chosen = drawn_subjects(encoded, settings)
         answer_for(run, encoded if chosen is None else encoded.take(chosen), processes)
         return {}, folder
-    with complete_folder(folder, EXTERNAL) as temporary:
+    with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         spool = temporary / _SPOOL
         found = read_external(run, data, facts=facts, spool=spool, progress=progress)
         processes.tell(str(_place(spool)))

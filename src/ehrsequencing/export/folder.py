@@ -40,13 +40,16 @@ class Exported:
     difference: float  # the largest difference of a risk
 
 
-def export_run(run_folder: Path, out: Path, *, network_only: bool = False) -> Exported:
+def export_run(
+    run_folder: Path, out: Path, *, network_only: bool = False, overwrite: bool = False
+) -> Exported:
     """Write a run's network as a program of `torch.export`, with all that is needed to use it without ehrseq.
 
     Args:
         run_folder: A trained run.
-        out: Folder to make; an earlier export is replaced.
+        out: Folder to make.
         network_only: Of a blend, write its network alone, whose risks are not those of the blend.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
 
     Raises:
         EhrseqError: The run is a blend and `network_only` was not asked for, it is of a kind that cannot be exported,
@@ -58,7 +61,7 @@ def export_run(run_folder: Path, out: Path, *, network_only: bool = False) -> Ex
     members = len(program.members)
     answers = "the network of a blend, not the blend" if run.blend is not None else "the run"
     answers += f", as the mean hazard of {members} members" if members > 1 else ""
-    with complete_folder(out, EXPORT) as folder:
+    with complete_folder(out, EXPORT, overwrite=overwrite) as folder:
         write_bytes(folder / PROGRAM, _traced(program, run))
         write_bytes(folder / ARRAYS, _arrays(run))
         write_json(folder / VOCABULARY, _vocabulary(run))

@@ -76,16 +76,22 @@ class Shared:
 
 
 def share_run(
-    run_folder: Path, out: Path, *, prepared: Path | None = None, license_id: str | None = None
+    run_folder: Path,
+    out: Path,
+    *,
+    prepared: Path | None = None,
+    license_id: str | None = None,
+    overwrite: bool = False,
 ) -> Shared:
     """Write what of a run may be shared, with a model card.
 
     Args:
         run_folder: A finished run.
-        out: Folder to make; an earlier one of this kind is replaced.
+        out: Folder to make.
         prepared: The run's prepared set, if it has moved. It is needed where `vocabulary.min_subjects` is below 11, to
             count the people behind each code.
         license_id: Identifier of a licence, for the card.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
 
     Raises:
         EhrseqError: The run keeps something of few people that cannot be removed, or its prepared set is needed and
@@ -102,7 +108,7 @@ def share_run(
             count_carriers(store, run.vocabulary), run.vocabulary, enough=SMALLEST_COUNT
         )
     people = _people(run, store)
-    with complete_folder(out, SHARED_RUN) as folder:
+    with complete_folder(out, SHARED_RUN, overwrite=overwrite) as folder:
         vocabulary = _write_model(run, folder, rare)
         write_settings(folder / "config.yaml", settings_to_share(run.study))
         names = [*RUN_NEEDS, *_others(run, folder)]

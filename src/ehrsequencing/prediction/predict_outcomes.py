@@ -10,7 +10,8 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.prediction.divided import Block
 from ehrsequencing.prediction.predict import (
     Moment,
@@ -20,7 +21,7 @@ from ehrsequencing.prediction.predict import (
     nobody,
     start_days_of,
 )
-from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file, require_suffix
+from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had
@@ -41,6 +42,7 @@ def predict_outcomes(
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     force: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
     processes: Processes = ALONE,
@@ -60,6 +62,7 @@ def predict_outcomes(
         horizons_days: Default: the task's horizons.
         facts: As of `predict`.
         force: As of `predict`.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: As of `predict`.
         say: As of `predict`.
         processes: As of `predict`.
@@ -70,7 +73,7 @@ def predict_outcomes(
     Raises:
         EhrseqError: The run has no such outcomes, or as of `predict`.
     """
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     codes = chosen_outcomes(run, data, outcomes)
@@ -92,7 +95,12 @@ def predict_outcomes(
         return len(list(answers))
     count = answered = 0
     with prediction_file(
-        out, causes=names, horizons_days=horizons, start_days=start, banded=False
+        out,
+        causes=names,
+        horizons_days=horizons,
+        start_days=start,
+        banded=False,
+        overwrite=overwrite,
     ) as file:
         for blocks in answers:
             subjects = np.zeros(0, np.int64)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from joblib.externals.loky import get_reusable_executor
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.engines import CallAll, Engine
 from ehrsequencing.records.plain_results import read_result, write_result
 from ehrsequencing.records.shard_work import KEPT, ShardWork

@@ -30,6 +30,7 @@ from ehrsequencing.core.outputs import (
     require_facts,
     write_manifest,
 )
+from ehrsequencing.core.process import safe_children
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import excluded_codes, read_parents
@@ -72,6 +73,7 @@ def prepare(
     *,
     study: StudyConfig,
     tasks: Sequence[TaskConfig],
+    overwrite: bool = False,
     progress: Progress | None = None,
     processes: int | None = None,
     engine: str = PROCESSES,
@@ -81,9 +83,10 @@ def prepare(
 
     Args:
         data: Folder of the data set.
-        out: Folder to make; an earlier prepared set there is replaced when the new one is complete.
+        out: Folder to make.
         study: How visits are cut, values read and the vocabulary built.
         tasks: The questions.
+        overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
         progress: Called with (pieces of work done, pieces to do): shards to read, then ranges of subjects to encode.
         processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
             result is the same, byte for byte.
@@ -98,7 +101,7 @@ def prepare(
     if where.is_cluster:  # its machines have other working folders
         data, out = data.resolve(), out.resolve()
     job = PrepareJob(data, study, tasks, progress)
-    with complete_folder(out, PREPARED) as folder:
+    with safe_children(), complete_folder(out, PREPARED, overwrite=overwrite) as folder:
         workers = Workers(job.work(folder), count_processes(job.reader.shards, processes), where)
         job.write(folder, workers, job.fit(folder, workers), content=content)
 

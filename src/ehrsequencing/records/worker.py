@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap, sha256
-from ehrsequencing.core.outputs import PREPARED, complete_folder, refuse_foreign_folder
+from ehrsequencing.core.outputs import PREPARED, complete_folder, refuse_existing
 from ehrsequencing.core.owners import this_process
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.engines import PROCESSES
@@ -164,7 +164,7 @@ def prepare_as_worker(
     """
     out = out.resolve()  # workers may have other working folders
     refuse_overlap(out, data)
-    refuse_foreign_folder(out, PREPARED)
+    refuse_existing(out, PREPARED)
     job = PrepareJob(data, study, tasks, progress)
     shared = SharedWork(out, _identity(job))
     with shared.unless_done():

@@ -9,9 +9,9 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.core.outputs import STUDY_SITE, is_json_of
+from ehrsequencing.core.outputs import STUDY_SITE, output_file, refuse_existing
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -62,7 +62,7 @@ def run_site(
         EhrseqError: Pack or data cannot be used, or nobody there has a prediction time at a landmark.
     """
     told, run = open_pack(pack)
-    refuse_foreign_file(out, lambda path: is_json_of(path, STUDY_SITE))
+    refuse_existing(out, STUDY_SITE)
     records = read_external(run, data, facts=facts, progress=progress).population.records
     held_out = None if split == "all" else _held_out(run, data, facts, records.timelines.subject_id)
     if held_out is not None:
@@ -104,7 +104,8 @@ def run_site(
         "risk_edges": list(RISK_EDGES),
         "landmarks": landmarks,
     }
-    write_json(out, result, follow=True)
+    with output_file(out, STUDY_SITE) as temporary:
+        write_json(temporary, result)
     return result
 
 

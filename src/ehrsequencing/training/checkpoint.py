@@ -21,7 +21,6 @@ from ehrsequencing.core.files import (
     entries,
     read_json,
     remove_folder,
-    sweep_temporaries,
     write_bytes,
     write_json,
 )
@@ -71,6 +70,8 @@ class ExponentialMovingAverage:
 def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint under `folder`, then forget all but the last two."""
     name = f"step-{state.global_step:08d}-{state.epoch:05d}"
+    if (folder / name).exists():  # it was damaged, and the run went on from the one before
+        remove_folder(folder / name)
     with complete_folder(folder / name, CHECKPOINT) as temporary:
         on_disk = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         write_bytes(temporary / "state.safetensors", save(on_disk))
@@ -112,7 +113,6 @@ def load_checkpoint(
     """
     if not folder.is_dir():
         return None
-    sweep_temporaries(folder)
     # an empty folder is a checkpoint whose first write was interrupted
     names = sorted(
         (p for p in folder.iterdir() if p.name.startswith("step-") and entries(p)), reverse=True

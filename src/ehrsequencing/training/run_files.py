@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.core.files import sweep_temporaries, write_json, write_settings
+from ehrsequencing.core.files import write_json, write_settings
 from ehrsequencing.core.outputs import RUN, RUN_NEEDS, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
@@ -48,7 +48,6 @@ def write_run_files(
     """
     assert study.task is not None
     task = study.task.name
-    sweep_temporaries(out)
     write_history(out, history)
     model.save_pretrained(out)
     prepared.vocabulary.save(out)

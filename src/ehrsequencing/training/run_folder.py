@@ -15,7 +15,6 @@ from ehrsequencing.core.files import (
     read_json,
     remove_folder,
     require_name,
-    sweep_temporaries,
     write_bytes,
     write_json,
 )
@@ -107,13 +106,12 @@ class RunFolder:
             )
         fix = "name another folder for a run with other settings or data"
         self._require_own(manifest, was="holds a finished run made with", fix=fix)
-        sweep_temporaries(self.out)
 
     def begin(self, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse a folder that holds another run or other files."""
         mark = self.checkpoints / BEGUN
-        if not resume and any(not is_temporary(path) for path in entries(self.out)):
-            fix = "name another folder, or add --resume to go on with this run"
+        if not resume and entries(self.out):
+            fix = "name another folder, or add --resume to go on with this run, or --overwrite to start again"
             raise EhrseqError("is not empty", where=str(self.out), fix=fix)
         if is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"

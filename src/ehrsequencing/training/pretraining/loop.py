@@ -25,7 +25,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
     read_json,
-    sweep_temporaries,
     write_bytes,
     write_json,
     write_settings,
@@ -475,7 +474,6 @@ class Pretrainer:
     def _write(self, state: TrainingState, results: dict[str, Any]) -> None:
         """Write the folder; its manifest comes last."""
         out, vocabulary, manifest = self.out, self.prepared.vocabulary, self.prepared.manifest
-        sweep_temporaries(out)
         best: Any = self.best.cpu()
         best["model"].save_pretrained(out)
         tensors = {
