@@ -16,7 +16,7 @@ from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import evaluate as evaluate_module
@@ -148,19 +148,6 @@ def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepa
     late = [row for row in result["decision"] if row["horizon_days"] == 20000.0]
     assert late
     assert all(value is None for row in late for value in row["net_benefit"])
-
-
-def test_the_visit_head_has_the_same_keys(
-    sim_data: Path, sim_run: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
-    task = load_task(sim_data / "task.yaml").model_copy(update={"competing": {}, "name": "visits"})
-    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
-    settings = ["model.dim=16", "model.heads=2", "model.layers=1", "model.head=visit", "training.epochs=1"]
-    Trainer(Prepared(tmp_path / "set"), "visits", tmp_path / "run", study=load_study(None, settings)).fit()
-    result = evaluate(tmp_path / "run", settings=QUICK)
-    assert set(result) == set(evaluate(sim_run, settings=PLAIN))
-    assert not any("at risk" in text for text in result["warnings"])
-    assert result["inputs"]["by_split"]["train"]["subjects"] > 0
 
 
 # ---- whom a run is judged on ----------------------------------------------------------------------------------------

@@ -208,8 +208,7 @@ def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:
         return f"{rule} Audited: no; ehrseq audit tests it on this run."
     if audit["failed"]:
         return f"{rule} Audited on {audit['date']}: {audit['failed']} of the checks found a LEAK."
-    # older audits do not count them
-    warned = f", {audit['warnings']} warned" if audit.get("warnings") else ""
+    warned = f", {audit['warnings']} warned" if audit["warnings"] else ""
     return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed{warned}, no leak found."
 
 

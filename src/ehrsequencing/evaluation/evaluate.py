@@ -48,7 +48,7 @@ from ehrsequencing.evaluation.oracle_table import (
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
-from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
+from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, refuse_visit_head
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.through_risks import nll_through
 from ehrsequencing.evaluation.trained_baselines import (
@@ -58,7 +58,6 @@ from ehrsequencing.evaluation.trained_baselines import (
     rivals_of,
 )
 from ehrsequencing.evaluation.tripod import read_tripod
-from ehrsequencing.evaluation.visit_head import VISIT_HEAD_WARNING, visit_head_rows
 from ehrsequencing.metrics.censoring import (
     RowCensoring,
     StepFunction,
@@ -134,12 +133,7 @@ class Evaluation:
         self.every_day = np.unique(np.r_[spaced, self.horizons])
         self.grid = self.every_day if self.source.is_curve else self.horizons
         self.warnings = population.warnings()
-        self.is_visit_head = self.run is not None and self.run.is_visit_head
-        self.truth = (
-            None
-            if population.source is None or self.is_visit_head
-            else self._truth(population.source)
-        )
+        self.truth = None if population.source is None else self._truth(population.source)
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         told = settings.tuning_trials
@@ -162,16 +156,6 @@ class Evaluation:
         Args:
             progress: Called with the name of each stage.
         """
-        if self.run is not None and self.is_visit_head:
-            found = visit_head_rows(self.run, self.records)
-            self.warnings.append(VISIT_HEAD_WARNING)
-            self._warn([])
-            frame = self.context.frame() | self._surroundings([])
-            return (
-                frame
-                | found
-                | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
-            )
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
@@ -528,7 +512,7 @@ class Evaluation:
             self.warnings.append(f"{few}: the intervals are wide.")
         asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
-            if comparisons and landmark not in asked and landmark not in self.population.left_out:
+            if landmark not in asked and landmark not in self.population.left_out:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
         for comparison in comparisons:
             self.warnings += comparison.warnings(self.ours)
@@ -580,6 +564,7 @@ def evaluate(
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
+    refuse_visit_head(run)
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     population, settings = (

@@ -25,6 +25,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
+from ehrsequencing.evaluation.risk_source import refuse_visit_head
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -218,6 +219,7 @@ def validate(
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
     """
     run = Run(run_folder)
+    refuse_visit_head(run)
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
     if prepared is not None and not prepared.is_dir():

@@ -27,13 +27,13 @@ from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import add_result
+from ehrsequencing.evaluation.risk_source import refuse_visit_head
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
-ROWS_FORMAT = 3  # of a split's rows: 3 has the likelihood of tuning subjects; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 # of the splits; above, what is left would be a selection of the lucky ones
@@ -258,11 +258,7 @@ def repeated_splits(
         raise EhrseqError(
             "an interval over splits needs two splits", where="--splits", fix="use 25"
         )
-    if run.is_visit_head:
-        fix = "use head=horizon"
-        raise EhrseqError(
-            "the visit head has no horizons to compare models at", where="--splits", fix=fix
-        )
+    refuse_visit_head(run)
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
         raise EhrseqError(
@@ -379,11 +375,8 @@ def one_split(
 def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
     elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
-    if settings.subjects is None:
-        # a setting that came later: splits that were made before are still known
-        elsewhere |= {"subjects"}
     asked = settings.model_dump(mode="json", exclude=elsewhere)
-    return digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
+    return digest([origin, study.splits.model_dump(), asked, __version__])
 
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:

@@ -8,12 +8,23 @@ import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Floats, row_blocks, scratch
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.prediction.divided import part_of
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
+
+
+def refuse_visit_head(run: Run) -> None:
+    """Refuse a run with the `visit` head, whose risks have no horizons in days."""
+    if run.is_visit_head:
+        raise EhrseqError(
+            "the visit head has no risks at horizons to evaluate",
+            where=str(run.folder),
+            fix="train with model.head=horizon",
+        )
 
 
 class RiskSource(Protocol):
