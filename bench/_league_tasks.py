@@ -19,7 +19,8 @@ from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.repeated_splits import split_study
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.simulate import SimulationConfig, simulate
 

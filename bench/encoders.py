@@ -28,10 +28,11 @@ from ehrsequencing.evaluation.oracle_table import oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
 # informative visits. A visit holds a pair, a code whose order counts, and two of 30 codes that mean nothing.
@@ -134,7 +135,7 @@ def result(
             prepared, "simulated", folder, study=load_study(None, [*RECIPE, *settings])
         )
         if linear:
-            for model in (trainer.model, trainer.averaged, trainer.best):
+            for model in (trainer.model, trainer.training.averaged, trainer.training.best):
                 silence_all_but_wide_head(model)
         started = time.process_time()
         trainer.fit()

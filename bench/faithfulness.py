@@ -42,7 +42,7 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.contributions import Contribution, Contributions
 from ehrsequencing.simulate.dataset import SPLITS, split_of
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 EARLY_DAYS = 30.0  # contributions are those of the prediction time; they are sought in the hazard soon after it
 SHARES = (0.05, 0.1, 0.2, 0.5)  # of a record's codes: struck, or kept alone
@@ -246,7 +246,7 @@ def shuffled_network(run: Run) -> SurvivalModel:
             shuffled, run.task.name, Path(folder) / "run", study=load_study(None, SMALL)
         )
         trainer.fit()
-        return trainer.averaged.cpu().eval()
+        return trainer.training.averaged.cpu().eval()
 
 
 def cost(question: Question, people: Sequence[SubjectRecord]) -> dict[str, float]:

@@ -12,9 +12,10 @@ from hypothesis import settings
 
 from ehrsequencing.baselines import boosted
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.settings import EXAMPLES, TINY
 from helpers.simulate import busy_world
 

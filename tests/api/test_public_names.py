@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.api.evaluated import EvaluationResult
-from ehrsequencing.api.loaded import TrainedRun
+from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.run import TrainedRun
 
 NAMES = {"EHRSurvival", "evaluate", "fit", "load", "metrics", "prepare", "read_meds", "score", "visit_encoder"}
 

@@ -18,11 +18,11 @@ from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.records import grid
+from ehrsequencing.records import scales
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import EDGES, blanked, fit, given_to, with_rows, without
 from reference.likelihood import horizon_term
@@ -66,7 +66,7 @@ def test_nobodys_duration_is_a_stored_edge(people: int, monkeypatch: pytest.Monk
     assert bool(owned) == (people >= 5)
     if people == 200:
         np.testing.assert_allclose(sorted(owned), sorted(edges()), atol=6)
-        monkeypatch.setattr(grid, "MOST_EVENTS", 300)
+        monkeypatch.setattr(scales, "MOST_EVENTS", 300)
         np.testing.assert_allclose(sorted(edges(subject=subject, enough=5)), sorted(owned), atol=6)
 
 

@@ -53,18 +53,3 @@ def test_the_table_has_each_seed_and_the_share_of_the_gap(out: Path, results: Mo
     assert found["scratch, all labels", 50].share == pytest.approx(1.0)
     assert "| 0.1000" not in bench.markdown(list(found.values()))
     assert "+0.1000 +0.2000" in bench.markdown(list(found.values()))
-
-
-def test_what_is_kept_gives_the_same_table_and_new_lines_replace_old_ones(out: Path, results: ModuleType) -> None:
-    bench = load_bench("few_labels")
-    rows = results.finished(out)
-    results.keep(rows)
-    assert bench.markdown(bench.collect(results.kept())) == bench.markdown(bench.collect(results.joined([], rows)))
-    text = (results.FOLDER / "world-100.json").read_text()
-    assert "nll" in text
-    assert str(SUBJECTS) not in text
-    arm(out, 0, "time_to_code/full", 50, BASE - 0.3)
-    results.keep(results.finished(out))
-    assert len(results.kept()) == len(rows)
-    (changed,) = [row for row in results.kept() if (row.arm, row.seed) == ("time_to_code/full", "seed-0")]
-    assert changed.gain[0] == pytest.approx(0.3)

@@ -30,8 +30,8 @@ def test_without_the_exclusion_the_outcome_is_a_target(sim_prepared: Path, tmp_p
     site.__dict__["prepared"] = Prepared(sim_prepared)
     left_out = {
         name: site.pretrained(arms.Arm.read(name)).manifest["excluded_targets"]
-        for name in ("next_visit/frozen", "next_visit-everything/frozen")
+        for name in ("masked_codes/frozen", "masked_codes-everything/frozen")
     }
-    assert "DX//OUTCOME" in left_out["next_visit/frozen"]["outcome"]
-    assert left_out["next_visit-everything/frozen"] is None
-    assert (site.folder / "pretrained-next_visit-everything").is_dir()
+    assert "DX//OUTCOME" in left_out["masked_codes/frozen"]["outcome"]
+    assert left_out["masked_codes-everything/frozen"] is None
+    assert (site.folder / "pretrained-masked_codes-everything").is_dir()

@@ -34,9 +34,10 @@ from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.evaluation import split
 from helpers.metric_table import metric_table
 
@@ -339,15 +340,17 @@ def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prep
 
 
 def test_spread_of_members_by_hand() -> None:
-    found = spread(np.array([[0.1, 0.6], [0.3, 0.2]]))
+    low, high = np.tile([0.1, 0.2], 11), np.tile([0.3, 0.6], 11)
+    found = spread(np.stack([low, high]))
     assert found["mape"] == pytest.approx((0.1 + 0.1 + 0.2 + 0.2) / 4)
     assert found["resamples"] == 2
-    assert found["points"] == [
+    assert found["groups"] == [
         pytest.approx({"risk": 0.2, "low": 0.1, "high": 0.3}), pytest.approx({"risk": 0.4, "low": 0.2, "high": 0.6})
     ]  # fmt: skip
-    many = spread(np.random.default_rng(0).random((3, 1000)))["points"]
-    assert len(many) == 200
-    risks = [point["risk"] for point in many]
+    assert spread(np.array([[0.1, 0.6], [0.3, 0.2]]))["groups"] == []
+    many = spread(np.random.default_rng(0).random((3, 1000)))["groups"]
+    assert len(many) == 15
+    risks = [group["risk"] for group in many]
     assert risks == sorted(risks)
 
 

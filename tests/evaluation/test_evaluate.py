@@ -17,9 +17,10 @@ from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.oracle import Truth, oracle_gap
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.metric_table import metric_table
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)

@@ -27,11 +27,12 @@ from ehrsequencing.evaluation.oracle import (
 from ehrsequencing.evaluation.oracle_table import oracle_warnings
 from ehrsequencing.evaluation.through_risks import hazards_through
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 
 FUTURES, EXACT = (4, 16, 128), 384

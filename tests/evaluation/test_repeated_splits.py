@@ -29,7 +29,8 @@ from ehrsequencing.evaluation.repeated_splits import (
     summarise,
 )
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from helpers.command_line import ehrseq, refused
 from helpers.training import Interrupted
 

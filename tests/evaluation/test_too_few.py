@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.core.minimum_counts import BIASED, TOO_FEW
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.comparison import OURS, Comparison
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
+    BIASED,
     difference_rows,
     metric_rows,
     nll_row,

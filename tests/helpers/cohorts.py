@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, load_study, validated
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.meds import (
     CODES,
     DAY_US,

@@ -94,12 +94,6 @@ def test_beside_a_very_long_subject(settings: dict[str, object]) -> None:
     check_composition(make_model(**settings).float(), sample_records(lengths=(4, 1100, 1, 9)), tolerance=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [*LONG, *LONG_FLAT], ids=str)
-def test_beside_a_subject_of_ten_thousand_visits(settings: dict[str, object]) -> None:
-    check_composition(make_model(**settings).float(), sample_records(lengths=(4, 10_000, 1, 9)), tolerance=1e-5)
-
-
 # ---- pads ------------------------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,7 @@ def test_a_run_is_trained_with_it_by_the_settings_alone(
 ) -> None:
     from ehrsequencing.prediction.run import Run
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.training.loop import Trainer
+    from ehrsequencing.training.train import Trainer
 
     declare()
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")

@@ -17,7 +17,7 @@ from ehrsequencing.records import hazards
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 
 def test_both_packages_count_the_same_rates() -> None:

@@ -108,14 +108,14 @@ def test_labels_that_say_nothing_are_refused(labels: Path, tmp_path: Path) -> No
 def test_options_that_do_not_fit_are_one_line(sim_run: Path, sim_data: Path, labels: Path, tmp_path: Path) -> None:
     of_meds = ("--format", "meds-dev", "--labels", labels)
     for words, says in (
-        (("--format", "csv"), "is not a format"),
-        (("--labels", labels), "need --format meds-dev"),
-        (("--format", "meds-dev"), "needs the labels"),
-        ((*of_meds, "--at", "last"), "takes its moments from the labels"),
-        ((*of_meds, "--cause", "flu", "--horizons", "90d"), "is no cause of the run"),
+        (("--format", "csv"), "is not a choice"),
+        (("--labels", labels), "does not belong to --format share"),
+        (("--format", "meds-dev"), "needs DATA and --labels"),
+        ((*of_meds, "--license", "MIT"), "does not belong to --format meds-dev"),
+        ((*of_meds, "--cause", "flu", "--horizon", "90d"), "is no cause of the run"),
         (of_meds, "one horizon"),
     ):
-        done = ehrseq("predict", sim_run, sim_data, "--out", tmp_path / "p.parquet", *words)
+        done = ehrseq("export", sim_run, sim_data, "--out", tmp_path / "p.parquet", *words)
         assert done.exit_code == 2, done.output
         assert says in done.stderr
         assert not (tmp_path / "p.parquet").exists()

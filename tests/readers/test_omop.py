@@ -245,7 +245,7 @@ def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_simulated_records_come_back(sim_data: Path, tmp_path: Path) -> None:
     """MEDS → OMOP → MEDS gives the same rows; and so the same cohort, labels and visits."""
-    from ehrsequencing.records.prepared import prepare
+    from ehrsequencing.records.prepare import prepare
 
     table = pa.concat_tables([pq.read_table(p) for p in sorted((sim_data / "data").rglob("*.parquet"))])
     rows = [tuple(r[c] for c in ("subject_id", "time", "code", "numeric_value")) for r in table.to_pylist()]

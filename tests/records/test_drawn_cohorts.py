@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.cohorts import check_arrays, check_attrition, check_summaries, differences, study
 from helpers.drawn_tasks import tasks
 from helpers.meds import Row, data_sets, scratch, write_meds

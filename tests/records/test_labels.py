@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ehrsequencing.config import SplitsConfig, StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.labels import IndexTimes, read_index_times
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.splits import hash_splits
 from helpers.cohorts import a_task, moment, stored_cohort, study
 from helpers.meds import DAY_US, SPLITS, Row, record, stored_subjects, write_meds

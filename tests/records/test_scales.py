@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.config import load_study
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import Scale, fit_scale
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 from helpers.meds import DAY_US, Row, us, write_meds

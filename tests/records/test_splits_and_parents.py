@@ -14,7 +14,8 @@ from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher, read_descriptions, read_parents
-from ehrsequencing.records.prepared import Prepared, data_name, prepare
+from ehrsequencing.records.prepare import data_name, prepare
+from ehrsequencing.records.prepared import Prepared
 from helpers.bad_inputs import done, ehrseq, refused
 from helpers.meds import SPLITS, Row, record, stored_subjects, us, write_meds
 

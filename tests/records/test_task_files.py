@@ -12,7 +12,7 @@ import pytest
 from ehrsequencing.config import TaskConfig, load_study, load_task, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, split_condition
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.cohorts import (
     a_task,
     study,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ehrsequencing.config import HistoryCode, TaskConfig, load_study
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.record import make_record
+from ehrsequencing.records.visits import make_record
 from helpers.cohorts import (
     Case,
     HandMade,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, validated
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.meds import (
     CODES,
     DAY_US,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ehrsequencing.config import ValuesConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 from helpers.meds import DAY_US, Row, scratch, stored_subjects, us, write_meds
 
@@ -96,21 +97,17 @@ def test_codes_that_look_special_are_prepared_as_themselves(tmp_path: Path) -> N
     assert "LAB//A//Q1*" in Prepared(tmp_path / "bins").vocabulary.tokens
 
 
-def test_a_vocabulary_of_another_version_is_refused_as_such(tmp_path: Path) -> None:
+def test_a_damaged_vocabulary_is_refused(tmp_path: Path) -> None:
     vocabulary("A").save(tmp_path)
     text = json.loads((tmp_path / "vocabulary.json").read_text())
-    for change, said in (
-        ({"kinds": ["LAB"]}, "damaged"),  # the codes are not where they were
-        ({"tokens": ["[PAD]", "[UNK]"]}, "damaged"),
-        ({"tokens": ["[UNK]", "[PAD]", "A"]}, "damaged"),
+    for change in (
+        {"kinds": ["LAB"]},  # the codes are not where they were
+        {"tokens": ["[PAD]", "[UNK]"]},
+        {"tokens": ["[UNK]", "[PAD]", "A"]},
     ):
         (tmp_path / "vocabulary.json").write_text(json.dumps(text | change))
-        with pytest.raises(EhrseqError, match=said):
+        with pytest.raises(EhrseqError, match="damaged"):
             Vocabulary.load(tmp_path)
-    del text["kinds"]
-    (tmp_path / "vocabulary.json").write_text(json.dumps(text))
-    with pytest.raises(EhrseqError, match="another version"):
-        Vocabulary.load(tmp_path)
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------

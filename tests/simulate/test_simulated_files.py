@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import SPLITS, split_of
 from ehrsequencing.simulate.records import BLOCK

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.dataset import split_of

@@ -19,8 +19,8 @@ from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import recalibration
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.recalibration import FEWEST, Recalibrated, Recalibration, fit_recalibration
+from ehrsequencing.training.train import Trainer
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records

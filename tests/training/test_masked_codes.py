@@ -17,8 +17,8 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import masked_codes
 from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, MaskedVisits, mask_codes
+from ehrsequencing.training.train import Trainer
 from helpers.no_wait import check_no_wait
 from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
 from helpers.training import TINY
@@ -90,8 +90,8 @@ def test_a_broken_mask_is_seen() -> None:
 def test_every_code_of_a_visit_is_taken_as_often() -> None:
     batch = pack([Subject((Visit((1, 2, 3, 4), (None,) * 4), Visit((5, 6), (None, None))))])
     torch.manual_seed(0)
-    taken = [int(mask_codes(batch).targets[0]) for _ in range(2000)]  # type: ignore[union-attr]
-    assert all(abs(taken.count(code) / 2000 - 0.25) < 0.05 for code in (1, 2, 3, 4))
+    taken = [int(mask_codes(batch).targets[0]) for _ in range(1000)]  # type: ignore[union-attr]
+    assert all(abs(taken.count(code) / 1000 - 0.25) < 0.06 for code in (1, 2, 3, 4))
 
 
 def test_so_many_visits_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +225,10 @@ def test_the_run_keeps_the_model_alone(sim_prepared: Path, tmp_path: Path) -> No
     """The objective is trained, changes what the model becomes, and leaves no tensor in the run."""
     on = trained(sim_prepared, tmp_path / "on")
     off = trained(sim_prepared, tmp_path / "off", "training.masked_codes=0")
-    assert on.masked_codes is not None
-    assert off.masked_codes is None
+    assert on.beside is not None
+    assert off.beside is None
     before = MaskedCodes(on.config).state_dict()
-    after = on.masked_codes.objective.state_dict()
+    after = on.beside.objective.state_dict()
     assert any(not torch.equal(value, before[name]) for name, value in after.items())
     with_it, without = (load_file(tmp_path / name / "model.safetensors") for name in ("on", "off"))
     assert with_it.keys() == without.keys()
@@ -236,7 +236,7 @@ def test_the_run_keeps_the_model_alone(sim_prepared: Path, tmp_path: Path) -> No
 
 
 def test_flat_has_no_visit_encoder_to_train(sim_prepared: Path, tmp_path: Path) -> None:
-    assert trained(sim_prepared, tmp_path / "flat", "model.architecture=flat").masked_codes is None
+    assert trained(sim_prepared, tmp_path / "flat", "model.architecture=flat").beside is None
 
 
 def test_the_history_tells_the_hazards_loss_alone(sim_prepared: Path, tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_the_history_tells_the_hazards_loss_alone(sim_prepared: Path, tmp_path: 
 def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
     """What the hazards' optimiser would be given in the first step."""
     steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=8)
-    trainer._begin_step(TrainingState(""), total_steps=1)
-    trainer._backward(next(trainer._batches(steps)))
+    trainer.training.begin_step(TrainingState())
+    trainer.training.add_gradients(next(trainer.training.batches(steps)))
     return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]
 
 

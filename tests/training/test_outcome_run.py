@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ehrsequencing.api.report import report_outcomes
+from ehrsequencing.api.evaluate import report_outcomes
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
@@ -24,11 +23,11 @@ from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training import inference as answers
-from ehrsequencing.training.loop import Trainer
-from helpers.divided import one_after_another
+from ehrsequencing.training.train import Trainer
 from helpers.outcomes import control_rows, loops
 from helpers.training import Interrupted, raise_at, weights
 
@@ -58,20 +57,6 @@ def outcome_run(asked: Prepared, study: StudyConfig, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("outcomes") / "run"
     Trainer(asked, "simulated", out, study=study).fit()
     return out
-
-
-def test_several_processes_answer_as_one_does(
-    outcome_run: Path, sim_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answers, "VISIT_BUDGET", 200)
-
-    def write(out: Path, **who: Any) -> int:
-        return predict_outcomes(outcome_run, sim_data, out, top=2, at="last", horizons_days=[365.25], **who)
-
-    alone = write(tmp_path / "one.parquet")
-    both = one_after_another(2, lambda us: write(tmp_path / "two.parquet", processes=us))
-    assert both == alone
-    assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
 
 
 def test_training_learns_every_outcome(asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path) -> None:
@@ -229,6 +214,7 @@ def test_what_outcomes_cannot_be_trained_with(asked: Prepared, tmp_path: Path) -
         Trainer(asked, "simulated", tmp_path / "run", study=load_study(None, [*TINY, "model.head=visit"]))
 
 
+@pytest.mark.slow
 def test_members_predict_the_mean_of_their_hazards(
     asked: Prepared, sim_data: Path, outcome_run: Path, tmp_path: Path
 ) -> None:

@@ -27,8 +27,8 @@ from ehrsequencing.audit import (
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.files import write_json
-from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 

@@ -11,8 +11,8 @@ import numpy as np
 from ehrsequencing.audit.presence import Presence
 from ehrsequencing.audit.source import Source
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_count
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT, shareable_count
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.core.arrays import Ints, Ints32
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 BY_CHANCE = 0.01  # pairs that unrelated people may form in the whole data set

@@ -17,8 +17,8 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.outcomes import with_outcome_events
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.inference import VISIT_BUDGET

@@ -19,8 +19,8 @@ from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import STATIC, Events
-from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.visits import make_record
 
 
 def prefix_equality(data: AuditData) -> Finding:

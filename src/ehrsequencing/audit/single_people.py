@@ -41,7 +41,7 @@ def single_people(data: AuditData) -> Finding:
     named = np.arange(2, vocabulary.n_unknown + len(vocabulary.codes))
     has_scale = named[vocabulary.scale[named] >= 0]
     few = int((people[named] < needed).sum() + (with_number[has_scale] < needed).sum())
-    few += len(set(vocabulary.rollup.to) & set(data.source.codes))
+    few += len(set(vocabulary.rollup) & set(data.source.codes))
     own = numbers.of_few()
     of_blend, in_blend, told = 0, 0, ""
     tested = {"names": len(named), "numbers": numbers.stored, "training subjects": len(training)}
@@ -65,8 +65,8 @@ def _people(source: Source, vocabulary: Vocabulary, events: Events, rows: Ints) 
     index = {code: vocabulary.n_unknown + place for place, code in enumerate(vocabulary.codes)}
     pairs = []
     for number, code in enumerate(events.codes):
-        names = {vocabulary.rollup.replacement(code) or code, *vocabulary.rollup.extra(code)}
-        tokens = [index[name] for name in names if name in index]
+        name = vocabulary.rolled_up(code) or code
+        tokens = [index[name]] if name in index else []
         head, separator, _ = code.partition("//")
         tokens += [kinds[head]] if separator and head in kinds else []
         pairs += [] if source.excluded(code) else [(number, token) for token in tokens]

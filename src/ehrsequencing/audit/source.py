@@ -10,9 +10,8 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.events import BIRTH, DEATH, STATIC, Events, parse_date_us
-from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.meds import DayCounts, LateRows, MedsReader, add_days, count_days
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -49,9 +48,9 @@ class Source:
             ids, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.isin(ids, training)[row])
             subjects += len(ids)
-            days.append(DayCounts.of(events))
+            days.append(count_days(events))
             records |= _split(events.take(np.isin(events.subject_id, wanted)))
-        manifest, end_us = prepared.manifest, reader.end_us(DayCounts.added(days))
+        manifest, end_us = prepared.manifest, reader.end_us(add_days(days))
         if (
             subjects != manifest["subjects"]
             or end_us != manifest["dataset_end_us"]

@@ -1,42 +1,176 @@
-"""Errors of every command as one line with an exit code; and, for the commands, what they print and their progress.
+"""What commands print: text for people, or with `--json` one JSON object; and errors as one line with an exit code.
+
+`conventions.py` opens an `Output` around every command. Inside, `say` prints results, `note` and `warn` print remarks,
+`bar`, `stages` and `training_bar` show progress, and `finish` names what was written and the next command to type.
 
 Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 128 + n a signal.
 """
 
+import json
+import math
 import os
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ehrsequencing.cli.output import Output, current, finish, note, plain, say, warn
-from ehrsequencing.cli.progress import bar, stages, training_bar
+from ehrsequencing.api import progress
+from ehrsequencing.api.progress import Tick, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
-__all__ = [
-    "BY_SIGNAL",
-    "as_parts",
-    "bar",
-    "current",
-    "errors",
-    "finish",
-    "note",
-    "plain",
-    "run",
-    "say",
-    "stages",
-    "training_bar",
-    "unfinished",
-    "warn",
-]
+if TYPE_CHECKING:
+    from ehrsequencing.training.loop import Progress
+
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
+
+
+@dataclass
+class Output:
+    """What one command has told so far.
+
+    Attributes:
+        command: As people type it, without `ehrseq`.
+        json: Print one JSON object at the end, and nothing else on stdout.
+        quiet: Print warnings and errors only.
+        wrote: What it is → path.
+        next: The command to type next.
+        result: The command's own facts.
+        notes: Remarks.
+        warnings: Remarks that `quiet` does not silence.
+        error: What went wrong, where, and how to fix it.
+    """
+
+    command: str = ""
+    json: bool = False
+    quiet: bool = False
+    wrote: dict[str, str] = field(default_factory=dict)
+    next: str | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    error: dict[str, str] | None = None
+
+    def as_json(self, exit_code: int) -> str:
+        """The JSON object, on one line."""
+        facts = {
+            "command": self.command,
+            "exit_code": exit_code,
+            "error": self.error,
+            "wrote": self.wrote,
+            "next": self.next,
+            "notes": self.notes,
+            "warnings": self.warnings,
+            "result": self.result,
+        }
+        return json.dumps(_finite(facts), default=str)
+
+
+def _finite(value: Any) -> Any:
+    """JSON without NaN and infinity, which many readers refuse: null instead."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+_open: list[Output] = [Output()]  # the last one is that of the command that runs
+
+
+def current() -> Output:
+    """The output of the command that runs."""
+    return _open[-1]
+
+
+@contextmanager
+def output_of(command: str, *, as_json: bool, quiet: bool) -> Iterator[Output]:
+    """Collect what a command tells; with `as_json`, print it as one JSON object at the end, also after an error."""
+    output = Output(command, json=as_json, quiet=quiet)
+    _open.append(output)
+    code: int | None = 0
+    try:
+        yield output
+    except BaseException as stop:
+        code = stop.exit_code if isinstance(stop, typer.Exit) else None
+        raise
+    finally:
+        _open.pop()
+        if output.json and code is not None:
+            typer.echo(output.as_json(code))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a result, or with `err` an error. `--quiet` and `--json` drop results; an error always goes to stderr."""
+    if err or not (current().quiet or current().json):
+        print_line(text, err=err)
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr, unless `--quiet`; `--json` keeps it under `notes`."""
+    current().notes.append(plain(text))
+    if not current().quiet:
+        say(text, err=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr, also with `--quiet`; `--json` keeps it under `warnings`."""
+    current().warnings.append(plain(text))
+    say(f"warning: {text}", err=True)
+
+
+def finish(
+    *,
+    wrote: Mapping[str, Path | None],
+    then: Sequence[object] | str | None,
+    result: Mapping[str, Any] | None = None,
+) -> None:
+    """End a command: name what it wrote and the next command to type.
+
+    Args:
+        wrote: What it is → path; a path that is None was not written.
+        then: The words of the next command, after `ehrseq`, or another thing to do as a sentence; None where an error
+            follows.
+        result: What `--json` tells under `result`.
+    """
+    output, lines = current(), {what: str(path) for what, path in wrote.items() if path is not None}
+    output.wrote |= lines
+    output.result |= dict(result or {})
+    if then is not None:
+        command = (
+            then
+            if isinstance(then, str)
+            else " ".join(["ehrseq", *(shlex.quote(str(word)) for word in then)])
+        )
+        output.next = lines["next"] = plain(command)
+    width = max(map(len, lines), default=0)
+    for what, text in lines.items():
+        say(f"{what:<{width}}  {text}")
+
+
+def bar(label: str) -> AbstractContextManager[Tick]:
+    """Progress of work that counts its pieces, unless `--quiet`."""
+    return progress.bar(label, show=not current().quiet)
+
+
+def stages(label: str) -> AbstractContextManager[Callable[[str], None]]:
+    """Progress of work that names its stages, unless `--quiet`."""
+    return progress.stages(label, show=not current().quiet)
+
+
+def training_bar(
+    label: str = "training", tuning: str = "tuning NLL"
+) -> AbstractContextManager[Callable[["Progress"], None]]:
+    """Progress of training, unless `--quiet`."""
+    return progress.training_bar(label, tuning, show=not current().quiet)
 
 
 @contextmanager

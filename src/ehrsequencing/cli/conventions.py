@@ -1,19 +1,20 @@
 """What every command of `ehrseq` shares: `--quiet`, `--json`, `--debug`, an example in its help, errors as one line.
 
 `CommandLine.command` adds all of this, so that a new command only reads its own options, calls one function, and ends
-with `finish` (`output.py`). `tests/cli/test_conventions.py` walks over all commands.
+with `finish` (`console.py`). `tests/cli/test_conventions.py` walks over all commands.
 """
 
 import functools
 import inspect
+import os
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ehrsequencing.cli.console import errors
-from ehrsequencing.cli.output import output_of
+from ehrsequencing.cli.console import errors, output_of
+from ehrsequencing.core.errors import EhrseqError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHARED: dict[str, Any] = {
@@ -75,6 +76,8 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
             output_of(command, as_json=shared["as_json"], quiet=shared["quiet"]),
             errors(shared["debug"]),
         ):
+            if command != "train":
+                _refuse_torchrun(command)
             function(**given)
 
     options = [
@@ -89,3 +92,9 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
     with_shared_options.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
     with_shared_options.__annotations__ = hints | {name: SHARED[name] for name in added}
     return with_shared_options
+
+
+def _refuse_torchrun(command: str) -> None:
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        fix = "start it without torchrun; only ehrseq train uses several processes"
+        raise EhrseqError("runs in one process", where=f"ehrseq {command}", fix=fix)

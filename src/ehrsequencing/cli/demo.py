@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ehrsequencing.api.report import report_audit, report_evaluation
+from ehrsequencing.api.evaluate import report_audit, report_evaluation
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.cli.console import bar, stages, training_bar
 from ehrsequencing.cli.console import say as print_line
@@ -18,11 +18,12 @@ from ehrsequencing.core.outputs import MANIFEST, SIMULATION, altered, is_json_of
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.run import saved_audit
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
 WORLD = SimulationConfig(

@@ -10,15 +10,16 @@ from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import pretraining_lines
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
 
 LABELLED = 1_000  # training subjects with labels; all of the demo's records are pretrained on
 RESULT = "pretraining-gain.json"
 _MODEL = ("model.size=small", "model.dim=32", "model.layers=1")
 _PRETRAINING = (
-    *(*_MODEL, "pretraining.objectives=[masked_codes, swapped_codes]"),
-    *("training.learning_rate=2e-3", "training.epochs=20"),
+    *_MODEL,
+    "training.learning_rate=2e-3",
+    "training.epochs=20",
 )
 # Both trainings have the same settings, so that only the start differs: what is given is no default of few events.
 _SAME = (

@@ -20,17 +20,8 @@ def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
 Config = Annotated[
     Path | None, typer.Option("--config", help="Study file (YAML) with any of the sections")
 ]
-Devices = Annotated[
-    int,
-    typer.Option(
-        "--devices", min=1, help="Processes on this machine that share the work (docs/scale.md)"
-    ),
-]
 DataFolder = Annotated[Path, typer.Argument(help="Folder of a MEDS data set")]
 NewFolder = Annotated[Path, typer.Argument(help="Folder to make")]
-Nodes = Annotated[
-    int, typer.Option("--nodes", min=1, help="Machines that run this command (docs/scale.md)")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(

@@ -38,7 +38,7 @@ def pretrain(
     from ehrsequencing.reporting.pretraining import pretraining_lines
     from ehrsequencing.reporting.pretraining_page import render_pretraining
     from ehrsequencing.reporting.report import ANSWER
-    from ehrsequencing.training.pretraining.loop import Pretrainer
+    from ehrsequencing.training.pretraining.pretrain import Pretrainer
     from ehrsequencing.training.run_folder import alone_in
 
     if overwrite:

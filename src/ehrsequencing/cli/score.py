@@ -44,7 +44,7 @@ def score(
     keep_freed_memory()
     given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
     study = read_study(config, given, "score" if prepared is None else "score --prepared")
-    from ehrsequencing.api.report import report_score
+    from ehrsequencing.api.evaluate import report_score
     from ehrsequencing.cli.results import main_results
     from ehrsequencing.evaluation.score import score as score_file
     from ehrsequencing.reporting.terminal import metric_lines

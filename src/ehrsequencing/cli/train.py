@@ -1,15 +1,14 @@
 """`ehrseq train`."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import finish, say, training_bar, unfinished, warn
+from ehrsequencing.cli.console import current, finish, say, training_bar, unfinished, warn
 from ehrsequencing.cli.inputs import make_room, read_study
-from ehrsequencing.cli.launch import launch, launches, one_of_several
-from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides, Overwrite
+from ehrsequencing.cli.options import Config, Overrides, Overwrite
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.process import keep_freed_memory
 
@@ -34,57 +33,55 @@ def train(
         bool, typer.Option("--resume", help="Continue after an interruption")
     ] = False,
     overwrite: Overwrite = False,
-    devices: Devices = 1,
-    nodes: Nodes = 1,
     config: Config = None,
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
-    if launches(devices, nodes):
-        raise SystemExit(launch("train", devices, nodes))
-    with one_of_several() as processes:
-        keep_freed_memory()
-        given = _with_mode(overrides or [], transfer, init)
-        study = read_study(config, given, "train")
-        from ehrsequencing.baselines.blend.train import trainer_of
-        from ehrsequencing.cli.results import adapter_lines, kept_epochs
-        from ehrsequencing.config import refuse_changes, refuse_other_task
-        from ehrsequencing.core.outputs import RUN
-        from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
-        from ehrsequencing.training.pretrained import Pretrained
-        from ehrsequencing.training.processes import ALONE
-        from ehrsequencing.training.run_folder import alone_in
+    keep_freed_memory()
+    given = _with_mode(overrides or [], transfer, init)
+    study = read_study(config, given, "train")
+    from ehrsequencing.baselines.blend.train import trainer_of
+    from ehrsequencing.cli.results import kept_epochs
+    from ehrsequencing.config import refuse_changes, refuse_other_task
+    from ehrsequencing.core.outputs import RUN
+    from ehrsequencing.records.prepared import Prepared
+    from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
+    from ehrsequencing.training.distributed import joined_processes
+    from ehrsequencing.training.run_folder import Pretrained, alone_in
 
-        all_of_them = processes or ALONE
-        if overwrite and all_of_them.is_first:
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined_processes())
+        if overwrite and processes.is_first:
             make_room(prepared, out, RUN, resume=resume)
-        with alone_in(out) if all_of_them.is_first else nullcontext():  # before the work begins
-            store = Prepared(prepared)
-            refuse_changes(study, store.study, "train", file=config, by=prepared)
-            if config is not None and study.task is not None:
-                refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
-                task = task or study.task.name
-            source = None if init is None else Pretrained(init)
-            trainer = trainer_of(
-                store,
-                task or store.only_task(),
-                out,
-                study=study,
-                init=source,
-                processes=all_of_them,
-            )
-            for line in transfer_lines(trainer.started_from):
-                say(line)
-            if advice := transfer_advice(trainer.started_from):
-                warn(advice)
-            with unfinished(out), training_bar() as show:
-                trainer.fit(resume=resume, on_progress=show)
-            if not all_of_them.is_first:
-                return
-            lines, facts = kept_epochs(out)
-            for line in [*lines, *adapter_lines(out)]:
-                say(line)
-            finish(wrote={"run": out}, then=["evaluate", out], result=facts)
+        if processes.is_first:
+            stack.enter_context(alone_in(out))  # before the work begins
+        store = Prepared(prepared)
+        refuse_changes(study, store.study, "train", file=config, by=prepared)
+        if config is not None and study.task is not None:
+            refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
+            task = task or study.task.name
+        source = None if init is None else Pretrained(init)
+        trainer = trainer_of(
+            store,
+            task or store.only_task(),
+            out,
+            study=study,
+            init=source,
+            processes=processes,
+        )
+        if not processes.is_first:
+            current().json = False  # process 0 prints
+            trainer.fit(resume=resume)
+            return
+        for line in transfer_lines(trainer.started_from):
+            say(line)
+        if advice := transfer_advice(trainer.started_from):
+            warn(advice)
+        with unfinished(out), training_bar() as show:
+            trainer.fit(resume=resume, on_progress=show)
+        lines, facts = kept_epochs(out)
+        for line in lines:
+            say(line)
+        finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
 def _with_mode(overrides: list[str], transfer: str | None, init: Path | None) -> list[str]:

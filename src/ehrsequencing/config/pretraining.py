@@ -29,13 +29,12 @@ class PretrainingConfig(Settings):
     """What a model learns from records without labels (docs/pretraining.md)."""
 
     # Name → weight of its loss; a list means weights of 1.
-    objectives: Objectives = Field(default_factory=lambda: {"masked_codes": 1.0, "next_visit": 1.0})
+    objectives: Objectives = Field(
+        default_factory=lambda: {"masked_codes": 1.0, "time_to_code": 1.0}
+    )
     # masked_codes: share of visits that lose one of their codes
     masked_share: float = Field(0.5, gt=0, le=1)
     exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
-    # Share of the codes that a step knows by their description alone, so that codes of other names have a vector at
-    # another site; 0: descriptions are not learned from
-    described_share: float = Field(0.0, ge=0, lt=1)
 
 
 class TransferConfig(Settings):
@@ -44,23 +43,10 @@ class TransferConfig(Settings):
     # full: all weights are trained. frozen: only the head, and what the other model never learned. lora: these, and
     # low-rank updates of the frozen matrices.
     mode: Literal["full", "frozen", "lora"] = "full"
-    # learning rate of each layer, relative to the one above it
-    layer_decay: float = Field(1.0, gt=0, le=1)
-    # each so many epochs the next layer below the head begins to learn; 0: at once
-    unfreeze_epochs: int = Field(0, ge=0)
     lora_rank: int = Field(8, ge=1)
-    lora_scale: float = Field(1.0, gt=0)  # the update is lora_scale · B A
-    # match codes by their descriptions where neither name nor ancestor is known
-    descriptions: bool = True
 
     @model_validator(mode="after")
     def _consistent(self) -> "TransferConfig":
-        if self.mode == "frozen" and (self.layer_decay != 1.0 or self.unfreeze_epochs):
-            raise ValueError(
-                "layer_decay and unfreeze_epochs do nothing with mode=frozen: no copied layer learns"
-            )
-        if self.mode != "lora" and (self.lora_rank, self.lora_scale) != (8, 1.0):
-            raise ValueError(
-                f"lora_rank and lora_scale do nothing with mode={self.mode}: set mode=lora"
-            )
+        if self.mode != "lora" and self.lora_rank != 8:
+            raise ValueError(f"lora_rank does nothing with mode={self.mode}: set mode=lora")
         return self

@@ -42,9 +42,8 @@ class VocabularyConfig(Settings):
 
     # a code needs so many training subjects to get its own token
     min_subjects: int = Field(5, ge=1)
-    # Rare codes by the ontology (`parent_codes`): on = replaced by their nearest frequent ancestor; ancestors = every
-    # code also brings its frequent ancestors along.
-    rollup: Annotated[Literal["off", "on", "ancestors"], BeforeValidator(_from_switch)] = "off"
+    # on: rare codes are replaced by their nearest frequent ancestor of the ontology (`parent_codes`)
+    rollup: Annotated[Literal["off", "on"], BeforeValidator(_from_switch)] = "off"
 
 
 class SplitsConfig(Settings):

@@ -22,8 +22,6 @@ class TrainingConfig(Settings):
 
     epochs: int = Field(60, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
-    # try so many settings of the network, and keep those with the best tuning NLL
-    search: int = Field(1, ge=1)
     # train so many models with the seeds seed, seed + 1 …, and average their hazards
     members: int = Field(1, ge=1)
     bootstrap: bool = False  # train each member on subjects drawn with replacement
@@ -36,7 +34,6 @@ class TrainingConfig(Settings):
     masked_codes: float = Field(0.3, ge=0)
     learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
-    schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled (AdamW); weight matrices only
     # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
     decay_steps: int | None = Field(300, ge=1)  # null: it never falls
@@ -48,8 +45,6 @@ class TrainingConfig(Settings):
     patience: int = Field(6, ge=1)
     # tuning NLL at all prediction times, or only at landmarks
     early_stop: Literal["visits", "landmarks"] = "visits"
-    # a tuning NLL counts as better if it is lower by more than this
-    min_gain: float = Field(0.0, ge=0)
     checkpoint_steps: int = Field(200, ge=1)  # save every so many steps, and after each epoch
     checkpoint_seconds: float = Field(15.0, ge=0)  # shortest time between two checkpoints
     # strength of the final recalibration (prior SD of the correction); 0 = off

@@ -155,9 +155,10 @@ def _note(path: Path) -> Path:
 
 
 def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
-    if not (folder / MANIFEST).is_file():
+    try:
+        manifest = _whole_manifest(folder / MANIFEST)
+    except EhrseqError:
         return f"is not empty, and not {kind.what} that ehrseq made"
-    manifest = _whole_manifest(folder / MANIFEST)
     if not kind.is_of(manifest):
         other = _kind_of(manifest)
         return f"holds {other.what if other else 'something else'}, not {kind.what}"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question
 from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort
@@ -19,23 +19,12 @@ from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import hash_u64
 
 MOST_CODES = 15
-STEPS = (0.05, 0.1, 0.2, 0.5)  # to which shares of subjects are rounded
 # Why a run has no effects of codes. These texts may be shared, so that none repeats an error that may count people.
 GONE = "The records that the run was prepared from are no longer where they were."
 CHANGED = (
     "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
 )
 RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
-
-
-def rounded_share(carriers: int, subjects: int) -> float | None:
-    """A share in steps of at least 11 people; None where there are too few for any.
-
-    >>> rounded_share(37, 200), rounded_share(37, 1000), rounded_share(12, 20)
-    (0.2, 0.05, None)
-    """
-    step = next((step for step in STEPS if step * subjects >= SMALLEST_COUNT), None)
-    return None if step is None else round(round(carriers / subjects / step) * step, 2)
 
 
 def code_effects(
@@ -87,7 +76,7 @@ def code_effects(
             {
                 "code": row["code"],
                 "description": words.get(row["code"]),
-                "share": rounded_share(int(row["carriers"].replace(",", "")), found.subjects),
+                "share": _share(row["carriers"], found.subjects),
                 "effect": row["change_in_risk"],
                 "low": row["low"],
                 "high": row["high"],
@@ -95,3 +84,8 @@ def code_effects(
             for row in kept[:MOST_CODES]
         ],
     }
+
+
+def _share(carriers: str, subjects: int) -> float | None:
+    """The share of subjects who have a code, from the printed count."""
+    return shareable_rate(min(int(carriers.replace(",", "")) / subjects, 1.0), subjects)

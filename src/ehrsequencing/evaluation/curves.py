@@ -126,11 +126,13 @@ def decision_rows(
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())
+            above = [int(np.sum(ours[:, *place] >= threshold)) for threshold in at[place]]
             out.append(
                 {
                     "model": model,
                     **cell,
                     "thresholds": at[place].tolist(),
+                    "above": above,
                     "net_benefit": [tables.number(x) for x in found["net_benefit"].value[place]],
                     "low": low[place].tolist() if defined else None,
                     "high": high[place].tolist() if defined else None,
@@ -153,8 +155,8 @@ def spread_thresholds(risk: Floats) -> Floats:
 
 
 def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each cause and horizon: its `place` in the arrays, its names, how many rows, and how many events by then."""
-    events = scope.events()
+    """Each cause and horizon: its `place` in the arrays, its names, people, and people with the event by then."""
+    events, people = scope.subjects_with_event(), scope.subjects
     for e, cause in enumerate(causes):
         for h, horizon in enumerate(scope.horizons_days):
             yield {
@@ -162,6 +164,6 @@ def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "landmark_days": scope.landmark_days,
                 "cause": cause,
                 "horizon_days": float(horizon),
-                "n": len(scope),
+                "n": people,
                 "events": int(events[e, h]),
             }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.minimum_counts import BIASED, TOO_FEW, too_few
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
@@ -16,8 +16,10 @@ from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
+from ehrsequencing.records.attrition import too_few
 
 ANY_CAUSE = "any cause"
+BIASED = "biased under resampling"  # why a row has no interval
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
 # resamples that share one sorting, up to so many rows that they would fill the memory:
 FEWEST_TOGETHER = 16

@@ -19,15 +19,14 @@ from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selected
+from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.code_effects import code_effects
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
-from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
     metric_rows,
@@ -67,7 +66,6 @@ from ehrsequencing.metrics.censoring import (
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.processes import ALONE, Processes
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
@@ -544,7 +542,6 @@ def evaluate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
@@ -554,11 +551,9 @@ def evaluate(
         prepared: The prepared set, where it is no longer where training found it.
         settings: Baselines and resamples; default: those of the run.
         progress: Called with the name of each stage.
-        processes: Who shares the network's answers; each calls this function, and process 0 does everything else.
 
     Returns:
-        The exact result, counts of few people included: not for sharing unless the data is simulated. Nothing in other
-        processes than process 0.
+        The exact result, counts of few people included: not for sharing unless the data is simulated.
 
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
@@ -572,14 +567,9 @@ def evaluate(
         settings or run.study.evaluation,
     )
     population = population.take(drawn_subjects(population.records, settings))
-    if not processes.is_first:
-        answer_for(run, population.records, processes)
-        return {}
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    with asked_of_all(run, population.records, processes) as source:
-        result = Evaluation(source, population, prepared=store, settings=settings).result(
-            progress=progress
-        )
+    evaluation = Evaluation(RunRisks(run), population, prepared=store, settings=settings)
+    result = evaluation.result(progress=progress)
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))

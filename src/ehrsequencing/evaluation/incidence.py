@@ -12,7 +12,7 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
 

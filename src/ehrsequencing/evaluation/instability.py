@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 
-SHOWN = 200
+MOST_GROUPS = 15  # of subjects of similar risk, each of at least 11
 
 
 def instability(
@@ -46,13 +47,17 @@ def spread(risk: Floats) -> dict[str, Any]:
     """
     mean, (low, high) = risk.mean(axis=0), member_band(risk)
     order = np.argsort(mean, kind="stable")
-    shown = order[
-        np.unique(np.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().astype(int))
-    ]
+    groups = np.array_split(order, max(1, min(len(order) // SMALLEST_COUNT, MOST_GROUPS)))
     return {
         "resamples": len(risk),
         "mape": float(np.abs(risk - mean).mean()),
-        "points": [
-            {"risk": float(mean[i]), "low": float(low[i]), "high": float(high[i])} for i in shown
+        "groups": [
+            {
+                "risk": float(mean[some].mean()),
+                "low": float(low[some].mean()),
+                "high": float(high[some].mean()),
+            }
+            for some in groups
+            if len(some) >= SMALLEST_COUNT
         ],
     }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.baselines.blend.run_answers import RunAnswers
-from ehrsequencing.core.minimum_counts import shareable_count
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.accuracy import observed_over_expected

@@ -18,9 +18,9 @@ from scipy.stats import t as student
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_json
-from ehrsequencing.core.minimum_counts import TOO_FEW, judged_by_splits, too_few
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
@@ -31,7 +31,9 @@ from ehrsequencing.evaluation.risk_source import refuse_visit_head
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.attrition import too_few
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 FIRST_SEED = 1234
@@ -84,6 +86,27 @@ def corrected_interval(
         (1 / count + ratio) * defined.var(ddof=1)
     )
     return mean, mean - float(half), mean + float(half)
+
+
+def judged_by_splits(counts: Sequence[float], share: float) -> float:
+    """How many of the cohort at least one of several random splits holds out, from what each holds out on average.
+
+    A split holds out a share p of the cohort, and so p of those counted: the cohort has mean(counts) / p of them, and
+    J splits miss each with the chance (1 − p)^J.
+
+    Args:
+        counts: A number a split: its held-out subjects, or those of them with the event.
+        share: Held-out share p of all subjects.
+
+    Example:
+        Four splits with five events each of a fifth of the cohort: 25 events, of which 1 − .8⁴ = 59 % are held out.
+
+        >>> round(judged_by_splits([5, 5, 5, 5], 0.2), 2)
+        14.76
+    """
+    if not counts or not 0 < share <= 1:
+        return np.nan
+    return float(np.mean(counts)) / share * (1.0 - (1.0 - share) ** len(counts))
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """The files of an evaluation: `metrics.json`, which may be shared, and `metrics-individual.json`, which may not.
 
-The exact result goes in. Of real people it is written to `metrics-individual.json`, which only its owner can read, and
-`metrics.json` holds what may be told of it (`ehrsequencing.disclosure.shared`). A simulation has no people: there
-`metrics.json` is the exact result, and there is no other file.
+The exact result goes in. Of real people it is written to `metrics-individual.json`, which only its owner can read and
+no command needs, and `metrics.json` holds what may be told of it (`core.disclosure.redact`). A simulation has no
+people: there `metrics.json` is the exact result, and there is no other file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.core.disclosure import INDIVIDUAL, redact
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.disclosure.shared import INDIVIDUAL, shared
 from ehrsequencing.prediction.run import Run, add_to_run
 
 SHARED = "metrics.json"
@@ -20,7 +20,7 @@ def _files(result: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Path], No
     """Name and writer of each file."""
     told = result
     if not result["data"].get("simulated"):
-        told = shared(result)
+        told = redact(result)
         yield INDIVIDUAL, lambda path: write_json(path, result, owner_only=True)
     yield SHARED, lambda path: write_json(path, told)
 
@@ -38,12 +38,9 @@ def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
 
 
 def read_result(run_folder: Path) -> dict[str, Any] | None:
-    """The exact result that a run holds; None where there is none, or somebody has changed or removed it."""
+    """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
     run = Run(run_folder)
-    for name in (INDIVIDUAL, SHARED):
-        if name in run.manifest["files"]:
-            result: dict[str, Any] = (
-                {"individual": name} if name in run.altered else read_json(run_folder / name)
-            )
-            return None if "individual" in result else result
-    return None
+    if SHARED not in run.manifest["files"] or SHARED in run.altered:
+        return None
+    result: dict[str, Any] = read_json(run_folder / SHARED)
+    return result

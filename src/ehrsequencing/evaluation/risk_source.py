@@ -1,5 +1,7 @@
 """What is evaluated: a source of risks, which is a trained run or somebody else's file of predictions."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -7,11 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig
-from ehrsequencing.core.arrays import Floats, row_blocks, scratch
+from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.prediction.divided import part_of
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -140,9 +141,7 @@ class RunRisks:
         """Risks given no event until `start_days`, for some subjects at a time, in the batches of all together."""
         out = scratch(len(records), len(self.task.causes), len(days))
         count, done = sum(1 for _ in row_blocks(len(records))), 0
-        batches = self.run.answers.batches(records)
-        for number in range(count):
-            some = part_of(records, batches, count, number)
+        for some in cut_at_batches(records, *self.run.answers.batches(records), count=count):
             out[done : done + len(some)] = conditional_risk(
                 partial(self._now, some), days, start_days=start_days
             )
@@ -155,3 +154,25 @@ class RunRisks:
     def nll(self, records: TaskRecords) -> Floats:
         """See `RiskSource`."""
         return self.run.nll(records)
+
+
+def cut_at_batches(
+    records: TaskRecords, starts: Ints, cost: Ints, *, count: int
+) -> Iterator[TaskRecords]:
+    """Subjects in so many parts of about equal cost, which begin where batches begin: risks keep their bits.
+
+    Args:
+        records: To cut.
+        starts: (b,) the first subject of each batch.
+        cost: (b,) of each batch.
+        count: How many parts; some are empty where there are fewer batches.
+    """
+    if count == 1:
+        yield records
+        return
+    done = np.cumsum(cost, dtype=np.float64)
+    part = np.minimum((done - cost / 2) * count // max(float(done[-1]), 1.0), count - 1)
+    first = np.searchsorted(part, np.arange(1, count))
+    bounds = [0, *np.append(starts, len(records.timelines))[first].tolist(), len(records.timelines)]
+    for low, high in itertools.pairwise(bounds):
+        yield records.take(slice(low, high))

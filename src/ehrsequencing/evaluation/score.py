@@ -30,9 +30,10 @@ from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.trained_baselines import FLAT
 from ehrsequencing.prediction.prediction_file import SUFFIXES, read_predictions
-from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.prepared import Prepared, data_name, prepare
+from ehrsequencing.records.prepare import data_name, prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords
 
 _PREPARED = "prepared"  # the set that is made inside the output, and removed again
@@ -86,7 +87,7 @@ def score(
         >>> import pandas as pd
         >>> from ehrsequencing.config import load_study, load_task
         >>> from ehrsequencing.evaluation.score import score
-        >>> from ehrsequencing.records.prepared import prepare
+        >>> from ehrsequencing.records.prepare import prepare
         >>> from ehrsequencing.simulate import simulate
         >>> folder = Path(tempfile.mkdtemp())
         >>> simulate(folder / "data", subjects=200, seed=1)

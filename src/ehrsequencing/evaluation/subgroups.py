@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.disclosure.derived import SUBGROUP_METRICS
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
@@ -19,6 +18,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
+SUBGROUP_METRICS = ("oe", "auc", "brier")
 
 
 def subgroup_rows(

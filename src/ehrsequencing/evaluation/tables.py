@@ -7,12 +7,13 @@ import numpy as np
 
 from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.config import format_days
-from ehrsequencing.core.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.attrition import FEWEST_SUBJECTS, too_few
 
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 
@@ -76,17 +77,13 @@ def metric_row(
 
 def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
     """How many were at risk at a landmark, how long they were followed, and how many had each event by each horizon."""
-    duration, cause = scope.duration_days, scope.cause
+    median = median_follow_up_days(scope.duration_days, scope.cause)
+    events = scope.subjects_with_event().tolist()
     return {
         "landmark_days": scope.landmark_days,
-        "subjects": len(duration),
-        "followup_median_days": number(median_follow_up_days(duration, cause)),
-        "events": {
-            name: [
-                int(np.sum((cause == e) & (duration <= horizon))) for horizon in scope.horizons_days
-            ]
-            for e, name in enumerate(causes, start=1)
-        },
+        "subjects": scope.subjects,
+        "followup_median_days": number(median),
+        "events": dict(zip(causes, events, strict=True)),
     }
 
 
@@ -108,7 +105,12 @@ def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
             f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
         )
     smallest = [
-        {"landmark_days": landmark, "horizon_days": horizon, "g": number(g)}
+        {
+            "landmark_days": landmark,
+            "horizon_days": horizon,
+            "g": number(g),
+            "thin": bool(g < THIN_FOLLOW_UP),
+        }
         for landmark, horizon, g in places
     ]
     return {"model": model, "smallest_g": smallest, "note": note}

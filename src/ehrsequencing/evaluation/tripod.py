@@ -96,7 +96,7 @@ def template() -> str:
     """An empty file, with each question as a comment."""
     head = (
         "# What only people can tell of a study (TRIPOD+AI items, PROBAST domains). Fill in what you know, and give\n"
-        "# the file to ehrseq evaluate RUN evaluation.tripod=FILE or ehrseq report RUN --tripod FILE.\n"
+        "# the file to ehrseq evaluate RUN evaluation.tripod=FILE; --redraw adds it to a report.\n"
     )
     return head + "".join(
         f"\n# {title}: {asked}\n{key}:\n" for key, (title, asked) in QUESTIONS.items()

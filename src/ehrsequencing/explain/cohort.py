@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.disclosure.small_counts import Count, hide_small
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import SubjectRecord, subject_records
@@ -122,12 +121,14 @@ def _table(found: _Found, bootstrap: int) -> pa.Table:
     rows = list[list[dict[str, object]]]()
     for number in np.flatnonzero(np.bincount(code, minlength=len(codes)) >= SMALLEST_COUNT):
         own = np.flatnonzero(code == number)
-        shown = hidden_counts(bands[subject[own]])
         of_code = []
-        for age, text in shown.items():
+        for age in (ALL_AGES, *age_names()):
             who = own if age == ALL_AGES else own[bands[subject[own]] == age]
-            row: dict[str, object] = {"code": codes[number], "age": age, "carriers": text}
-            if text.replace(",", "").isdigit() and int(text.replace(",", "")) >= SMALLEST_COUNT:
+            if not len(who):
+                continue
+            carriers = count_text(len(who))
+            row: dict[str, object] = {"code": codes[number], "age": age, "carriers": carriers}
+            if len(who) >= SMALLEST_COUNT:
                 row |= _means(effect[who], None if weights is None else weights[:, subject[who]])
             of_code.append(row)
         rows.append(of_code)
@@ -150,21 +151,6 @@ def _means(effect: Floats, weights: Ints | None) -> dict[str, object]:
             )
         row |= {"low": float(low), "high": float(high)}
     return row
-
-
-def hidden_counts(bands: np.ndarray[tuple[int], np.dtype[np.str_]]) -> dict[str, str]:
-    """Printed counts of carriers, at all ages and in each band: small ones hidden, and what would give them away.
-
-    Where the count at all ages would have to be hidden for the sake of its bands, no band is shown.
-
-    >>> hidden_counts(np.array(["65-79"] * 20 + ["80 and over"] * 30))
-    {'all': '50', '65-79': '20', '80 and over': '30'}
-    """
-    names = [name for name in age_names() if np.any(bands == name)]
-    counts = {name: Count(int(np.sum(bands == name)), frozenset({name})) for name in names}
-    every = Count(len(bands), frozenset(names), weight=1)
-    shown = hide_small({ALL_AGES: every, **counts})
-    return shown if shown[ALL_AGES].replace(",", "").isdigit() else {ALL_AGES: f"{len(bands):,}"}
 
 
 def age_names() -> list[str]:

@@ -23,9 +23,8 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import opens_run
-from ehrsequencing.records.record import Record
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.records.visits import Visits
+from ehrsequencing.records.visits import Record, Visits
 from ehrsequencing.records.vocabulary import Vocabulary
 
 ROWS_AT_ONCE = 400_000  # rows of all copies that are encoded together

@@ -21,7 +21,7 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import age_years
 from ehrsequencing.records.events import STATIC, Events
-from ehrsequencing.records.record import Record, make_record
+from ehrsequencing.records.visits import Record, make_record
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from ehrsequencing.prediction.predict import Asked, Moment, NewRecords, nobody
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, STATIC, opens_run
-from ehrsequencing.records.record import Record
 from ehrsequencing.records.timelines import TaskRecords, joined
+from ehrsequencing.records.visits import Record
 
 CURVE_POINTS = 14  # of a whole risk curve, beside the horizons
 OLDEST = 90.0  # years; higher ages are shown as 90 and over

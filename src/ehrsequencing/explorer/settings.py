@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,17 @@ where the data ends, after which there is no answer.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from ehrsequencing.config import DataConfig, format_days
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.prediction.divided import Block, in_order
 from ehrsequencing.prediction.prediction_file import (
     Risks,
     prediction_file,
@@ -31,10 +28,9 @@ from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRow
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.records.visits import Record, make_record
 
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 # shares of rows with a code that training did not know: warned of, refused
@@ -163,7 +159,9 @@ class NewRecords:
         """Visits and prediction times that have an answer, shard by shard."""
         for shard in self.reader:
             found = self._of_shard(shard, moment)
-            self.count(_counts(found))
+            self.subjects += len(found.record.subject_id)
+            self.moments += len(found.cohort.rows)
+            self.late += found.late
             yield found.record, found.rows
             self._tick()
 
@@ -173,39 +171,10 @@ class NewRecords:
             events = events.take(np.isin(events.subject_id, wanted))
         return self.encoder.prediction_times(events, moment, end_us=self.end_us)
 
-    def count(self, counts: Ints) -> None:
-        """Add the subjects, moments and late moments of a shard."""
-        subjects, moments, late = counts.tolist()
-        self.subjects, self.moments, self.late = (
-            self.subjects + subjects,
-            self.moments + moments,
-            self.late + late,
-        )
-
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
         for record, rows in self.prediction_times(moment):
             yield self.encoder.encode(record, rows)
-
-    def divided(
-        self,
-        moment: Moment,
-        answer: Callable[[TaskRecords], Iterable[Block]],
-        *,
-        batches: Callable[[TaskRecords], tuple[Ints, Ints]],
-        processes: Processes,
-    ) -> Iterator[Iterable[Block]]:
-        """Answers shard by shard, by several processes; process 0 gets them all. Arguments as of `divided.in_order`."""
-
-        def read(number: int) -> tuple[TaskRecords, Ints]:
-            found = self._of_shard(self.reader.read(self.reader.shards[number]), moment)
-            return self.encoder.encode(found.record, found.rows), _counts(found)
-
-        sizes = [pq.read_metadata(path).num_rows for path in self.reader.shards]
-        for counts, blocks in in_order(processes, sizes, read=read, batches=batches, answer=answer):
-            self.count(counts)
-            yield blocks
-            self._tick()
 
     def require_until_end(self, moment: Moment) -> None:
         """Refuse a day after the data's end: whoever has no row by then may be silent, or not be recorded any more."""
@@ -235,11 +204,6 @@ class NewRecords:
         return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
 
 
-def _counts(found: PredictionTimes) -> Ints:
-    """Subjects, moments and late moments of a shard."""
-    return np.array([len(found.record.subject_id), len(found.cohort.rows), found.late])
-
-
 def predict(
     run_folder: Path,
     data: Path,
@@ -253,7 +217,6 @@ def predict(
     overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
 ) -> int:
     """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
 
@@ -269,10 +232,9 @@ def predict(
         overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the risks should know.
-        processes: Who shares the work; each calls this function, and process 0 writes.
 
     Returns:
-        The number of prediction times; 0 in other processes than process 0.
+        The number of prediction times.
 
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
@@ -285,9 +247,6 @@ def predict(
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
     say(records.require_known(force=force))
-    answers = asked.answers(records, moment, say=say, processes=processes)
-    if not processes.is_first:
-        return sum(map(len, answers))
     with prediction_file(
         out,
         causes=asked.causes,
@@ -297,7 +256,7 @@ def predict(
         overwrite=overwrite,
     ) as file:
         count = 0
-        for risks in answers:
+        for risks in asked.answers(records, moment, say=say):
             file.write(risks)
             count += len(risks)
     return count
@@ -352,26 +311,17 @@ class Asked:
         moment: Moment,
         *,
         say: Callable[[str], None] = lambda _: None,
-        processes: Processes = ALONE,
     ) -> Iterator[Risks]:
-        """The risks at the prediction times of new records, shard by shard; in process 0 alone, if there are several.
+        """The risks at the prediction times of new records, shard by shard.
 
         Raises:
-            EhrseqError: Nobody has a prediction time, or a process has ended.
+            EhrseqError: Nobody has a prediction time.
         """
-
-        def answer(part: TaskRecords) -> Iterator[Block]:
-            yield self.answer(part).arrays
-
         count = answered = 0
-        for blocks in records.divided(
-            moment, answer, batches=self.of_run.batches, processes=processes
-        ):
-            risks = Risks.joined(list(blocks))
+        for part in records.encoded(moment):
+            risks = self.answer(part)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
             yield risks
-        if not processes.is_first:
-            return
         if not count:
             raise nobody(records)
         for text in left_out(records, answered=answered):

@@ -28,7 +28,6 @@ from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
-from ehrsequencing.training.processes import ALONE, Processes
 
 FORMATS = {"meds-dev": pa.float64(), "meds-evaluation": pa.float32()}  # type of the probability
 
@@ -60,7 +59,6 @@ def predict_labels(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
     overwrite: bool = False,
-    processes: Processes = ALONE,
 ) -> int:
     """Write the risk of one cause by one horizon at the moments of a label file.
 
@@ -78,10 +76,9 @@ def predict_labels(
         overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the file should know.
-        processes: As of `predict`.
 
     Returns:
-        The number of labels that have a risk; 0 in other processes than process 0.
+        The number of labels that have a risk.
 
     Raises:
         EhrseqError: Labels, run or data cannot be used, or no label has a risk.
@@ -94,9 +91,9 @@ def predict_labels(
     run, wanted = Run(run_folder), read_boolean_labels(labels)
     asked = Asked(run, horizons_days, recalibrated=recalibrated)
     if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
-        fix = "name one with --horizons; the visit head has none"
+        fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
-            "a prediction in this format needs one horizon in days", where="--horizons", fix=fix
+            "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
         )
     if cause is not None and cause not in asked.causes:
         raise EhrseqError(
@@ -108,9 +105,7 @@ def predict_labels(
     run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
-    answers = asked.answers(records, Moment("all"), say=lambda _: None, processes=processes)
-    if not processes.is_first:
-        return sum(map(len, answers))
+    answers = asked.answers(records, Moment("all"))
     count, schema = 0, schema_of(style)
     with (
         output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,

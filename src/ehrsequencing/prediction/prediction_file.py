@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -45,19 +44,6 @@ class Risks:
 
     def __len__(self) -> int:
         return len(self.subject_id)
-
-    @property
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """Its arrays; a band only where there is one."""
-        bands = [band for band in (self.low, self.high) if band is not None]
-        return (self.subject_id, self.prediction_us, self.risk, *bands)
-
-    @classmethod
-    def joined(cls, parts: Sequence[tuple[NDArray[Any], ...]]) -> "Risks":
-        """Predictions of several groups, as their `arrays`, one group after another."""
-        return cls(
-            *(one[0] if len(one) == 1 else np.concatenate(one) for one in zip(*parts, strict=True))
-        )
 
 
 def require_suffix(out: Path) -> None:

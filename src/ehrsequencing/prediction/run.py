@@ -30,7 +30,7 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE, read_outcomes
+from ehrsequencing.records.outcomes import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary

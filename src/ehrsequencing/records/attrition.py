@@ -5,19 +5,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.outcome_files import OutcomeChoice
+from ehrsequencing.records.outcomes import OutcomeChoice
 from ehrsequencing.records.visits import Visits
 
+FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50  # of an interval or a comparison
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
 MUCH_IMMORTAL = 0.05  # share of a landmark's subjects whose first record comes after it, above which a warning is due
+
+
+def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
+    """Whether there are too few to compare: under 10 subjects with the event, or under 50 subjects.
+
+    >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
+    [True, False, True]
+    """
+    return (np.asarray(events) < FEWEST_EVENTS) | (np.asarray(subjects) < FEWEST_SUBJECTS)
 
 
 class Tally:

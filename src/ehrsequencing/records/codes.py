@@ -1,12 +1,17 @@
-"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`).
+"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`); codes by text.
 
-Each may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, with a blank on either side of the sign.
+A pattern may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, with a blank on either side of the
+sign. `find_codes` hides counts of 1 to 10 people of real data, and the number of rows of such a code. It names a code
+of fewer than 5 people only if `metadata/codes.parquet` lists it, as messages about task files do.
 """
 
 import difflib
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
 _CONDITION = re.compile(
@@ -287,3 +295,135 @@ def _regex(pattern: str) -> str:
             f"is not a regular expression: {text}", where=f"re:{pattern}", fix=fix
         ) from error
     return whole
+
+
+FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
+_HIDDEN = f"<{SMALLEST_COUNT}"
+
+
+@dataclass(frozen=True)
+class FoundCode:
+    """A code that fits a text.
+
+    Attributes:
+        code: As the data has it.
+        description: From `metadata/codes.parquet`; empty without one.
+        subjects: Who have it: a number, or `<11`.
+        rows: Its rows; None where `subjects` is hidden.
+    """
+
+    code: str
+    description: str
+    subjects: int | str
+    rows: int | None
+
+
+def find_codes(
+    data: Path,
+    text: str,
+    *,
+    settings: DataConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[FoundCode]:
+    """Codes that fit a text, those with most subjects first, hidden ones after them by name, unused ones last.
+
+    Args:
+        data: Folder of a MEDS data set.
+        text: Words that all occur in the code or its description, whatever their case; or a pattern of task files
+            (`ICD10CM//E11*`, `re:…`, `under:…`).
+        settings: The section `data`.
+        progress: Called with shards done and to do.
+
+    Raises:
+        EhrseqError: Nothing fits; the message has words that come close.
+    """
+    reader, descriptions, parents = (
+        MedsReader(data, settings),
+        read_descriptions(data),
+        read_parents(data),
+    )
+    fits = _filter(text, descriptions, parents)
+    rows, subjects = Counter[str](), Counter[str]()
+    every: set[str] = set()
+    for number, path in enumerate(reader.shards, start=1):
+        events = reader.read(path)
+        _count(events, fits, rows, subjects)
+        every.update(events.codes)
+        if progress is not None:
+            progress(number, len(reader.shards))
+    listed = {*descriptions, *parents}
+    is_real = not is_json_of(data / MANIFEST, SIMULATION)
+    found = [
+        _shown(code, descriptions.get(code, ""), subjects[code], rows[code], is_real=is_real)
+        for code in {*subjects, *filter(fits, listed)}
+        if not is_real or code in listed or subjects[code] >= FEWEST_NAMED
+    ]
+    if not found:
+        known = listed | {code for code in every if not is_real}
+        raise EhrseqError(
+            f"no code fits {text!r}",
+            where=str(data),
+            fix=_what_comes_close(text, known, descriptions),
+        )
+    return sorted(found, key=_order)
+
+
+def _filter(
+    text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
+) -> Callable[[str], bool]:
+    """Whether a code fits a text."""
+    if not text.strip():
+        raise EhrseqError("is empty", where="TEXT", fix="give a word of a code or a description")
+    if text.startswith(("re:", "under:")) or text.endswith("*"):
+        return CodeMatcher([text], parents=parents)
+    words = text.casefold().split()
+
+    def fits(code: str) -> bool:
+        place = f"{code} {descriptions.get(code, '')}".casefold()
+        return all(word in place for word in words)
+
+    return fits
+
+
+def _count(
+    events: Events, fits: Callable[[str], bool], rows: Counter[str], subjects: Counter[str]
+) -> None:
+    """Add a shard's rows and subjects of every code that fits. A subject has all rows in one shard."""
+    wanted = np.fromiter((fits(code) for code in events.codes), dtype=bool, count=len(events.codes))
+    if not wanted.any():
+        return
+    at = np.flatnonzero(wanted[events.code])
+    owner, n = events.subjects[1][at].astype(np.int64), len(events.codes)
+    pairs = np.unique(owner * n + events.code[at])
+    for counter, codes in ((rows, events.code[at]), (subjects, pairs % n)):
+        counts = np.bincount(codes, minlength=n)
+        counter.update({events.codes[k]: int(counts[k]) for k in np.flatnonzero(counts)})
+
+
+def _shown(code: str, description: str, subjects: int, rows: int, *, is_real: bool) -> FoundCode:
+    if is_real and 0 < subjects < SMALLEST_COUNT:
+        return FoundCode(code, description, _HIDDEN, None)
+    return FoundCode(code, description, subjects, rows)
+
+
+def _order(found: FoundCode) -> tuple[float, str]:
+    """By what is shown alone, so that the order tells nothing of a hidden count."""
+    return (-found.subjects if isinstance(found.subjects, int) else -0.5), found.code
+
+
+def _what_comes_close(text: str, codes: Iterable[str], descriptions: Mapping[str, str]) -> str:
+    words = {
+        word
+        for known in (*codes, *descriptions.values())
+        for word in re.findall(r"\w{3,}", known.casefold())
+    }
+    near = [
+        match
+        for word in text.casefold().split()
+        for match in get_close_matches(word, sorted(words), n=2)
+    ]
+    return (
+        f"did you mean {' or '.join(dict.fromkeys(near))}?"
+        if near
+        else "try a shorter word, or part of a code"
+    )

@@ -32,8 +32,7 @@ from ehrsequencing.records.events import (
 )
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.outcomes import outcome_finder
-from ehrsequencing.records.record import Record
-from ehrsequencing.records.visits import Visits, count_at_or_before
+from ehrsequencing.records.visits import Record, Visits, count_at_or_before
 
 NEVER = np.iinfo(np.int64).max
 

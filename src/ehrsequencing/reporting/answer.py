@@ -29,7 +29,7 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "card": verdict.card(scores),
         "caveats": verdict.caveats(scores, verdicts),
         "audited": verdict.audit_case(m),
-        "incidence": _main_incidence(m, scores, shown),
+        "incidence": _main_incidence(m, scores),
         "patients": two_patients(m),
         "codes": codes(m),
         "main": main_figures(m, scores, shown),
@@ -39,7 +39,7 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
     }
 
 
-def _main_incidence(m: Mapping[str, Any], scores: Scores, shown: Shown) -> Figure | None:
+def _main_incidence(m: Mapping[str, Any], scores: Scores) -> Figure | None:
     """Observed and predicted incidence of the cause of interest at the main landmark."""
     landmark, cause = scores.main()[0], m["causes"][0]
     rows = [
@@ -47,7 +47,7 @@ def _main_incidence(m: Mapping[str, Any], scores: Scores, shown: Shown) -> Figur
         for row in m.get("incidence") or []
         if (row["landmark_days"], row["cause"]) == (landmark, cause)
     ]
-    return incidence_of(m, rows[0], shown) if rows else None
+    return incidence_of(rows[0]) if rows else None
 
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:

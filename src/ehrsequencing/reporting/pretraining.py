@@ -7,11 +7,6 @@ from ehrsequencing.reporting.pretraining_verdict import verdict_of
 
 _LOSSES = {"masked_codes": "nats a code"}  # of the others: nats a visit
 GUESSERS = ("model", "frequency", "last visit")
-KINDS = {
-    "": "all codes",
-    " onset": "codes new to the subject",
-    " repeat": "codes that the subject had",
-}
 TOP = (1, 5, 10)
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
@@ -27,14 +22,11 @@ def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {loss:<28} {ours:8.3f}" + (
                 f"   frequencies {baseline:8.3f}" if baseline is not None else ""
             )
-        for kind, text in KINDS.items():
-            if f"model{kind} recall@{TOP[0]}" not in measures:
-                continue
-            yield f"  recall@{', @'.join(map(str, TOP))} of {text}"
+        if f"model recall@{TOP[0]}" in measures:
+            yield f"  recall@{', @'.join(map(str, TOP))}"
             for who in GUESSERS:
-                values = "  ".join(f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in TOP)
+                values = "  ".join(f"{measures[f'{who} recall@{k}']:.3f}" for k in TOP)
                 yield f"    {shown(who):<26} {values}"
-        yield from _numbers(measures)
 
 
 def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
@@ -65,7 +57,7 @@ def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
         return None
     return (
         f"little is transferred: the model knows {found:.0%} of the records' codes. Give codes the names of the other"
-        " data, or describe them and their parents in metadata/codes.parquet. Compare with a training without --init."
+        " data, or name their parents in metadata/codes.parquet. Compare with a training without --init."
     )
 
 
@@ -74,20 +66,6 @@ def losses_of(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float
     for name, value in measures.items():
         if name.endswith("loss") and not name.startswith("frequency"):
             yield name, value, measures.get(f"frequency {name}")
-
-
-def _numbers(measures: Mapping[str, float]) -> Iterator[str]:
-    """Squared errors of the ranks of numbers, which have variance 1."""
-    if not measures.get("mean rank error"):
-        return
-    yield (
-        f"  squared error of ranks       {measures['model rank error']:8.3f}"
-        f"   mean rank   {measures['mean rank error']:8.3f}"
-    )
-    yield (
-        f"  ... with a number before     {measures['model rank error, known before']:8.3f}"
-        f"   last rank   {measures['last rank error, known before']:8.3f}"
-    )
 
 
 def shown(who: str) -> str:

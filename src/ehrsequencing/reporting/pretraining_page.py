@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.reporting.chart import Chart, swatch, ticks
-from ehrsequencing.reporting.pretraining import GUESSERS, KINDS, OPTIMISTIC, TOP, losses_of, shown
+from ehrsequencing.reporting.pretraining import GUESSERS, OPTIMISTIC, TOP, losses_of, shown
 from ehrsequencing.reporting.pretraining_verdict import verdict_of
 from ehrsequencing.reporting.report import environment
 
@@ -28,15 +28,7 @@ def render_pretraining(results: Mapping[str, Any], history: Sequence[Mapping[str
                     name, history, results["best_epoch"], found["measures"].get("frequency loss")
                 )
             ),
-            "recalls": [
-                {
-                    "figure": Markup(draw_recall(found, kind)),
-                    "what": text,
-                    "rows": _recalls(found["measures"], kind),
-                }
-                for kind, text in KINDS.items()
-                if _has(found["measures"], kind)
-            ],
+            "recall": _recall(found) if f"model recall@{TOP[0]}" in found["measures"] else None,
             "losses": [
                 (what, ours, baseline) for what, ours, baseline in losses_of(found["measures"])
             ],
@@ -60,16 +52,11 @@ def render_pretraining(results: Mapping[str, Any], history: Sequence[Mapping[str
     return environment().get_template("pretraining.html.jinja").render(page)
 
 
-def _has(measures: Mapping[str, float], kind: str) -> bool:
-    return f"model{kind} recall@{TOP[0]}" in measures
-
-
-def _recalls(measures: Mapping[str, float], kind: str) -> list[tuple[str, list[str]]]:
-    """Recall@k of each guesser, as lines of a table."""
-    return [
-        (shown(who), [f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in TOP])
-        for who in GUESSERS
-    ]
+def _recall(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Recall@k of each guesser: a figure, and lines of a table."""
+    measures = found["measures"]
+    rows = [(shown(who), [f"{measures[f'{who} recall@{k}']:.3f}" for k in TOP]) for who in GUESSERS]
+    return {"figure": Markup(draw_recall(found)), "rows": rows}
 
 
 def draw_loss(
@@ -107,23 +94,20 @@ def _whole(last: int) -> list[float]:
     return [float(epoch) for epoch in range(1, last + 1, max(1, last // 6))]
 
 
-def draw_recall(found: Mapping[str, Any], kind: str) -> str:
+def draw_recall(found: Mapping[str, Any]) -> str:
     """How many more targets are among the first k guesses than with "most frequent first", in percentage points.
 
     Args:
         found: Measures of one objective, and the model's gains with their intervals.
-        kind: Which targets, as in `KINDS`.
     """
     measures, gains = found["measures"], found.get("gains", {})
-    base = [measures[f"frequency{kind} recall@{k}"] for k in TOP]
+    base = [measures[f"frequency recall@{k}"] for k in TOP]
     over = {
-        who: [
-            100 * (measures[f"{who}{kind} recall@{k}"] - b) for k, b in zip(TOP, base, strict=True)
-        ]
+        who: [100 * (measures[f"{who} recall@{k}"] - b) for k, b in zip(TOP, base, strict=True)]
         for who in GUESSERS
         if who != "frequency"
     }
-    bounds = [gains.get(f"{kind.strip()} recall@{k}".strip(), {}) for k in TOP]
+    bounds = [gains.get(f"recall@{k}", {}) for k in TOP]
     whiskers = [
         (100 * b["low"], 100 * b["high"]) if b.get("low") is not None else None for b in bounds
     ]
@@ -165,4 +149,4 @@ def draw_recall(found: Mapping[str, Any], kind: str) -> str:
             chart.mark(number, place + aside, value, f"{shown(who)}: {value:+.1f} points")
         chart.told.append(f"{shown(who)}: {', '.join(f'{value:+.1f}' for value in values)} points")
     chart.told.append(f"most frequent first: {', '.join(f'{b:.3f}' for b in base)}")
-    return chart.svg(f"Recall of {KINDS[kind]}, over most frequent first")
+    return chart.svg("Recall, over most frequent first")

@@ -7,8 +7,6 @@ from typing import Any
 TOP_K = 10  # of the recall that the answer is about
 _GUESSED = {
     "masked_codes": "codes taken from a visit",
-    "next_visit": "codes of the next visit",
-    "marked_time": "codes of the next visit",
     "time_to_code": "codes recorded next",
 }
 
@@ -37,7 +35,7 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
     """The answer.
 
     Args:
-        results: The content of `pretraining.json`; without `gains`, of an earlier version, nothing is concluded.
+        results: The content of `pretraining.json`; without `gains` nothing is concluded.
     """
     found = {name: one for name, one in results["objectives"].items() if one.get("gains")}
     if not found:
@@ -46,11 +44,9 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
             "Too little was measured on tuning subjects to say whether anything was learned.",
             (),
         )
-    gains = {name: main_gain(one["gains"]) for name, one in found.items()}
-    learned = [
-        name for name, (_, gain) in gains.items() if gain["low"] is not None and gain["low"] > 0
-    ]
-    parts = tuple(_part(name, found[name], *gains[name]) for name in found)
+    gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in found.items()}
+    learned = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
+    parts = tuple(_part(name, found[name], gains[name]) for name in found)
     if not learned:
         return Verdict(False, "Nothing was learned that frequencies do not tell.", parts)
     if len(learned) == len(found):
@@ -62,35 +58,25 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
     )
 
 
-def main_gain(gains: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The measure that an objective is judged by, and its gain over frequencies."""
-    name = f"recall@{TOP_K}"
-    return (name, gains[name]) if name in gains else next(iter(gains.items()))
-
-
-def _part(name: str, found: Mapping[str, Any], measure: str, gain: Mapping[str, Any]) -> str:
+def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
-    measures = found["measures"]
-    if not measure.startswith("recall"):
-        text = f"{name}: the loss of telling a recorded visit from a swapped one is {measures[measure]:.3f} nats, by"
-        chance = measures[f"frequency {measure}"]
-        return f"{text} chance {chance:.3f}: a gain of {_between(gain, scale=1.0, digits=3)} nats."
+    measures, measure = found["measures"], f"recall@{TOP_K}"
     ours, frequency, last = (
         f"{measures[f'{who} {measure}']:.0%}" for who in ("model", "frequency", "last visit")
     )
     return (
         f"{name}: its first {TOP_K} guesses hold {ours} of the {_GUESSED.get(name, 'codes')}, and those of most "
-        f"frequent first {frequency}: a gain of {_between(gain, scale=100.0, digits=1)} percentage points. "
+        f"frequent first {frequency}: a gain of {_percentage_points(gain)} percentage points. "
         f"Last visit's codes first hold {last}."
     )
 
 
-def _between(gain: Mapping[str, Any], *, scale: float, digits: int) -> str:
+def _percentage_points(gain: Mapping[str, Any]) -> str:
     """A gain with its interval."""
     value, low, high = (
-        None if gain[key] is None else gain[key] * scale for key in ("value", "low", "high")
+        None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
     )
     if value is None:
         return "an unknown number of"
-    around = "" if low is None or high is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
-    return f"{value:+.{digits}f}{around}".replace("-", "−")
+    around = "" if low is None or high is None else f" ({low:+.1f} to {high:+.1f})"
+    return f"{value:+.1f}{around}".replace("-", "−")

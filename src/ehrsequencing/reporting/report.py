@@ -2,8 +2,8 @@
 
 `report.html` is the answer, `report-details.html` has everything else. Each is one file. The pages
 need no script and no network, and their content security policy forbids both. All text is escaped. No id or date of a
-person is read. Every count of people goes through `disclosure` before it is printed or drawn, together with the
-numbers from which a hidden count could be worked out. The pages' sentences are in the templates.
+person is read. The result of an evaluation goes through `core.disclosure.redact` before anything is printed or drawn.
+The pages' sentences are in the templates.
 """
 
 import json
@@ -17,16 +17,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes
-from ehrsequencing.disclosure.counts import excluded, publish
-from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import panels, summary, tables
 from ehrsequencing.reporting.answer import answer, tripod
 from ehrsequencing.reporting.chart import swatch
 from ehrsequencing.reporting.codes import codes
-from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import (
     about,
     duration,
@@ -134,10 +133,53 @@ def _told(metrics: Mapping[str, Any]) -> Told:
         raise EhrseqError(
             f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again"
         )
-    m = dict.fromkeys(_LATER) | _clean(metrics)
-    shown = publish(m)
-    m = disclose(m, shown)
-    return m, shown, Scores(m)
+    redacted = dict.fromkeys(_LATER) | redact(metrics, decimals=False)
+    # single persons: of real people only where somebody asked for them
+    m = _clean(redacted | {"trajectories": metrics.get("trajectories")})
+    return m, count_texts(m), Scores(m)
+
+
+def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
+    """Texts of every count that the pages print.
+
+    Returns:
+        Texts under `("flow", step)`, `("out", step)`, `("subjects", split)`, `("events", split, cause or "censored")`,
+        `("at_risk", landmark)`, `("by", landmark, cause, horizon)`, `("risk", landmark, cause, horizon, group)`,
+        `("curve", landmark, cause, horizon)` and `("external",)`.
+    """
+    counts: dict[tuple[Any, ...], Any] = {}
+    for i, step in enumerate(m["attrition"]):
+        counts["flow", i] = step["subjects"]
+        counts["out", i] = excluded(m["attrition"], i) if i else 0
+    counts |= {("subjects", split): count for split, count in m["data"]["subjects"].items()}
+    for split, events in m["events"].items():
+        counts |= {("events", split, name): count for name, count in events.items()}
+    for row in m["at_risk"]:
+        counts["at_risk", row["landmark_days"]] = row["subjects"]
+        for cause, events in row["events"].items():
+            for horizon, count in zip(m["horizons_days"], events, strict=True):
+                counts["by", row["landmark_days"], cause, horizon] = count
+    for row in m["risk_distribution"]:
+        people = row.get("people") or {}
+        for name in ("event", "no_event", "unknown"):
+            counts["risk", *place_of(row), name] = people[name] if people else sum(row[name])
+    for row in m.get("smooth_calibration") or []:
+        counts["curve", *place_of(row)] = row.get("n")
+    if m.get("external"):
+        counts["external",] = m["external"].get("subjects")
+    return {
+        key: f"{count:,}" if isinstance(count, int) else count
+        for key, count in counts.items()
+        if count is not None
+    }
+
+
+def excluded(steps: Sequence[Mapping[str, Any]], place: int) -> int | str:
+    """How many subjects a step of the cohort flow leaves out."""
+    stated: int | str | None = steps[place].get("excluded")
+    if stated is not None:
+        return stated
+    return int(steps[place - 1]["subjects"] - steps[place]["subjects"])
 
 
 def _page(told: Told, page: str) -> str:
@@ -226,8 +268,8 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "not_for": summary.not_for(scores),
         "headline": scores.headline(),
         "inputs": tables.inputs(m, shown),
-        "immortal": tables.immortal_time(m, shown),
-        "per_parameter": tables.per_parameter(m, shown),
+        "immortal": tables.immortal_time(m),
+        "per_parameter": tables.per_parameter(m),
         "follow_up": tables.follow_up(m, shown),
         "incidences": by_cause(panels.incidences(m, shown)),
         "tripod": tripod(m),

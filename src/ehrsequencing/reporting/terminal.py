@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.minimum_counts import TOO_FEW
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores

@@ -7,9 +7,8 @@ The content of `metrics.json` goes in, as `Scores`. Cases and values come out; t
 from collections.abc import Mapping
 from typing import Any
 
-from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
+from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.tables import THIN
 from ehrsequencing.reporting.wording import interval, verdict
 
 Case = dict[str, Any]
@@ -152,11 +151,7 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
 
 def _is_thin(row: Mapping[str, Any], table: Scores) -> bool:
     """Whether so few are still followed at the main horizon that single subjects carry a number."""
-    return (
-        (row["landmark_days"], row["horizon_days"]) == table.main()
-        and row["g"] is not None
-        and row["g"] < THIN
-    )
+    return (row["landmark_days"], row["horizon_days"]) == table.main() and row["thin"]
 
 
 def audit_case(m: Mapping[str, Any]) -> Case:

@@ -28,17 +28,17 @@ from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import write_manifest
-from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import cut_at_batches
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.evaluation.tables import blend as blend_table
-from ehrsequencing.prediction.divided import part_of
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
@@ -47,7 +47,7 @@ from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 
@@ -143,7 +143,7 @@ def test_parts_of_the_records_get_the_answers_of_the_whole(
     monkeypatch.setattr(blending, "_CHUNK_ROWS", 40)
     answers, records = Run(run).answers, store.records("simulated", "held_out")
     cut, whole = answers.batches(records), [part.subject_id.tolist() for _, part in in_parts(records)]
-    parts = [part_of(records, cut, 3, number) for number in range(3)]
+    parts = list(cut_at_batches(records, *cut, count=3))
     assert [found.subject_id.tolist() for part in parts for _, found in in_parts(part)] == whole
     assert len(whole) > 4
     risks = [answers.risk(one, horizons_days=[365.25]) for one in (records, *parts)]
@@ -359,7 +359,7 @@ def test_the_weights_are_told(run: Path) -> None:
     assert found is not None
     assert found["best_part"] == "network alone"
     assert [row["part"] for row in found["weights"]] == [*PARTS, *PARTS]
-    told = reported({"blend": _rounded(found, 2)})
+    told = reported({"blend": rounded(found, 2)})
     assert told is not None
     assert [len(weights) for _, weights in told["rows"]] == [3, 3]
     first = found["weights"][0]

@@ -42,14 +42,11 @@ from ehrsequencing.models.build import load_model
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.adapt import adapted
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.progress import Progress
-from ehrsequencing.training.run_folder import RunFolder, alone
-from ehrsequencing.training.search import Fits, Search
-from ehrsequencing.training.transfer import keep_adapters
+from ehrsequencing.training.distributed import ALONE, Processes
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.resolve import adapted
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in
+from ehrsequencing.training.train import Trainer
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 Show = Callable[[Progress], None]
@@ -63,14 +60,14 @@ def trainer_of(
     study: StudyConfig,
     init: Pretrained | None = None,
     processes: Processes = ALONE,
-) -> Fits:
-    """What trains a study: a network, with `training.blend` a blend, with `training.search` after a search.
+) -> "Trainer | BlendTrainer":
+    """What trains a study: a network, with `training.blend` a blend.
 
-    What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
+    What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
 
     Raises:
-        EhrseqError: A search is to start from another model, several processes are to search or blend, or a setting
-            of the transfer is given without a model to start from.
+        EhrseqError: Several processes are to blend, or a setting of the transfer is given without a model to start
+            from.
     """
     if init is None and study.transfer != (nothing := TransferConfig()):
         name = next(
@@ -80,24 +77,9 @@ def trainer_of(
         )
         fix = "name the model with --init, or leave the setting out"
         raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
-    alone = (
-        "training.search"
-        if study.training.search > 1
-        else "training.blend"
-        if study.training.blend
-        else ""
-    )
-    if alone and processes.several:
-        fix = "leave out --devices and --nodes, or train the network alone"
-        raise EhrseqError("runs in one process only", where=alone, fix=fix)
-    if study.training.search > 1:
-        if init is not None:
-            what, fix = (
-                "a search trains networks from new weights",
-                "leave out training.search or --init",
-            )
-            raise EhrseqError(what, where="training.search", fix=fix)
-        return Search(prepared, task_name, out, study=study, make=trainer_of)
+    if study.training.blend and processes.several:
+        fix = "start it without torchrun, or train the network alone"
+        raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
     study = adapted(study, prepared, task_name) if init is None else study
     if study.training.blend:
         return BlendTrainer(prepared, task_name, out, study=study, init=init)
@@ -170,23 +152,26 @@ class BlendTrainer:
             [self.network.fingerprint, "blend", len(self.folds), asked.seed, asked.tuning_trials]
         )
 
-    @alone
     def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
         """Train everything and write the run."""
-        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-        if resume and (self.out / MANIFEST).is_file():
-            folder.check_finished()
+        with alone_in(self.out):
+            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+            if resume and (self.out / MANIFEST).is_file():
+                folder.check_finished()
+            else:
+                folder.begin(resume=resume)
+                self._fit(folder.checkpoints, on_progress)
             folder.remove_checkpoints()
-            return
-        folder.begin(resume=resume)
+
+    def _fit(self, checkpoints: Path, on_progress: Show | None) -> None:
         rows = joined_rows(
             [
-                self._out_of_fold(folder.checkpoints, number, fold, on_progress)
+                self._out_of_fold(checkpoints, number, fold, on_progress)
                 for number, fold in enumerate(self.folds)
             ]
         )
         weights = fit_weights(rows, n_causes=len(self.task.causes), seed=self.settings.seed)
-        whole = folder.checkpoints / "network"
+        whole = checkpoints / "network"
         model = self._train_network(whole, len(self.folds), None, on_progress)
         boosted, cox = self._fit_others(self.records["train"])
         blend = Blend(boosted.kept, cox.kept, weights, self.edges)
@@ -201,10 +186,7 @@ class BlendTrainer:
         }
         facts |= {"fingerprint": self.fingerprint, "blend": told}
         history = read_json_lines(whole / HISTORY)
-        self.network.write_run(
-            model, history, facts, more=(BLEND_FILE, ARRAYS_FILE, *keep_adapters(whole, self.out))
-        )
-        folder.remove_checkpoints()
+        self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
 
     def _out_of_fold(
         self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None

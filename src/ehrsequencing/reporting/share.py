@@ -1,0 +1,172 @@
+"""A run → a folder that may leave the hospital: a copy without results and paths, checked, with a model card.
+
+The folder has the model, its settings, its vocabulary and the card. It is made only of runs whose vocabulary holds no
+code and no number of fewer than 11 training subjects (`vocabulary.min_subjects`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE
+from ehrsequencing.config import (
+    EvaluationConfig,
+    PretrainingConfig,
+    SplitsConfig,
+    StudyConfig,
+    TransferConfig,
+)
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import (
+    digest,
+    read_json,
+    refuse_overlap,
+    sha256,
+    write_bytes,
+    write_settings,
+)
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    RUN_NEEDS,
+    SHARED_RUN,
+    complete_folder,
+    write_manifest,
+)
+from ehrsequencing.core.version import __version__
+from ehrsequencing.evaluation.results import SHARED
+from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
+from ehrsequencing.prediction.run import Run, saved_audit
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
+from ehrsequencing.reporting.model_card import model_card
+
+CARD = "README.md"
+NOT_SHARED = "(not shared)"
+_COPIED = (CONFIG_FILE, WEIGHTS_FILE, "vocabulary.json", "vocabulary.safetensors")
+
+
+def share_run(
+    run_folder: Path, out: Path, *, license_id: str | None = None, overwrite: bool = False
+) -> list[str]:
+    """Write what of a run may be shared, with a model card.
+
+    Args:
+        run_folder: A finished run.
+        out: Folder to make.
+        license_id: Identifier of a licence, for the card.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        EhrseqError: The run keeps codes or numbers of fewer than 11 training subjects, or a file names a folder.
+    """
+    run = Run(run_folder)
+    refuse_overlap(out, run_folder)
+    _require_enough_people(run)
+    names = list(_COPIED)
+    if run.study.training.blend:
+        names += [BLEND_FILE, ARRAYS_FILE]
+    if run.study.model.outcomes:
+        names.append(OUTCOMES_FILE)
+    with complete_folder(out, SHARED_RUN, overwrite=overwrite) as folder:
+        for name in names:
+            write_bytes(folder / name, (run.folder / name).read_bytes())
+        write_settings(folder / "config.yaml", settings_to_share(run.study))
+        card = model_card(run, _metrics(run), _audited(run), license_id=license_id)
+        write_bytes(folder / CARD, card.encode())
+        _require_no_place(run, folder)
+        required = [*RUN_NEEDS, *names[len(_COPIED) :]]
+        write_manifest(folder, _manifest(run, folder), required=required)
+        return sorted(path.name for path in folder.iterdir())
+
+
+def _require_enough_people(run: Run) -> None:
+    """Refuse a run with codes, numbers or outcomes of fewer than 11 training subjects."""
+    fewest = {"vocabulary.min_subjects": run.study.vocabulary.min_subjects}
+    if run.task.outcomes is not None:
+        fewest["outcomes.min_subjects"] = run.task.outcomes.min_subjects
+    for name, people in fewest.items():
+        if people < SMALLEST_COUNT:
+            raise EhrseqError(
+                f"was prepared with {name}={people}, so it holds codes and numbers of so few people",
+                where=str(run.folder),
+                fix=f"prepare the data with {name}={SMALLEST_COUNT} and train again",
+            )
+
+
+def settings_to_share(study: StudyConfig) -> StudyConfig:
+    """The settings without what tells of the place: dates of extraction, names of sites, paths."""
+    task = study.task
+    if task is not None and task.index.file is not None:
+        task = task.model_copy(update={"index": task.index.model_copy(update={"file": NOT_SHARED})})
+    return study.model_copy(
+        update={
+            "data": study.data.model_copy(update={"extracted": None}),
+            "task": task,
+            "splits": SplitsConfig(),
+            "evaluation": EvaluationConfig(),
+            "pretraining": PretrainingConfig(),
+            "transfer": TransferConfig(),
+        }
+    )
+
+
+def _manifest(run: Run, folder: Path) -> dict[str, Any]:
+    """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
+    vocabulary = run.vocabulary.digest
+    own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
+    copied = ("excluded", "task", "parameters")
+    kept: dict[str, Any] = {name: run.manifest[name] for name in copied if name in run.manifest}
+    return {
+        **SHARED_RUN.facts,
+        "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+        **kept,
+        "prepared": NOT_SHARED,
+        "data": NOT_SHARED,
+        "labels": NOT_SHARED,
+        "vocabulary": vocabulary,
+        "fingerprint": own,
+    }
+
+
+def _metrics(run: Run) -> dict[str, Any] | None:
+    """`metrics.json`, where the run has been evaluated and nobody has changed the file."""
+    if SHARED not in run.manifest["files"] or SHARED in run.altered:
+        return None
+    found: dict[str, Any] = read_json(run.folder / SHARED)
+    return found if {"data", "metrics"} <= found.keys() else None
+
+
+def _audited(run: Run) -> str:
+    audit = saved_audit(run.folder)
+    if audit is None:
+        return "The audit for leaks of the future has not been made."
+    return f"The audit for leaks of the future found {'a leak' if audit['leaks'] else 'no leak'}."
+
+
+def _require_no_place(run: Run, folder: Path) -> None:
+    """The last look: no text file names a folder of this machine.
+
+    Raises:
+        EhrseqError: One does; a task or a code holds it.
+    """
+    places = {
+        str(run.folder.resolve().parent),
+        str(Path.home()),
+        run.manifest["prepared"],
+        str(Path.cwd()),
+    }
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".safetensors" or path.name == MANIFEST:
+            continue
+        text = path.read_text(encoding="utf-8")
+        if any(len(place) > 4 and place in text for place in places if place != NOT_SHARED):
+            fix = "look for a path in the task file and in the names of codes"
+            raise EhrseqError(
+                f"its {path.name} would name a folder of this machine",
+                where=str(run.folder),
+                fix=fix,
+            )
