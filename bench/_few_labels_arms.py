@@ -174,7 +174,7 @@ class Site:
             labelled, self.task, self.folder / "none", study=load_study(None, [])
         ).config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
-        return BoostedVisits(data, trials=1).nll(held_out, np.arange(len(held_out)))
+        return BoostedVisits.fit(data, trials=1).nll(held_out, np.arange(len(held_out)))
 
     def _network(self, arm: Arm, n: int | None, run: Path) -> tuple[Floats, dict[str, Any]]:
         study = load_study(

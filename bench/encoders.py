@@ -268,9 +268,7 @@ def pairs_table(rows: list[Row]) -> str:
 # ---- the figure ------------------------------------------------------------------------------------------------------
 
 # Okabe and Ito's palette: distinct for colour-blind readers; the shape of the mark differs too.
-SERIES = dict(
-    zip(ENCODERS, ("#999999", "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#CC79A7"), strict=True)
-)
+SERIES = dict(zip(ENCODERS, ("#999999", "#0072B2", "#56B4E9", "#D55E00", "#009E73"), strict=True))
 CORNERS = {  # of each encoder's mark, around (0, 0); none: a circle
     "mean": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
     "attention (query)": (),

@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="leave each size's prepared set, as bench/streaming.py wants it",
+        help="leave each size's prepared set",
     )
     parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

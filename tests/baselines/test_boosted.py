@@ -26,16 +26,16 @@ def test_boosting_sees_every_prediction_time_and_tries_as_often_as_it_is_told(
 
     monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
     made = given_to(task, prepared, train, tuning)
-    models = {n: BoostedVisits(made, trials=n) for n in (1, 3)}
+    models = {n: BoostedVisits.fit(made, trials=n) for n in (1, 3)}
     assert len(seen) == (1 + 3) * len(task.causes)
     every = models[1].periods(train.rows, np.arange(len(train)))
     assert {rows for _, rows in seen} == {len(every.row)}
-    assert models[1].fitted.tolist() == list(range(len(train)))
     rows = np.arange(len(tuning))
     assert models[3].nll(tuning, rows).mean() <= models[1].nll(tuning, rows).mean() + 1e-9  # chosen by it
     monkeypatch.setattr(boosted, "MOST_CELLS", 40 * (len(models[1].columns) + 1))
-    few = BoostedVisits(made)
-    assert len(few.fitted) == 20
+    del seen[:]
+    BoostedVisits.fit(made)
+    assert {rows for _, rows in seen} <= set(range(20, 41))  # 20 prediction times, in one or two parts of time
 
 
 @pytest.mark.slow
@@ -56,14 +56,14 @@ def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood
     nll, rows = [], np.arange(len(tuning))
     for trials in (every[:1], every[1:2], every[:2]):
         monkeypatch.setattr(boosted, "TRIALS", trials)
-        model = BoostedVisits(made, trials=2)
+        model = BoostedVisits.fit(made, trials=2)
         nll.append(float(model.nll(tuning, rows).mean()))
-    of_pairs = int(np.sum(model.kept.used >= len(model.columns) - 2 * len(model.columns.pairs)))
+    of_pairs = int(np.sum(model.used >= len(model.columns) - 2 * len(model.columns.pairs)))
     assert of_pairs > 5
-    causes, whole = len(task.causes), len(model.kept.used) + 1
+    causes, whole = len(task.causes), len(model.used) + 1
     assert widths == [whole] * causes + [whole - of_pairs] * causes + [whole, whole - of_pairs] * causes
     assert nll[2] <= min(nll[:2]) + 1e-9
-    names = [model.columns.names[column] for column in model.kept.used[model.kept.without_pairs()[:-1]]]
+    names = [model.columns.names[column] for column in model.used[model.without_pairs()[:-1]]]
     assert not any(" + " in name for name in names)
 
 
@@ -79,6 +79,6 @@ def test_boosting_does_without_ages_and_without_a_second_visit(
         )
         for split in (train, tuning)
     ]
-    model = BoostedVisits(given_to(task, prepared, *ageless))
+    model = BoostedVisits.fit(given_to(task, prepared, *ageless))
     assert len(model.cuts[0]) == len(model.cuts[3]) == 0  # ages, days between visits
     assert np.isfinite(model.nll(ageless[1], np.arange(len(tuning)))).all()

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.baselines.many_people import feature_cuts, feature_range, has_people
+from ehrsequencing.baselines.boosted import feature_cuts
+from ehrsequencing.baselines.history import has_people
+from ehrsequencing.baselines.landmark_cox import feature_range
 
 Cuts = Callable[..., np.ndarray]
 

@@ -19,7 +19,7 @@ from ehrsequencing.cli.conventions import SHARED, CommandLine
 from ehrsequencing.cli.options import DataFolder
 from ehrsequencing.cli.results import main_results
 from ehrsequencing.config import load_import, load_study, refuse_unused
-from ehrsequencing.config.commands import COMMANDS
+from ehrsequencing.config.files import COMMANDS
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, write_meds
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ehrsequencing.config import PRESETS, BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
-from ehrsequencing.config.commands import COMMANDS
+from ehrsequencing.config.files import COMMANDS
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, read_json_lines
 from ehrsequencing.core.text import parse_yaml

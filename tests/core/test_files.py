@@ -216,13 +216,12 @@ def test_two_processes_in_one_output_leave_one_whole_result(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", ["train", "pretrain"])
-def test_a_second_training_is_refused_before_it_begins(tmp_path: Path, command: str) -> None:
-    """Even the prepared set, which is none, is not looked at."""
+def test_a_second_training_is_refused(sim_prepared: Path, tmp_path: Path, command: str) -> None:
     function: Callable[..., Any] = {"train": eh.fit, "pretrain": eh.pretrain}[command]
     with holding(tmp_path / "run"):
-        assert "is being written by" in refused(command, tmp_path, "--out", tmp_path / "run")
+        assert "is being written by" in refused(command, sim_prepared, "--out", tmp_path / "run")
         with pytest.raises(EhrseqError, match="is being written by"):
-            function(tmp_path / "no-prepared-set", out=tmp_path / "run")
+            function(sim_prepared, out=tmp_path / "run")
 
 
 # ---- how it is written -----------------------------------------------------------------------------------------------

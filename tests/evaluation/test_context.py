@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
-from ehrsequencing.baselines.marginal import MarginalIncidence
+from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import pickle
 import shutil
 import struct
 import time
@@ -32,28 +31,17 @@ def tensors(header: bytes | dict[str, object], body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
-class Evil:
-    """Unpickled, it would write a file."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (Path("/tmp/ehrseq-executed"),)
-
-
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
 )
 FILES: dict[str, tuple[str, bytes, str]] = {
-    "a header beyond the file": ("model.safetensors", struct.pack("<Q", 2**62) + b"{}", "not a safetensors"),
-    "a pickle": ("model.safetensors", pickle.dumps(Evil()), "not a safetensors"),
     "an absurd shape": ("model.safetensors", tensors(
         {"a": {"dtype": "F32", "shape": [2**40, 2**20], "data_offsets": [0, 4]}}, b"\0" * 4), "not a safetensors"),
     "a deep header": ("model.safetensors", tensors(b"[" * 100_000), "not a safetensors"),
-    "deep JSON": ("config.json", b"[" * 100_000, "nested too deeply"),
     "a deep vocabulary": ("vocabulary.json", b'{"a":' * 100_000, "nested too deeply"),
     "an object of Python": ("config.yaml", b'!!python/object/apply:os.system ["touch /tmp/ehrseq-executed"]', "YAML"),
     "a bomb of aliases": ("config.yaml", BOMB.encode(), "too large with its aliases"),
 }  # fmt: skip
-NUMBERS = {"dim": (10**9, "no possible model"), "vocab_size": (10**12, "expected float"), "layers": (10**7, "fewer")}
 
 
 def hostile(sim_run: Path, folder: Path, name: str, content: bytes) -> Path:
@@ -72,14 +60,6 @@ def test_a_hostile_model_folder_is_refused(sim_run: Path, tmp_path: Path, kind: 
     with pytest.raises(EhrseqError, match=says):
         Run(hostile(sim_run, tmp_path, name, content)).model  # noqa: B018
     assert not Path("/tmp/ehrseq-executed").exists()
-
-
-@pytest.mark.parametrize("setting", NUMBERS)
-def test_an_absurd_size_takes_no_memory(sim_run: Path, tmp_path: Path, setting: str) -> None:
-    number, says = NUMBERS[setting]
-    config = json.dumps(read_json(sim_run / "config.json") | {setting: number, "heads": 1}).encode()
-    with pytest.raises(EhrseqError, match=says):
-        Run(hostile(sim_run, tmp_path, "config.json", config)).model  # noqa: B018
 
 
 def test_a_link_out_of_a_model_folder_is_refused(sim_run: Path, tmp_path: Path) -> None:

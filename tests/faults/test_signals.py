@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import load_study
-from ehrsequencing.core.signals import Stopped, noted_signals, raise_at_signals
+from ehrsequencing.core.signals import Stopped, noted_signals
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import load_checkpoint, saved_at_signals
 from ehrsequencing.training.loop import Progress
@@ -133,37 +132,3 @@ def test_nothing_is_saved_in_the_middle_of_a_step(numbers: tuple[int, ...], save
     with pytest.raises(Stopped, match="SIGTERM"):
         train()
     assert len(saved) == saves
-
-
-def test_handlers_are_as_before_and_other_threads_are_left_alone() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with noted_signals() as stop:
-        stop.leave_if_asked()
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-    errors: list[BaseException] = []
-
-    def other() -> None:
-        try:
-            with noted_signals() as stop:
-                stop.leave_if_asked()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert errors == []
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    """As under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        raise_at_signals()
-        with noted_signals() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            stop.leave_if_asked()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -30,7 +30,6 @@ from helpers.attention_checks import (
 from helpers.likelihood_checks import (
     check_extremes,
     check_horizon_integrates,
-    check_late_hazard_is_kept_apart,
     check_risk,
     check_visit_enumerated,
 )
@@ -50,7 +49,7 @@ from helpers.model_checks import (
     check_rows,
 )
 from helpers.models import make_model
-from helpers.strategies import Padded, pad, sample_records
+from helpers.strategies import sample_records
 
 SAMPLE = sample_records(lengths=(7, 0, 1, 8, 3))
 Patch = pytest.MonkeyPatch
@@ -108,7 +107,6 @@ CHECKS: dict[str, Check] = {
     "enumerated": lambda: check_visit_enumerated(3),
     "integral": lambda: check_horizon_integrates(0, 10.0, 200.0),
     "risk": lambda: check_risk(1),
-    "late hazard": lambda: check_late_hazard_is_kept_apart(40.0),
     "extremes": lambda: check_extremes(100.0, torch.bfloat16),
 }
 
@@ -326,41 +324,10 @@ def the_reach_ahead_is_unbounded(patch: Patch) -> None:
     see(patch, "tokens_plan", ahead)
 
 
-def values(patch: Patch, change: Callable[[Tensor], Tensor]) -> None:
-    of_values = embeddings.CodeEmbedding._of_values
-    patch.setattr(
-        embeddings.CodeEmbedding, "_of_values", lambda self, codes, numbers: of_values(self, codes, change(numbers))
-    )
-
-
 @mutant("reference", "composition", "reference: flat", "composition: flat")
 def static_codes_go_to_the_next_subject(patch: Patch) -> None:
     of_static = embeddings.CodeEmbedding.of_static
     patch.setattr(embeddings.CodeEmbedding, "of_static", lambda self, batch: of_static(self, batch).roll(1, 0))
-
-
-def ranks(patch: Patch, offsets: Callable[[VisitBatch], Tensor]) -> None:
-    """Count a code's place from elsewhere than its visit's first code."""
-
-    def counted(self: embeddings.CodeEmbedding, batch: VisitBatch) -> tuple[int, Tensor]:
-        wrong = replace(batch)
-        wrong.__dict__["visit_of_code"] = torch.arange(batch.n_codes)
-        object.__setattr__(wrong, "visit_offsets", offsets(batch))
-        return kinds(self, wrong)
-
-    kinds = embeddings.CodeEmbedding._kinds
-    patch.setattr(embeddings.CodeEmbedding, "_kinds", counted)
-
-
-@mutant("code order counts")
-def code_places_are_all_the_first(patch: Patch) -> None:
-    ranks(patch, lambda batch: torch.arange(batch.n_codes))
-
-
-def pooling(patch: Patch, change: Callable[..., Tensor]) -> None:
-    """`change(right, rows, index, offsets, weights=…, mode=…)` instead of the pooling of visits."""
-    right = segments.pool
-    patch.setattr(visit_encoder, "pool", lambda *args, **kwargs: change(right, *args, **kwargs))
 
 
 @mutant("reference", "weights", "composition", "causality", "future gradient")
@@ -376,10 +343,6 @@ def the_first_code_counts_more(patch: Patch) -> None:
 
     softmax = segments.segment_softmax
     patch.setattr(visit_encoder, "segment_softmax", with_rank)
-
-
-def scorer(patch: Patch, score: Callable[[visit_encoder.AttnPoolingVisitEncoder, Tensor], Tensor]) -> None:
-    patch.setattr(visit_encoder.AttnPoolingVisitEncoder, "score", score)
 
 
 @mutant("empty", "reference")
@@ -422,31 +385,11 @@ def rotary_days_go_on_after_a_query(patch: Patch) -> None:
     days(patch, wrong)
 
 
-def sinusoid(patch: Patch, change: Callable[..., Tensor]) -> None:
-    """`change(right, place)` → the vectors, where `right(place)` are the right ones in float64."""
-    forward = embeddings.SinusoidalPositionalEncoding.forward
-
-    def wrong(self: embeddings.SinusoidalPositionalEncoding, place: Tensor, *, dtype: torch.dtype) -> Tensor:
-        return change(lambda p: forward(self, p, dtype=torch.float64), place).to(dtype)
-
-    patch.setattr(embeddings.SinusoidalPositionalEncoding, "forward", wrong)
-
-
 @mutant("reference", "causality", "prefix")
 def gaps_are_those_to_the_next_visit(patch: Patch) -> None:
     """Also what Δt looks like where a truncation has shifted the visits beside it."""
     forward = embeddings.DeltaTEmbedding.forward
     patch.setattr(embeddings.DeltaTEmbedding, "forward", lambda self, days, first: forward(self, days.roll(-1), first))
-
-
-def gaps(patch: Patch, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-    bins = embeddings.gap_bins
-    patch.setattr(embeddings, "gap_bins", lambda days, first: bins(*change(days, first)))
-
-
-def tokens(patch: Patch, change: Callable[[behrt.Tokens, VisitBatch], behrt.Tokens]) -> None:
-    right = behrt.Tokens.of
-    patch.setattr(behrt.Tokens, "of", lambda batch: change(right(batch), batch))
 
 
 def flat_visit_ids(patch: Patch, make: Callable[[VisitBatch], Tensor]) -> None:
@@ -483,26 +426,6 @@ def visits_take_the_next_ones_first_token(patch: Patch) -> None:
 def the_wide_head_looks_at_the_states(patch: Patch) -> None:
     logits = SurvivalModel._logits
     patch.setattr(SurvivalModel, "_logits", lambda self, z, batch, *, wide: logits(self, z, batch, wide=z))
-
-
-def from_padded(patch: Patch, change: Callable[[Padded], None]) -> None:
-    """Break what `from_padded` reads."""
-    original = VisitBatch.from_padded.__func__  # type: ignore[attr-defined]
-
-    def broken(cls: type[VisitBatch], *args: Tensor, **labels: Tensor) -> VisitBatch:
-        names = ("codes", "code_mask", "ages", "deltas", "visit_mask")
-        x = pad(SAMPLE)
-        x = replace(x, **dict(zip(names, args, strict=True)))
-        change(x)
-        return original(cls, *(getattr(x, name) for name in names), **labels)
-
-    patch.setattr(VisitBatch, "from_padded", classmethod(broken))
-
-
-@mutant("pads")
-def visits_are_packed_column_by_column(patch: Patch) -> None:
-    offsets = padded._offsets
-    patch.setattr(padded, "_offsets", lambda counts: offsets(counts.flip(0)))
 
 
 def from_flat(patch: Patch, change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> None:
@@ -557,21 +480,22 @@ def the_start_is_ignored(patch: Patch) -> None:
     risks(patch, lambda right, *grid, **times: right(*grid, **{**times, "start_days": None}))
 
 
-@mutant("late hazard")
-def survival_by_a_difference_of_sums(patch: Patch) -> None:
-    def cancelling(right: Callable[..., Tensor], logits: Tensor, edges: Tensor, **times: list[float]) -> Tensor:
-        share, total = logits.softmax(1), logits.logsumexp(1).exp()
-        found = []
-        for horizon in times["horizons_days"]:
-            days = hazards.exposure(edges, torch.zeros(1).double(), torch.full((1,), horizon).double())
-            hazard = total * days
-            before = (hazard - hazard.cumsum(1)).exp()
-            found.append((share * (before * -torch.expm1(-hazard)).unsqueeze(1)).sum(2))
-        return torch.stack(found, 2)
-
-    risks(patch, cancelling)
-
-
 @mutant("extremes")
 def the_exponential_has_no_tangent(patch: Patch) -> None:
     patch.setattr(hazards, "_tangent_exp", torch.exp)
+
+
+@mutant("pads")
+def visits_are_packed_column_by_column(patch: Patch) -> None:
+    offsets = padded._offsets
+    patch.setattr(padded, "_offsets", lambda counts: offsets(counts.flip(0)))
+
+
+@mutant("code order counts")
+def codes_have_no_place(patch: Patch) -> None:
+    def first(self: embeddings.CodeEmbedding, batch: VisitBatch) -> tuple[int, Tensor]:
+        n_kinds, keys = kinds(self, batch)
+        return n_kinds, keys // embeddings.MAX_CODE_POSITIONS * embeddings.MAX_CODE_POSITIONS
+
+    kinds = embeddings.CodeEmbedding._kinds
+    patch.setattr(embeddings.CodeEmbedding, "_kinds", first)

@@ -12,7 +12,7 @@ import pytest
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes
-from ehrsequencing.core.outputs import MANIFEST, Kind, complete_folder, read_manifest, write_manifest
+from ehrsequencing.core.outputs import Kind, complete_folder, read_manifest, write_manifest
 
 SET = Kind("set", "a set")
 CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk
@@ -69,30 +69,6 @@ def fill_disk(folder: Path) -> None:
     assert set(everything(folder)) == {"set/part/x.bin", "set/manifest.json"}, everything(folder).keys()
     assert (folder / "set" / "part" / "x.bin").read_bytes()[:1] == b"1"
     make_set(folder / "set", b"3" * 300_000)
-
-
-def kill_simulations(folder: Path) -> int:
-    """Kill simulations everywhere, then make one; returns how often it was killed."""
-    from ehrsequencing.simulate import SimulationConfig, simulate
-
-    def make() -> None:
-        simulate(folder / "sim", subjects=5, seed=0, config=SimulationConfig(truth_futures=4))
-
-    killed = 0
-    while True:
-        child = os.fork()
-        if child == 0:
-            be_killed(iter(range(6 * killed, -1, -1)))
-            make()
-            os._exit(0)
-        if os.waitpid(child, 0)[1] == 0:
-            return killed
-        killed += 1
-        if (folder / "sim" / MANIFEST).exists():
-            read_manifest(folder / "sim", what="a simulation")
-        for left in folder.glob(".tmp-*"):
-            assert left.stat().st_mode & 0o077 == 0 or (left / MANIFEST).is_file(), "only what is complete is opened"
-        shutil.rmtree(folder / "sim", ignore_errors=True)
 
 
 def be_killed(left: Iterator[int]) -> None:

@@ -23,7 +23,7 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stopped
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.distributed import ALONE, Processes, joined_processes
+from ehrsequencing.training.device import ALONE, Processes, joined_processes
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.train import Trainer
 

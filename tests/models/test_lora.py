@@ -84,17 +84,6 @@ def test_q_k_and_v_have_updates_of_their_own() -> None:
     assert [int(torch.linalg.matrix_rank(part)) for part in layer.update.chunk(3)] == [2, 2, 2]
 
 
-def test_a_transposed_update_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the merging: it adds the update of another matrix of the same shape."""
-    _, model = adapted({"architecture": "hierarchical"})
-    step(model)
-    expected = answers(model)
-    wrong = property(lambda layer: (layer.B @ layer.A).flatten(0, 1).flip(0))
-    monkeypatch.setattr(lora.LoRALinear, "update", wrong)
-    lora.merge(model)
-    assert float((answers(model) - expected).abs().max()) > 1e-6
-
-
 def test_adapters_that_do_not_fit_are_refused() -> None:
     other = build_model(ModelConfig(vocab_size=VOCAB, dim=16, heads=2, layers=2))
     with pytest.raises(ValueError, match="no linear layer"):

@@ -152,20 +152,6 @@ def test_impossible_labels_are_refused(rows: list[int], codes: list[int], days: 
                      entry_days=entry, labels=labels)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("vectors", "bias", "stop", "where"),
-    [((3, 4), (3, 1), (2,), "vectors"), ((3, 2), (3, 2), (2,), "bias"), ((3, 2), (3, 1), (3,), "stop_days")],
-)
-def test_shapes_that_do_not_fit_are_named(
-    vectors: tuple[int, ...], bias: tuple[int, ...], stop: tuple[int, ...], where: str
-) -> None:
-    """Two rows with one bin and rank 2, three codes: one of the other tensors has another shape."""
-    none = OutcomeLabels(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-    with pytest.raises(EhrseqError, match=rf"^{where}: expected shape"):
-        outcomes_nll(torch.zeros(2, 1, 2), torch.zeros(vectors), torch.zeros(bias), edges_days=(),
-                     stop_days=torch.ones(stop), entry_days=torch.zeros(stop), labels=none)  # fmt: skip
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000))
 def test_onset_risk_is_the_incidence_of_each_code_alone_against_death(seed: int) -> None:

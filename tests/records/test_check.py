@@ -12,7 +12,7 @@ import pytest
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.records.check import TaskCheck, check_data, format_check
+from ehrsequencing.records.check import check_data, format_check
 from ehrsequencing.records.prepare import prepare
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
@@ -126,15 +126,6 @@ def test_merged_visits_over_30_days_are_counted(tmp_path: Path) -> None:
     assert "longer than" not in ehrseq("check", data).output
 
 
-def test_facts_do_not_depend_on_shards(tmp_path: Path) -> None:
-    texts = ["- X, 0 A, 1 LAB=3, 9 B, 30 END", "0 A, 2 TX", "0 LAB=1, 1 A, 4 MEDS_DEATH, 30 END", "0 A, 3 C=4, 300 END"]
-    parts = [write(tmp_path / str(n), *texts, shards=n) for n in (1, 3)]
-    one, three = (checked(part, task=task_of()) for part in parts)
-    assert three["rows"].pop("shards") == 3
-    assert one["rows"].pop("shards") == 1
-    assert one == three
-
-
 # ---- fixes and refusals ---------------------------------------------------------------------------------------------
 
 
@@ -241,14 +232,3 @@ def test_follow_up_shorter_than_a_horizon_is_a_warning_for_that_horizon(tmp_path
     assert "horizon 10d" not in text
     assert "shorter than the horizon 30d: what happened by then is known of 5 of 100 subjects" in text
     assert "shorter than the horizon 1y" in text
-
-
-def test_no_subject_in_the_cohort_needs_no_horizon_warning() -> None:
-    attrition = {
-        "steps": [],
-        "events": {"censored": 0, "death": 0},
-        "splits": {name: {"events": {"censored": 0, "death": 0}} for name in ("train", "held_out")},
-        "outcomes_that_end_the_record": 0,
-    }
-    task = task_of(competing={})
-    assert not any("horizon" in text for text in TaskCheck(task, attrition, {}, {"10d": 0}).warnings)

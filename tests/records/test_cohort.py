@@ -1,8 +1,7 @@
 """Cohorts in the prepared store against plain loops over raw rows: who, from when, which event, after how long.
 
 Hand-counted records: the oracle and the store must both agree with the hand. `test_drawn_cohorts.py` compares them on
-drawn tables, `test_cohort_mutants.py` breaks the oracle's rules one by one, `test_task_language.py` adds what tasks can
-say beyond index, outcome and censoring.
+drawn tables, `test_task_language.py` adds what tasks can say beyond index, outcome and censoring.
 """
 
 from pathlib import Path

@@ -17,13 +17,10 @@ from ehrsequencing.config import TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.records import survey as survey_module
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import DayCounts, MedsReader, add_days, count_days, find_late_rows
-from ehrsequencing.records.prepare import ShardWork, prepare
+from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.splits import split_lookup
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
@@ -166,46 +163,6 @@ def test_late_rows_leave_a_prepared_set_as_it_is_without_them(tmp_path: Path, st
     assert (late["rows"], late["subjects"]) == (len(strays), len({row.subject for row in strays}))
     assert late["years"][1] in (2099, 2100)
     assert set(Prepared(stores[1]).rows("t", "train").cause.tolist()) == {0, 1}, "not everybody is followed for ever"
-
-
-def test_a_worker_leaves_out_what_the_first_process_found(tmp_path: Path) -> None:
-    data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
-    study, reader = load_study(None), MedsReader(data)
-    late = find_late_rows(counts(data))
-    excluded = CodeMatcher([])
-    lookup = split_lookup(data, study=study, tasks=[], excluded=excluded, parents={})
-    work = ShardWork(reader, lookup, study, [], excluded, {}, tmp_path)
-    for told, left in ((None, 1), (late, 0), (None, 1)):
-        found = work.fit(range(len(reader.shards)), told)
-        days = add_days(found.days)
-        assert int(days.rows[days.day > us("2090-01-01") // DAY_US].sum()) == left
-        assert found.fixes["after_end"] == 1 - left
-
-
-@pytest.mark.slow
-def test_it_is_the_same_over_processes(tmp_path: Path) -> None:
-    data = written(
-        tmp_path / "data", [*people(), *STRAYS["an open end, a typing error, a new code, a number"]], shards=3
-    )
-    for n in (1, 2):
-        prepare(data, tmp_path / str(n), study=load_study(None), tasks=[TASK], processes=n)
-    files = [read_json(tmp_path / str(n) / MANIFEST)["files"] for n in (1, 2)]
-    assert files[0] == files[1]
-
-
-def test_progress_goes_on_through_the_second_reading(tmp_path: Path) -> None:
-    data, seen = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]], shards=2), list[tuple[int, int]]()
-    prepare(data, tmp_path / "set", study=load_study(None), tasks=[TASK], progress=lambda *step: seen.append(step))
-    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
-    assert seen[-1][0] == seen[-1][1]
-
-
-def test_clean_data_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = []
-    real = survey_module._read_all
-    monkeypatch.setattr(survey_module, "_read_all", lambda *a: passes.append(1) or real(*a))
-    prepare(written(tmp_path / "data", people()), tmp_path / "set", study=load_study(None), tasks=[TASK])
-    assert passes == [1]
 
 
 def test_check_names_the_late_rows(tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
 """`prepare` over several processes: the same bytes, the same errors; and the fast orders and samples it stands on."""
 
-import itertools
 import os
 import pickle
-import signal
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,19 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import parallel
 from ehrsequencing.records import prepare as prepare_room
 from ehrsequencing.records import scales as samples_room
-from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
+from ehrsequencing.records.events import group_order, may_repeat, pieces
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import call_in_order, count_processes
 from ehrsequencing.records.parquet_rows import _check_codes
 from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.row_store import keep, ranges, read_kept
 from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks
@@ -53,13 +47,6 @@ def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
     assert made[1] == made[2]
     assert b"duplicates" in made[2]["manifest.json"]
     assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
-
-
-def test_calls_that_take_several_shards_make_the_same_bytes(tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", rows_of(90), shards=30, parents=PARENTS)
-    for processes in (1, 2):
-        prepare(data, tmp_path / str(processes), study=STUDY, tasks=[TASK], processes=processes)
-    assert files(tmp_path / "1") == files(tmp_path / "2")
 
 
 @pytest.mark.parametrize("backend", ["loky", "threading"])
@@ -120,12 +107,6 @@ def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     assert "does not see the output folder" in str(answer)
 
 
-def test_an_error_keeps_its_parts_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(EhrseqError("is bad", where="a file", fix="replace it")))
-    assert (error.what, error.where, error.fix) == ("is bad", "a file", "replace it")
-    assert str(error) == "a file: is bad (replace it)"
-
-
 def test_how_many_processes(tmp_path: Path) -> None:
     shards = find_shards(write_meds(tmp_path / "data", rows_of(9), shards=3))
     assert count_processes(shards, None) == 1  # small data does not pay for a second process
@@ -168,48 +149,12 @@ def test_dask_makes_the_same_bytes(
     assert files(tmp_path / "set") == of_one_process
 
 
-@quiet
-def test_an_error_of_a_worker_is_the_error_of_one_process(dask: Any, tmp_path: Path) -> None:
-    broken = write_meds(tmp_path / "data", rows_of(20), shards=3)
-    shard = sorted(broken.rglob("*.parquet"))[1]
-    shard.write_bytes(shard.read_bytes()[:-40])
-    messages = []
-    for engine in ("processes", engine_of(dask)):
-        with pytest.raises(EhrseqError) as error:
-            prepare(broken, tmp_path / "set", study=STUDY, tasks=[TASK], engine=engine)
-        messages.append(str(error.value))
-        assert not (tmp_path / "set").exists()
-    assert messages[0] == messages[1]
-
-
-@pytest.mark.slow
-@quiet
-@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.5])
-def test_a_killed_worker_loses_nothing(
-    sharded: Path, of_one_process: dict[str, bytes], tmp_path: Path, seconds: float
-) -> None:
-    with dask_cluster() as cluster:
-        killer = threading.Timer(seconds, os.kill, (cluster.workers[0].pid, signal.SIGKILL))
-        killer.start()
-        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine=engine_of(cluster))
-        killer.join()
-    assert files(tmp_path / "set") == of_one_process
-
-
 def test_a_cluster_that_does_not_answer(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="needs the extra dask")
     monkeypatch.setattr(parallel, "_WAIT_SECONDS", 1)
     with pytest.raises(EhrseqError, match="no scheduler answers"):
         prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine="dask://127.0.0.1:1")
     assert not (tmp_path / "set").exists()
-
-
-def test_a_package_that_is_not_installed_is_named(
-    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(EhrseqError, match=r"needs distributed.*ehrsequencing\[dask\]"):
-        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine="dask://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("text", ["", "dask", "dask://", "ray://a:1", "dask://a b"])
@@ -231,60 +176,6 @@ def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pyt
         assert not list(out.glob(".*"))  # nothing of the kept rows is left
         made.append({name: bytes_ for name, bytes_ in files(out).items() if name != "manifest.json"})
     assert made[0] == made[1] == made[2]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    counts=st.lists(st.integers(0, 4), min_size=1, max_size=9), shards=st.integers(1, 4), parts=st.integers(1, 12),
-    rows=st.integers(1, 9), encounters=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
-def test_kept_rows_come_back_by_subject(
-    tmp_path_factory: pytest.TempPathFactory,
-    counts: list[int],
-    shards: int,
-    parts: int,
-    rows: int,
-    encounters: bool,
-    seed: int,
-) -> None:
-    """Against one sort of everything; each shard has its own numbers of codes, and some shards have no rows."""
-    folder, rng = tmp_path_factory.mktemp("kept") / "rows", np.random.default_rng(seed)
-    codes = ("A", "B", "C")
-
-    def group(ids: NDArray[np.int64]) -> NDArray[np.int8]:
-        return (ids % 3).astype(np.int8)
-
-    subject_id = np.repeat(rng.permutation(len(counts)).astype(np.int64) - 3, counts)
-    n = len(subject_id)
-    place, time = np.abs(subject_id) % shards, np.arange(n) + 5
-    code, value = rng.integers(0, 3, n).astype(np.int32), rng.random(n).astype(np.float32)
-    encounter = rng.integers(-1, 3, n).astype(np.int32) if encounters else None
-    everything = Events(subject_id, time, code, codes, value, encounter)
-    kept = []
-    for shard in range(shards):
-        own = everything.take(np.flatnonzero(place == shard)[np.argsort(subject_id[place == shard], kind="stable")])
-        numbers = rng.permutation(3)  # the shard's code k is the data set's code numbers[k]
-        own = Events(
-            own.subject_id, own.time_us, np.argsort(numbers)[own.code].astype(np.int32), codes, own.value, own.encounter
-        )
-        kept.append(keep(own, folder / f"{shard}.rows"))
-        kept[-1].number_codes(numbers)
-    if not n:
-        return
-    found = [list(read_kept(part, codes, group=group, rows=rows)) for part in ranges(kept, parts)]
-    assert 1 <= len(found) <= parts
-    assert sum(len(np.unique(p.subject_id)) for own in found for p in own) == len(
-        np.unique(subject_id)
-    )  # nobody is cut
-    assert all(len(np.unique(p.subject_id)) == 1 or len(p) < rows + 4 for own in found for p in own)
-    for own in found:  # a range holds all of some neighbours in the order of ids, group by group
-        inside = np.flatnonzero(np.isin(subject_id, np.concatenate([p.subject_id for p in own])))
-        order = inside[np.lexsort((subject_id[inside], group(subject_id[inside])))]
-        for name in ("subject_id", "time_us", "code", "value", *(["encounter"] if encounters else [])):
-            together = np.concatenate([getattr(part, name) for part in own])
-            assert together.tolist() == getattr(everything, name)[order].tolist()
-    ends = [(min(ids), max(ids)) for ids in ([who for p in own for who in p.subject_id.tolist()] for own in found)]
-    assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
 
 # ---- what a fit collects, merged -------------------------------------------------------------------------------------
@@ -363,12 +254,6 @@ def test_counts_up_to_a_query(keys: list[tuple[int, int]], queries: list[tuple[i
     assert first.tolist() == [sum(g < a for g, _ in keys) for a, _ in queries]
 
 
-def test_ranks_of_several_scales_do_not_mix() -> None:
-    knots = np.array([[0.0, 1.0, 2.0], [10.0, 10.0, 30.0]])
-    scale, value = np.array([0, 1, 0, 1], np.int32), np.array([1.0, 10.0, 5.0, 20.0])
-    assert _Ranks(knots).of(scale, value).tolist() == [0.5, 0.25, 1.0, 0.75]
-
-
 @given(
     knots=st.lists(st.lists(st.integers(-4, 4), min_size=9, max_size=9), min_size=1, max_size=4),
     asked=st.lists(st.tuples(st.integers(0, 3), st.integers(-12, 12)), max_size=30),
@@ -403,10 +288,6 @@ def test_no_row_with_company_is_passed_over(keys: list[int]) -> None:
     assert set(found) >= {row for row, key in enumerate(keys) if keys.count(key) > 1}
 
 
-def test_few_rows_without_company_are_suspected() -> None:
-    assert len(may_repeat(np.arange(100_000))) < 50_000
-
-
 @given(counts=st.lists(st.integers(1, 7), max_size=12), rows=st.integers(1, 9))
 def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
     starts = np.cumsum([0, *counts])[:-1].astype(np.int64)
@@ -414,16 +295,6 @@ def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
     assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(sum(counts)))
     assert {piece.start for piece in found} <= set(starts.tolist())
     assert all(piece.stop - piece.start < rows + 7 for piece in found)
-
-
-@given(rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([int(STATIC), 1, 2, 5]), st.booleans()), max_size=20))
-def test_last_times(rows: list[tuple[int, int, bool]]) -> None:
-    rows = sorted(rows)
-    who, time = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(2))
-    events = Events(who, time, np.zeros(len(rows), np.int32), ("A",), np.zeros(len(rows), np.float32))
-    chosen = np.array([row[2] for row in rows], dtype=bool)
-    expected = [max([t for w, t, is_chosen in rows if w == one and is_chosen], default=int(STATIC)) for one in range(5)]
-    assert last_time(events, chosen, who, 5).tolist() == expected
 
 
 @pytest.mark.parametrize("odd", ["", " ", " A", "A\nB", "\n", "A\n", "A\x00", "A\rB", "[PAD]", "[UNK//LAB]"])

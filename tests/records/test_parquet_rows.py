@@ -11,9 +11,8 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import find, given
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
 
 from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
@@ -148,13 +147,6 @@ def test_births_are_renamed_as_by_hand(tmp_path_factory: pytest.TempPathFactory,
     assert read_back(rows, tmp_path_factory.mktemp("shard")) == kept(renamed(rows))
 
 
-def test_the_mutant_of_the_renaming_is_caught(tmp_path: Path) -> None:
-    try:
-        find(BIRTHS, lambda rows: read_back(rows, tmp_path) != kept(renamed(rows, first_its_own=False)))
-    except NoSuchExample:
-        pytest.fail("the property above would not notice a rule that ignores a subject's own MEDS_BIRTH")
-
-
 # ---- columns and types ----------------------------------------------------------------------------------------------
 
 
@@ -283,14 +275,6 @@ def test_encounter_ids_may_be_text_or_numbers(tmp_path: Path, kind: Any) -> None
     assert prepared(data, *by) == (files, {})
 
 
-def test_an_encounter_column_that_cannot_be_one_is_refused(data: Path) -> None:
-    with pytest.raises(EhrseqError, match=r"no column 'hadm_id'.*visits\.column"):
-        prepared(data, "visits.by=encounter")
-    rewrite(data, lambda t: t.append_column("hadm_id", pa.array([[1]] * len(t))))
-    with pytest.raises(EhrseqError, match="'hadm_id' has type list"):
-        prepared(data, "visits.by=encounter")
-
-
 # ---- files and folders ----------------------------------------------------------------------------------------------
 
 
@@ -329,23 +313,6 @@ def test_metadata_may_not_be_a_link_out_of_the_folder(data: Path, tmp_path: Path
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------
-
-
-def test_the_dialect_is_a_section_of_the_study_file(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text("dialect:\n  birth: DOB\n  time_zone: Europe/Berlin\ndata: {extracted: 2020-01-01}\n")
-    facts = load_study(path, ["dialect.death=[D1, D2]"]).data
-    assert facts.extracted == "2020-01-01"
-    assert facts.dialect == DialectConfig(birth=("DOB",), death=("D1", "D2"), time_zone="Europe/Berlin")
-
-
-def test_a_prepared_set_remembers_its_dialect_and_none_where_none_was_given(data: Path, tmp_path: Path) -> None:
-    study = load_study(None, ["dialect.birth=DOB"])
-    for name, given_study in (("plain", StudyConfig()), ("stated", study)):
-        prepare(data, tmp_path / name, study=given_study, tasks=[TASK])
-    assert "dialect" not in (tmp_path / "plain" / "config.yaml").read_text()
-    assert load_study(tmp_path / "stated" / "config.yaml").data == study.data
-    assert "dialect" not in str(StudyConfig().model_dump())
 
 
 @pytest.mark.parametrize(

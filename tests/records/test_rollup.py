@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.encoding import encode_timelines
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import UNK, Vocabulary
 from ehrsequencing.records.vocabulary_fit import Carriers, Parents, ancestors, fit_rollup
-from helpers.cohorts import a_task, study
+from helpers.cohorts import a_task
 from helpers.meds import Row, load_arrays, record, stored_subjects, token_names, write_meds
 
 Who = Mapping[str, set[int]]
@@ -226,15 +223,6 @@ def test_numbers_of_rolled_codes_are_not_carried(tmp_path: Path) -> None:
     assert len(held_out["carry_codes"]) == 0  # subject 20 has the number of LAB//x only
 
 
-def test_off_is_as_if_there_were_no_ontology(tmp_path: Path) -> None:
-    stores = [made(tmp_path / "a", "off"), made(tmp_path / "b", "off", parents=None)]
-    files = [sorted(p.relative_to(store) for p in store.rglob("*.npy")) for store in stores]
-    assert files[0] == files[1]
-    for name in [*files[0], Path("vocabulary.json"), Path("vocabulary.safetensors")]:
-        assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
-    assert "rollup" not in (stores[0] / "vocabulary.json").read_text()
-
-
 def test_a_rollup_is_fitted_on_training_subjects_only_and_travels_with_the_vocabulary(tmp_path: Path) -> None:
     store = made(tmp_path, "on")
     vocabulary = Prepared(store).vocabulary
@@ -260,22 +248,6 @@ def test_a_rollup_is_fitted_on_training_subjects_only_and_travels_with_the_vocab
     assert vocabulary.is_unknown(vocabulary.ids(codes)).tolist() == [name.startswith(UNK[:-1]) for name in names]
 
 
-@pytest.mark.parametrize("values", ["polynomial", "bins", "none"])
-def test_value_modes_make_no_difference_to_visits(values: str, tmp_path: Path) -> None:
-    from ehrsequencing.records.meds import MedsReader
-
-    store = made(tmp_path, "on", f"values.mode={values}")
-    prepared = Prepared(store)
-    for events in MedsReader(tmp_path / "data"):
-        record_ = make_record(events, excluded=CodeMatcher([]), settings=prepared.study.visits)
-        timelines, _ = encode_timelines(record_, prepared.vocabulary)
-        assert np.all(np.diff(timelines.visit_offsets) > 0)
-        for at in zip(timelines.visit_offsets[:-1], timelines.visit_offsets[1:], strict=True):
-            plain = timelines.codes[slice(*at)][np.isnan(timelines.values[slice(*at), 0])]
-            if values != "bins":  # there a number becomes part of the token
-                assert len(set(plain.tolist())) == len(plain)
-
-
 def test_holes_in_an_ontology_are_no_parents(tmp_path: Path) -> None:
     holes: dict[str, Any] = {**PARENTS, "DX//a": [None, "DX//M", ""], "DX//new": [None]}
     store, whole = made(tmp_path / "a", "on", parents=holes), made(tmp_path / "b", "on")
@@ -287,16 +259,6 @@ def test_a_rollup_needs_an_ontology(tmp_path: Path) -> None:
         with pytest.raises(EhrseqError, match=r"names no parents of codes.*parent_codes"):
             made(tmp_path / str(n), "on", parents=parents)
         assert not (tmp_path / str(n) / "out").exists()
-
-
-def test_switches_of_yaml_are_understood(tmp_path: Path) -> None:
-    for text, mode in {"on": "on", "off": "off", "'on'": "on"}.items():
-        assert load_study(None, [f"vocabulary.rollup={text}"]).vocabulary.rollup == mode
-    store = made(tmp_path, "on")
-    assert load_study(store / "config.yaml").vocabulary.rollup == "on"
-    with pytest.raises(EhrseqError, match=r"vocabulary\.rollup"):
-        load_study(None, ["vocabulary.rollup=up"])
-    assert study().vocabulary.rollup == "off"
 
 
 def test_the_outcome_is_still_read_off_the_records(tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
 """Task files: how conditions are written, what is refused, and that old files mean what they meant."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.config import TaskConfig, load_study, load_task, validated
+from ehrsequencing.config import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.prepare import prepare
@@ -17,7 +15,7 @@ from helpers.cohorts import (
     a_task,
     study,
 )
-from helpers.meds import DAY_US, HOUR_US, SPLITS, Row, load_arrays, record, token_names, us, write_meds
+from helpers.meds import Row, load_arrays, record, write_meds
 
 
 def attrition_of(tmp: Path, rows: list[Row], **settings: Any) -> dict[str, Any]:
@@ -137,80 +135,3 @@ def test_a_code_that_must_be_there_must_exist(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match=r"eligibility\.must_have: no code of the data matches BBB"):
         prepare(data, tmp_path / "out", study=study(), tasks=[a_task(eligibility={"must_have": "BBB"})])
     prepare(data, tmp_path / "out", study=study(), tasks=[a_task(eligibility={"must_not_have": "BBB"})])
-
-
-OLD_TASKS: dict[str, dict[str, Any]] = {
-    "plain": {"index": {"code": "A"}, "outcome": {"out": "C1"}},
-    "every": {
-        "index": {"code": "A", "which": "every", "after": "12h"}, "outcome": {"out": "re:C[12]"},
-        "competing": {"death": "MEDS_DEATH"}, "censoring": {"code": "END"}, "landmarks": ["0d", "30d"],
-    },
-    "age": {
-        "index": {"age": "50y"}, "outcome": {"death": "MEDS_DEATH"}, "censoring": {"date": "2022-06-01"},
-        "blanking": "2d",
-    },
-    "visit": {
-        "index": {"first_visit": True}, "outcome": {"lab": "LAB//*"}, "competing": {"d": ["MEDS_DEATH", "under:C"]},
-        "censoring": {"dataset_end": True},
-    },
-}  # fmt: skip
-
-
-# Made by the release before the task language was completed (commit 2a728b5), but for the values: their scales have
-# been those of groups of people since issue 18.
-BEFORE = {
-    "visits": "f0f4a1fb35d58575", "visits values": "f5c43a9cf48fb6e8", "tasks/plain": "bb105b65574a190c",
-    "tasks/plain values": "8947c62a533f2226", "tasks/every": "3a030700837c0c5b",
-    "tasks/every values": "26d7de96b8d78e61", "tasks/age": "837c9a682cce7a79",
-    "tasks/age values": "440fa02229e77098", "tasks/visit": "8e551cb44f24dc52",
-    "tasks/visit values": "e3b0c44298fc1c14", "tokens": "574374a0c77c80ea",
-}  # fmt: skip
-
-
-def old_rows() -> list[Row]:
-    start, rows = us("2020-01-01"), []
-    for subject in range(60):
-        if subject % 4:
-            rows.append(Row(subject, start - (18262 - 40 * (subject % 30)) * DAY_US, "MEDS_BIRTH"))
-        rows.append(Row(subject, None, f"SEX//{'MF'[subject % 2]}"))
-        names = ["A", "B", "LAB//1", "LAB//2", "C1", "B", "C2", "END", "RARE"][: 9 if subject % 3 else 6]
-        for k in range(7 + subject * 5 % 11):
-            time = start + ((subject * 37 + k * k * 13 + k * 7) % 800) * DAY_US + (subject * k % 24) * HOUR_US
-            code = names[(subject * 7 + k * k * 3 + k) % len(names)]
-            rows.append(Row(subject, time, code, float((subject * k) % 17) / 4 if code.startswith("LAB") else None))
-        if subject % 5 == 0:
-            rows.append(Row(subject, start + 700 * DAY_US, "MEDS_DEATH"))
-    return rows
-
-
-def contents(store: Path) -> dict[str, str]:
-    """Digest of every array (values to three decimals: machines round differently), cohort file and the tokens."""
-    out = {}
-    for name in ["visits", *(f"tasks/{task}" for task in OLD_TASKS)]:
-        hashed, values = hashlib.sha256(), hashlib.sha256()
-        for split in SPLITS:
-            for field, array in load_arrays(store / name / split).items():
-                if field == "unfinished_codes":  # newer than the digests
-                    assert not array.any()
-                    continue
-                if "values" in field:
-                    values.update((np.round(array.astype(np.float64), 3) + 0.0).tobytes())
-                    continue
-                hashed.update(f"{field} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-        if name != "visits":
-            hashed.update(repr(pq.read_table(store / name / "cohort.parquet").to_pydict()).encode())
-        out[name] = hashed.hexdigest()[:16]
-        out[f"{name} values"] = values.hexdigest()[:16]
-    out["tokens"] = hashlib.sha256(repr(token_names(store)).encode()).hexdigest()[:16]
-    return out
-
-
-def test_old_configurations_give_what_they_gave(tmp_path: Path) -> None:
-    splits = {s: SPLITS[(s * 7 % 10 > 5) + (s * 7 % 10 > 7)] for s in range(60)}
-    data = write_meds(tmp_path / "d", old_rows(), splits=splits, shards=2, parents={"C1": ["C"], "C2": ["C"]})
-    old = [
-        validated(TaskConfig, {"name": name, "horizons": ["30d"], **rest}, where="test")
-        for name, rest in OLD_TASKS.items()
-    ]
-    prepare(data, tmp_path / "o", study=load_study(), tasks=old)
-    assert contents(tmp_path / "o") == BEFORE

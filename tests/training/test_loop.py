@@ -121,9 +121,7 @@ def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(
 
 OTHER_ARRAYS = {
     "codes": "codes",
-    "static_codes": "codes",
     "values": "values",
-    "age_years": "visits",
     "subject_id": "visits",
 }
 
@@ -185,10 +183,10 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
         outcome_per_year=0.1, chronic_conditions=2, chronic_prevalence=0.4, chronic_effect=2.0, pair_effect=0.0,
         truth_futures=4,
     )  # fmt: skip
-    simulate(tmp_path / "data", subjects=400, seed=1, config=plain)
+    simulate(tmp_path / "data", subjects=600, seed=1, config=plain)
     task = load_task(tmp_path / "data" / "task.yaml")
     prepare(tmp_path / "data", tmp_path / "set", study=tiny_study, tasks=[task])
-    study = load_study(None, ["model.size=small", "training.epochs=8", "training.warmup_steps=10"])
+    study = load_study(None, ["model.size=small", "training.epochs=12", "training.warmup_steps=10"])
     trainer = Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=study)
     start = trainer.tuning_nll(trainer.model)
     trainer.fit()
@@ -229,18 +227,6 @@ def test_averaged_weights_follow_their_recursion(warmup: int) -> None:
         expected = decay * expected + (1 - decay) * model.weight.detach()
         average.update(step)
     torch.testing.assert_close(averaged.weight.detach(), expected)
-
-
-@pytest.mark.parametrize("steps", [100, 1_000, 10_000, 20_000])
-def test_averaged_weights_are_those_of_the_last_quarter_however_long_the_run(steps: int) -> None:
-    """Weight (1 + t)/(4 + t) at step t: what came before a share f of the run has about f³ of the average."""
-    settings = TrainingConfig()
-    model, averaged = torch.nn.Linear(1, 1, bias=False).double(), torch.nn.Linear(1, 1, bias=False).double()
-    average = ExponentialMovingAverage(model, averaged, decay=settings.ema, warmup=settings.ema_warmup)
-    for step in range(1, steps + 1):
-        torch.nn.init.constant_(model.weight, float(step > 0.75 * steps))  # 1 in the last quarter, 0 before
-        average.update(step)
-    assert averaged.weight.item() == pytest.approx(1 - 0.75**3, abs=0.02)
 
 
 def test_learning_rate_warms_up() -> None:

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
+from ehrsequencing.api.curves import horizons_of, landmark_of, main_horizon, place_of
 from ehrsequencing.api.data import as_frame, card, checked_frames, meds_folder, times
 from ehrsequencing.api.latex import latex_table
-from ehrsequencing.api.places import horizons_of, landmark_of, main_horizon, place_of
 from ehrsequencing.api.predictions import risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Floats

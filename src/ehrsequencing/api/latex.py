@@ -6,7 +6,7 @@ from typing import Any
 from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
-from ehrsequencing.metrics.metric import Metric
+from ehrsequencing.metrics.outcomes import Metric
 from ehrsequencing.metrics.registry import METRICS
 
 FIRST_LINE = "% Table of ehrsequencing"

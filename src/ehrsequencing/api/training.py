@@ -1,7 +1,8 @@
-"""Training in Python: `fit` and `pretrain`. The commands call `train`, which both share."""
+"""Training: `fit` and `pretrain`, and what they share with the commands."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, validated
 from ehrsequencing.config.parts import KINDS
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
 from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.device import joined_processes
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import Pretrained, alone_in
 
@@ -83,13 +87,68 @@ def fit(
         settings["transfer"] = {"mode": transfer} if isinstance(transfer, str) else dict(transfer)
     study = validated(StudyConfig, settings, where="fit")
     go_on = _may_resume(study, Path(out)) if resume is None else resume
-    with alone_in(Path(out)):  # before the work begins
-        store = data if isinstance(data, Prepared) else Prepared(Path(data))
-        source = None if init is None else Pretrained(Path(init))
-        trainer = trainer_of(store, task or store.only_task(), Path(out), study=study, init=source)
-        with training_bar(show=progress) as report:
-            trainer.fit(resume=go_on, on_progress=report)
+    store = data if isinstance(data, Prepared) else Prepared(Path(data))
+    source = None if init is None else Path(init)
+    train(store, Path(out), study=study, task=task, init=source, resume=go_on, progress=progress)
     return TrainedRun(out, frames=frames)
+
+
+def train(
+    prepared: Prepared,
+    out: Path,
+    *,
+    study: StudyConfig,
+    task: str | None = None,
+    init: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
+) -> bool:
+    """Train a run, alone or as one of several processes of torchrun; `fit` and `ehrseq train` call it.
+
+    Args:
+        prepared: The prepared set.
+        out: Folder of the run.
+        study: All settings.
+        task: Name of the task; the only one by default.
+        init: Folder of a model to start from.
+        resume: Whether to go on after an interruption.
+        overwrite: Whether an earlier run there that nobody has changed is removed.
+        progress: Whether to show a bar, and a line for each epoch.
+        on_start: Called with what the weights start from, before the first step.
+
+    Returns:
+        Whether this process is the first one, which prints.
+    """
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined_processes())
+        if overwrite and processes.is_first:
+            _make_room(prepared, out, RUN, resume=resume)
+        if processes.is_first:
+            stack.enter_context(alone_in(out))  # before the work begins
+        source = None if init is None else Pretrained(init)
+        name = task or prepared.only_task()
+        trainer = trainer_of(prepared, name, out, study=study, init=source, processes=processes)
+        if processes.is_first:
+            on_start(trainer.started_from)
+        show = progress and processes.is_first
+        report = stack.enter_context(training_bar(show=show))
+        trainer.fit(resume=resume, on_progress=report)
+        return processes.is_first
+
+
+def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> None:
+    """Remove an earlier model that nobody has changed, for a training that starts again.
+
+    Raises:
+        EhrseqError: The output is of another kind, has been changed or overlaps the prepared set.
+    """
+    if resume:
+        what = "--resume goes on with what --overwrite removes"
+        raise EhrseqError(what, where=str(out), fix="leave out one of them")
+    refuse_overlap(out, prepared.folder)
+    remove_existing(out, kind)
 
 
 def _may_resume(study: StudyConfig, out: Path) -> bool:
@@ -144,8 +203,26 @@ def pretrain(
     sections = {"model": model, "training": training, "pretraining": pretraining, "preset": preset}
     given = {name: value for name, value in sections.items() if value is not None}
     study = validated(StudyConfig, given, where="pretrain")
-    with alone_in(Path(out)):  # before the work begins
-        prepared = data if isinstance(data, Prepared) else Prepared(Path(data))
-        pretrainer = Pretrainer(prepared, Path(out), study=study, task_name=task)
+    prepared = data if isinstance(data, Prepared) else Prepared(Path(data))
+    return train_pretraining(
+        prepared, Path(out), study=study, task=task, resume=resume, progress=progress
+    )
+
+
+def train_pretraining(
+    prepared: Prepared,
+    out: Path,
+    *,
+    study: StudyConfig,
+    task: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Pretrain a model; `pretrain` and `ehrseq pretrain` call it, with arguments as of `train`."""
+    if overwrite:
+        _make_room(prepared, out, PRETRAINED, resume=resume)
+    with alone_in(out):  # before the work begins
+        pretrainer = Pretrainer(prepared, out, study=study, task_name=task)
         with training_bar("pretraining", "tuning loss", show=progress) as report:
             return pretrainer.fit(resume=resume, on_progress=report)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ehrsequencing.cli.codes import codes
+from ehrsequencing.cli.compare import compare
 from ehrsequencing.cli.console import bar, finish, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.conventions import CommandLine
@@ -338,6 +339,9 @@ app.command(
 )(score)
 
 
+app.command(example="ehrseq compare --pool north/metrics.json south/metrics.json --out pooled")(
+    compare
+)
 app.command(example="ehrseq serve run meds --port 8000")(serve)
 
 

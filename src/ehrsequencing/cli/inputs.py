@@ -9,7 +9,6 @@ from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig
-    from ehrsequencing.core.outputs import Kind
     from ehrsequencing.prediction.run import Run
 
 
@@ -41,21 +40,3 @@ def read_tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
         what = f"the settings hold the task {study.task.name!r}, which is none of these"
         raise EhrseqError(what, where="--task", fix="leave out one of the two")
     return tasks or ([study.task] if study.task is not None else [])
-
-
-def make_room(prepared: Path, out: Path, kind: "Kind", *, resume: bool) -> None:
-    """Remove the earlier output of a training that starts again, once it is clear that it can start.
-
-    Raises:
-        EhrseqError: The prepared set cannot be used, or the output is of another kind or has been changed.
-    """
-    from ehrsequencing.core.files import refuse_overlap
-    from ehrsequencing.core.outputs import remove_existing
-    from ehrsequencing.records.prepared import Prepared
-
-    if resume:
-        what = "--resume goes on with what --overwrite removes"
-        raise EhrseqError(what, where=str(out), fix="leave out one of them")
-    Prepared(prepared)
-    refuse_overlap(out, prepared)
-    remove_existing(out, kind)

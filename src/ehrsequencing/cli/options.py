@@ -8,8 +8,7 @@ import typer
 
 def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
     """Settings that the command uses and that begin like this, for completion in a shell."""
-    from ehrsequencing.config.commands import COMMANDS
-    from ehrsequencing.config.files import setting_names
+    from ehrsequencing.config.files import COMMANDS, setting_names
     from ehrsequencing.config.study import StudyConfig
 
     sections = COMMANDS.get(ctx.info_name or "", ())

@@ -1,13 +1,12 @@
 """`ehrseq train`."""
 
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import current, finish, say, training_bar, unfinished, warn
-from ehrsequencing.cli.inputs import make_room, read_study
+from ehrsequencing.cli.console import current, finish, say, unfinished, warn
+from ehrsequencing.cli.inputs import read_study
 from ehrsequencing.cli.options import Config, Overrides, Overwrite
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.process import keep_freed_memory
@@ -39,49 +38,44 @@ def train(
     keep_freed_memory()
     given = _with_mode(overrides or [], transfer, init)
     study = read_study(config, given, "train")
-    from ehrsequencing.baselines.blend.train import trainer_of
+    from ehrsequencing.api.training import train as train_run
     from ehrsequencing.cli.results import kept_epochs
     from ehrsequencing.config import refuse_changes, refuse_other_task
-    from ehrsequencing.core.outputs import RUN
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
-    from ehrsequencing.training.distributed import joined_processes
-    from ehrsequencing.training.run_folder import Pretrained, alone_in
 
-    with ExitStack() as stack:
-        processes = stack.enter_context(joined_processes())
-        if overwrite and processes.is_first:
-            make_room(prepared, out, RUN, resume=resume)
-        if processes.is_first:
-            stack.enter_context(alone_in(out))  # before the work begins
-        store = Prepared(prepared)
-        refuse_changes(study, store.study, "train", file=config, by=prepared)
-        if config is not None and study.task is not None:
-            refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
-            task = task or study.task.name
-        source = None if init is None else Pretrained(init)
-        trainer = trainer_of(
+    store = Prepared(prepared)
+    refuse_changes(study, store.study, "train", file=config, by=prepared)
+    if config is not None and study.task is not None:
+        refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
+        task = task or study.task.name
+
+    def show_start(started_from: Any) -> None:
+        for line in transfer_lines(started_from):
+            say(line)
+        if advice := transfer_advice(started_from):
+            warn(advice)
+
+    show = not current().quiet
+    with unfinished(out):
+        is_first = train_run(
             store,
-            task or store.only_task(),
             out,
             study=study,
-            init=source,
-            processes=processes,
+            task=task,
+            init=init,
+            resume=resume,
+            overwrite=overwrite,
+            progress=show,
+            on_start=show_start,
         )
-        if not processes.is_first:
-            current().json = False  # process 0 prints
-            trainer.fit(resume=resume)
-            return
-        for line in transfer_lines(trainer.started_from):
-            say(line)
-        if advice := transfer_advice(trainer.started_from):
-            warn(advice)
-        with unfinished(out), training_bar() as show:
-            trainer.fit(resume=resume, on_progress=show)
-        lines, facts = kept_epochs(out)
-        for line in lines:
-            say(line)
-        finish(wrote={"run": out}, then=["evaluate", out], result=facts)
+    if not is_first:
+        current().json = False  # the first process prints
+        return
+    lines, facts = kept_epochs(out)
+    for line in lines:
+        say(line)
+    finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
 def _with_mode(overrides: list[str], transfer: str | None, init: Path | None) -> list[str]:

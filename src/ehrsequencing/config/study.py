@@ -1,12 +1,12 @@
-"""Settings of training and evaluation, presets, and the study that holds every section."""
+"""Settings of training, pretraining and evaluation, presets, and the study that holds every section."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from ehrsequencing.config import parts
 from ehrsequencing.config.base import Settings
 from ehrsequencing.config.model import ModelConfig
-from ehrsequencing.config.pretraining import PretrainingConfig, TransferConfig
 from ehrsequencing.config.records import (
     DataConfig,
     SplitsConfig,
@@ -54,7 +54,51 @@ class TrainingConfig(Settings):
     blend: bool = False
     # of training subjects, for the weights; training takes so many times more
     blend_folds: int = Field(3, ge=2, le=20)
-    grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head (SCIENCE.md: 16-24)
+    grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head
+
+
+def _as_weights(value: object) -> object:
+    """One name, or a list of names, as weights of 1."""
+    names = [value] if isinstance(value, str) else value
+    return dict.fromkeys(names, 1.0) if isinstance(names, list | tuple) else value
+
+
+def _checked(weights: dict[str, float]) -> dict[str, float]:
+    if not weights:
+        raise ValueError(f"name at least one of {', '.join(parts.objective.parts)}")
+    return {parts.objective.checked(name): weight for name, weight in weights.items()}
+
+
+Objectives = Annotated[
+    dict[str, Annotated[float, Field(gt=0)]], BeforeValidator(_as_weights), AfterValidator(_checked)
+]
+
+
+class PretrainingConfig(Settings):
+    """What a model learns from records without labels (docs/pretraining.md)."""
+
+    # Name → weight of its loss; a list means weights of 1.
+    objectives: Objectives = Field(
+        default_factory=lambda: {"masked_codes": 1.0, "time_to_code": 1.0}
+    )
+    # masked_codes: share of visits that lose one of their codes
+    masked_share: float = Field(0.5, gt=0, le=1)
+    exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
+
+
+class TransferConfig(Settings):
+    """How `ehrseq train --init` uses the weights of another model (docs/pretraining.md)."""
+
+    # full: all weights are trained. frozen: only the head, and what the other model never learned. lora: these, and
+    # low-rank updates of the frozen matrices.
+    mode: Literal["full", "frozen", "lora"] = "full"
+    lora_rank: int = Field(8, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TransferConfig":
+        if self.mode != "lora" and self.lora_rank != 8:
+            raise ValueError(f"lora_rank does nothing with mode={self.mode}: set mode=lora")
+        return self
 
 
 class EvaluationConfig(Settings):
@@ -128,9 +172,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"position": "sinusoidal", "frozen": ("age", "visit")},
     },
 }
-REMOVED_PRESETS = {
-    "large_cohort": "it was never measured; the defaults were, with 20,000 to 100,000 subjects; leave preset out",
-}
 
 
 class StudyConfig(Settings):
@@ -153,8 +194,6 @@ class StudyConfig(Settings):
     @classmethod
     def _expand_preset(cls, data: Any) -> Any:
         name = str(data.get("preset")) if isinstance(data, dict) else None
-        if name in REMOVED_PRESETS:
-            raise ValueError(f"preset={name} was removed: {REMOVED_PRESETS[name]}")
         preset = PRESETS.get(str(name))
         for section, defaults in (preset or {}).items():
             given = data.get(section, {})

@@ -20,6 +20,7 @@ INDIVIDUAL = "metrics-individual.json"
 _FACTS = (
     "title",
     "run",
+    "weights",
     "split",
     "created",
     "versions",

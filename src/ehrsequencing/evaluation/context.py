@@ -20,6 +20,7 @@ from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
+from ehrsequencing.models.base import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
@@ -58,15 +59,16 @@ class Context:
     def frame(self) -> dict[str, Any]:
         """Task, data, flow, training: what the report opens and closes with."""
         run, task, told = self.risks.run, self.risks.task, self.risks.name
-        history, is_recalibrated = [], False
+        history, is_recalibrated, weights = [], False, None
         if run is not None:
-            told = run.folder.name
+            told, weights = run.folder.name, run.manifest["files"].get(WEIGHTS_FILE)
             is_recalibrated = "recalibration" in run.manifest.get("members", [run.manifest])[0]
             is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
             history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
             "title": task.name,
             "run": told,
+            "weights": weights,
             "split": self.population.split,
             "created": date.today().isoformat(),
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},

@@ -10,9 +10,9 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
+from ehrsequencing.metrics.accuracy import decision_curve
+from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import smooth_calibration
-from ehrsequencing.metrics.calibration_null import calibration_null
-from ehrsequencing.metrics.decision import decision_curve
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
 

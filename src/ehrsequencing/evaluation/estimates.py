@@ -13,8 +13,7 @@ from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.censoring import divide
-from ehrsequencing.metrics.metric import Metric
-from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
 from ehrsequencing.records.attrition import too_few
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.baselines.base import Baseline, FittingData
-from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
+from ehrsequencing.baselines.landmark_cox import HistoryCensoring
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL

@@ -19,9 +19,13 @@ from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
-from ehrsequencing.metrics.discrimination import wolbers_c
+from ehrsequencing.metrics.discrimination import (
+    StratifiedAuc,
+    StratifiedRows,
+    stratified_auc,
+    wolbers_c,
+)
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.metrics.stratified import StratifiedAuc, StratifiedRows, stratified_auc
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.prediction.run import Run

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend, RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError

@@ -114,14 +114,16 @@ def prepare(
         write_json(folder / _KEPT / _CODES, list(fit.number))
 
         items = ((shards, end_us) for shards in ranges(found.part.kept, n_ranges))
+        tallies = [Tally(task) for task in tasks]
         with ExitStack() as stack:
-            writer, done = _Writer(folder, tasks, stack), 0
+            writer, left = ArrayAppender(stack), n_ranges
             for pieces in call_in_order(work, "encode", items, jobs=jobs):
                 for piece in pieces:
-                    writer.add(piece, fixes)
+                    fixes.update(piece.fixes)
+                    _append(piece, folder, tallies, writer)
                 tick()
-                done += 1
-        for _ in range(done, n_ranges):
+                left -= 1
+        for _ in range(left):  # there may be fewer ranges
             tick()
 
         codes, choices = list(fit.number), dict[str, OutcomeChoice]()
@@ -133,7 +135,7 @@ def prepare(
                 )
         shutil.rmtree(folder / _KEPT)
         write_settings(folder / "config.yaml", study, only=SECTIONS)
-        for task, tally in zip(tasks, writer.tallies, strict=True):
+        for task, tally in zip(tasks, tallies, strict=True):
             write_cohort(folder, task.name)
             write_settings(folder / "tasks" / task.name / "task.yaml", task)
             attrition = tally.as_json(choices.get(task.name))
@@ -207,10 +209,6 @@ class ShardWork:
         )
         return TrainingFit(fit, self.lookup)
 
-    def kept_path(self, number: int) -> Path:
-        """Where the first pass keeps the rows of a shard."""
-        return self.folder / _KEPT / f"{number}.rows"
-
     def fit(self, shards: range, late: LateRows | None) -> FittedShards:
         """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files."""
         reader, part = copy(self.reader), self.new_fit()
@@ -219,7 +217,7 @@ class ShardWork:
         for number in shards:
             events = reader.read(reader.shards[number])
             part.add(events)
-            kept.append(keep(events, self.kept_path(number)))
+            kept.append(keep(events, self.folder / _KEPT / f"{number}.rows"))
             days.append(count_days(events))
             numbers.append(part.fit.numbers(events.codes))
         return FittedShards(kept, days, numbers, part.fit.part(), reader.fixes)
@@ -265,26 +263,15 @@ class _FirstPass(Part):
     """Fits the vocabulary, and keeps every shard's fixed rows in a file."""
 
     def __init__(self, work: ShardWork, jobs: int) -> None:
-        self.work, self.jobs = work, jobs
-        self.training = work.new_fit()
-        self.fit = self.training.fit
+        self.work, self.jobs, self.fit = work, jobs, work.new_fit().fit
         self.kept: list[KeptRows] = []
-
-    def add(self, events: Events) -> None:
-        """Add the next shard."""
-        self.training.add(events)
-        kept = keep(events, self.work.kept_path(len(self.kept)))
-        kept.number_codes(self.fit.numbers(events.codes))
-        self.kept.append(kept)
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
-        if self.jobs == 1:
-            yield from super().shards(reader)
-            return
         # samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less
         n = len(reader.shards)
-        step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
+        most = 1 if self.jobs == 1 else min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs))
+        step = max(1, most)
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
         for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
             self.fit.merge(found.part)
@@ -296,24 +283,17 @@ class _FirstPass(Part):
                 yield kept.subject_id, days
 
 
-class _Writer:
-    """Open files of a prepared set; encoded shards are appended, each subject to its split."""
-
-    def __init__(self, folder: Path, tasks: Sequence[TaskConfig], stack: ExitStack) -> None:
-        self.folder, self.tallies = folder, [Tally(task) for task in tasks]
-        self._appender = ArrayAppender(stack)
-
-    def add(self, shard: EncodedShard, fixes: Counter[str]) -> None:
-        """Append a shard."""
-        fixes.update(shard.fixes)
-        for split, timelines in zip(SPLITS, shard.visits, strict=True):
-            self._appender.append(self.folder / "visits" / split, timelines)
-        parts = zip(self.tallies, shard.tallies, shard.rows, shard.outcomes, strict=True)
-        for total, tally, rows, events in parts:
-            total.merge(tally)
-            name = total.task.name
-            for split, own in zip(SPLITS, rows, strict=True):
-                self._appender.append(self.folder / "tasks" / name / split, own)
-            # of all matching codes; chosen at the end
-            for split, found in zip(SPLITS, events, strict=False):
-                self._appender.append(self.folder / _KEPT / _OUTCOMES / name / split, found)
+def _append(
+    shard: EncodedShard, folder: Path, tallies: Sequence[Tally], writer: ArrayAppender
+) -> None:
+    """Append encoded subjects to the files, each to its split."""
+    for split, timelines in zip(SPLITS, shard.visits, strict=True):
+        writer.append(folder / "visits" / split, timelines)
+    parts = zip(tallies, shard.tallies, shard.rows, shard.outcomes, strict=True)
+    for total, tally, rows, events in parts:
+        total.merge(tally)
+        name = total.task.name
+        for split, own in zip(SPLITS, rows, strict=True):
+            writer.append(folder / "tasks" / name / split, own)
+        for split, found in zip(SPLITS, events, strict=False):  # of all codes; chosen at the end
+            writer.append(folder / _KEPT / _OUTCOMES / name / split, found)

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Draws, Lives
+from ehrsequencing.simulate.lives import Draws, Evidence, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 
@@ -66,8 +65,7 @@ def grid_days(follow_up_max_years: float) -> Floats:
     longest = follow_up_max_years * DAYS_PER_YEAR
     half_years = np.arange(2, 2 * follow_up_max_years) * DAYS_PER_YEAR / 2
     edges = np.unique(np.concatenate([_FINE_DAYS, half_years, list(HORIZONS_DAYS.values())]))
-    grid: Floats = np.append(edges[edges < longest], longest)
-    return grid
+    return np.asarray(np.append(edges[edges < longest], longest))
 
 
 def true_curves(

@@ -8,8 +8,7 @@ from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.training.device import autocast, on_device
-from ehrsequencing.training.distributed import ALONE, Processes
+from ehrsequencing.training.device import ALONE, Processes, autocast, on_device
 
 
 class HazardsObjective:

@@ -15,7 +15,6 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
-    entries,
     is_temporary,
     locked,
     read_json,
@@ -120,16 +119,13 @@ class RunFolder:
     def begin(self, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse a folder that holds another run or other files."""
         mark = self.checkpoints / BEGUN
-        if not resume and entries(self.out):
-            fix = "name another folder, or add --resume to go on with this run, or --overwrite to start again"
-            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
-        if is_json_of(mark, self.unfinished):
+        if resume and is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
             self._require_own(read_json(mark), was="was started with", fix=fix)
             return
         if any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
-            what = "is not empty, and holds no run that this version of ehrseq started"
-            raise EhrseqError(what, where=str(self.out), fix="name another folder")
+            fix = "name another folder, or add --resume to go on with its run, or --overwrite to start again"
+            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
         identity = self.prepared.identity(self.task_name)
         write_json(mark, {**self.unfinished.facts, "fingerprint": self.fingerprint, **identity})
 
@@ -160,21 +156,22 @@ def write_run_files(
     history: list[dict[str, Any]],
     facts: dict[str, Any],
     *,
+    kind: Kind = RUN,
     more: tuple[str, ...] = (),
 ) -> None:
-    """Write a run; the manifest comes last.
+    """Write a run or a pretrained model; the manifest comes last.
 
     Args:
         out: Folder of the run.
         prepared: What it was trained on.
-        study: Its settings, the task included.
+        study: Its settings; a run's task included.
         model: The trained model.
         history: One row an epoch.
         facts: For the manifest.
+        kind: What the folder is.
         more: Files that are there already, and that prediction needs too.
     """
-    assert study.task is not None
-    task = study.task.name
+    task = "" if kind is PRETRAINED or study.task is None else study.task.name
     write_history(out, history)
     model.save_pretrained(out)
     prepared.vocabulary.save(out)
@@ -186,7 +183,7 @@ def write_run_files(
     write_manifest(
         out,
         {
-            **RUN.facts,
+            **kind.facts,
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": task,
             "prepared": str(prepared.folder.resolve()),

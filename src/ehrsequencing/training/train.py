@@ -21,8 +21,7 @@ from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.device import training_device
-from ehrsequencing.training.distributed import ALONE, Processes
+from ehrsequencing.training.device import ALONE, Processes, training_device
 from ehrsequencing.training.hazards import HazardsObjective
 from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.masked_codes import BesideHazards

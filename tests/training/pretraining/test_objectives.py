@@ -216,28 +216,6 @@ def test_what_is_measured_agrees_with_the_loss(name: str) -> None:
         assert at[-1] == 1.0  # there are six codes
 
 
-def test_the_interval_of_a_gain_counts_subjects_and_not_codes() -> None:
-    """Ten copies of every code of a subject narrow nothing; one subject has no interval; a drawn one is covered."""
-    draw = np.random.default_rng(0)
-    held = 0
-    for _ in range(200):
-        subject = np.repeat(np.arange(60), draw.integers(1, 9, 60))
-        gain = (draw.normal(0.1, 0.3, 60))[subject] + draw.normal(0, 0.1, len(subject))
-        one, copied = Measures(), Measures()
-        for part in (subject < 30, subject >= 30):
-            one.add_gain("g", gain[part], subject[part])
-            copied.add_gain("g", np.repeat(gain[part], 10), np.repeat(subject[part], 10))
-        found = one.gains["g"]
-        assert copied.gains["g"] == pytest.approx(found)
-        assert found["low"] is not None
-        assert found["high"] is not None
-        held += found["low"] <= 0.1 <= found["high"]
-    assert 180 <= held <= 199
-    alone = Measures()
-    alone.add_gain("g", np.ones(3), np.zeros(3, dtype=np.int64))
-    assert alone.gains["g"] == {"value": 1.0, "low": None, "high": None}
-
-
 def test_without_a_target_there_is_no_gradient() -> None:
     own = inputs()
     model = build_model(own.config)

@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.simulate.contributions import Contributions, pair_of
+from helpers.bench import load_bench
 
 DAY_US = 86_400_000_000
+Contributions, pair_of = (getattr(load_bench("_contributions"), name) for name in ("Contributions", "pair_of"))
 
 
 def test_contributions_add_up_to_the_mechanisms_of_the_truth(tmp_path: Path) -> None:
