@@ -11,9 +11,8 @@ import pytest
 
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, refuse_foreign_file, write_json
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.prediction.predict import Moment, NewRecords, predict
-from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.prepared import Prepared
@@ -324,16 +323,3 @@ def test_a_file_of_another_kind_is_refused(sim_run: Path, sim_data: Path, tmp_pa
         predict(sim_run, sim_data, tmp_path / name)
     assert ".csv" in error.value.fix
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
-def test_only_our_own_predictions_are_overwritten(name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
-    facts = {"causes": ["a"], "horizons_days": [30.0], "start_days": 0.0, "banded": False}
-    with prediction_file(out, **facts):  # type: ignore[arg-type]
-        pass
-    refuse_foreign_file(out, is_predictions)
-    out.write_text("subject_id,prediction_time,note\n1,2020-01-01,mine\n")
-    with pytest.raises(EhrseqError, match="ehrseq did not write it"):
-        refuse_foreign_file(out, is_predictions)
-    assert "mine" in out.read_text()
