@@ -97,8 +97,6 @@ CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
 EXPLORER = Kind("explorer", "an explorer")
 EXPLANATION = Kind("explanation", "a table of ehrseq explain")
-LATEX = Kind("latex", "a table for LaTeX")
-FIGURE = Kind("figure", "a figure of ehrsequencing")
 KINDS = tuple(value for value in list(globals().values()) if isinstance(value, Kind))
 
 
