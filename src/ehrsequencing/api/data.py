@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,7 +25,6 @@ from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 
-Frames = Literal["pandas", "polars", "arrow"]
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")
 
 
@@ -44,74 +44,31 @@ def required(name: str, *, what: str) -> Any:
         ) from error
 
 
-def checked_frames(frames: str) -> str:
-    """The name of a kind of frame.
-
-    Raises:
-        EhrseqError: There is none of that name.
-    """
-    if frames not in get_args(Frames):
-        raise EhrseqError(
-            f"{frames!r} is no kind of frame", where="frames", fix="use pandas, polars or arrow"
-        )
-    return frames
-
-
 def is_path(data: object) -> bool:
     """Whether data is named by its path."""
     return isinstance(data, str | os.PathLike)
 
 
-def kind_of(data: object, default: str) -> str:
-    """The kind of a frame; `default` for a path or another source of Arrow data."""
-    library = type(data).__module__.split(".")[0]
-    return {"pandas": "pandas", "polars": "polars", "pyarrow": "arrow"}.get(library, default)
-
-
 def as_table(frame: Any) -> pa.Table:
-    """A frame of any kind as an Arrow table.
+    """A frame (pandas, polars, Arrow) as an Arrow table.
 
     Raises:
         EhrseqError: It is no frame.
     """
     if isinstance(frame, pa.Table):
         return frame
-    if kind_of(frame, "") == "pandas":
+    if isinstance(frame, pd.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
-    if kind_of(frame, "") == "polars" and hasattr(frame, "collect"):
-        frame = frame.collect()
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.table(frame)
     fix = "give a path, or a frame of pandas, polars or Arrow"
     raise EhrseqError(f"{type(frame).__name__} is no frame", where="data", fix=fix)
 
 
-def as_frame(columns: Mapping[str, Any] | pa.Table, frames: str) -> Any:
-    """Columns as a frame of a kind.
-
-    >>> as_frame({"subject_id": [1, 2], "risk": [0.1, 0.2]}, "arrow").column_names
-    ['subject_id', 'risk']
-    """
-    table = (
-        columns
-        if isinstance(columns, pa.Table)
-        else pa.table({k: _array(v) for k, v in columns.items()})
-    )
-    if checked_frames(frames) == "arrow":
-        return table
-    if frames == "polars":
-        return required("polars", what="frames of polars").from_arrow(table)
-    return table.to_pandas()
-
-
 def times(moments_us: Any) -> pa.Array:
     """Microseconds since 1970 as times; the smallest integer, which stands for no time, as null."""
     moments = np.asarray(moments_us, dtype=np.int64)
     return pa.array(moments, pa.timestamp("us"), mask=moments == np.iinfo(np.int64).min)
-
-
-def _array(values: Any) -> Any:
-    return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
 
 
 @contextmanager
@@ -198,13 +155,12 @@ class PreparedData(Prepared):
         return card(f"Prepared data {self.folder}", self._facts)
 
 
-def read_meds(data: Any, *, subjects: Sequence[int] | None = None, frames: str = "pandas") -> Any:
+def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:
     """The rows of MEDS data as a frame, after the automatic fixes (docs/data.md).
 
     Args:
         data: A folder of MEDS data, or a frame of MEDS rows.
         subjects: Only these `subject_id`; default: all.
-        frames: Kind of the frame where data is a folder: `pandas`, `polars` or `arrow`.
 
     Returns:
         Columns `subject_id`, `time` (missing for codes without a time), `code`, `numeric_value`.
@@ -220,7 +176,7 @@ def read_meds(data: Any, *, subjects: Sequence[int] | None = None, frames: str =
     """
     with meds_folder(data) as folder:
         chosen = None if subjects is None else np.asarray(subjects, dtype=np.int64)
-        return as_frame(events_table(MedsReader(folder), chosen), kind_of(data, frames))
+        return events_table(MedsReader(folder), chosen).to_pandas()
 
 
 def events_table(reader: Any, subjects: Ints | None) -> pa.Table:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pandas as pd
 
 from ehrsequencing.api import plots
-from ehrsequencing.api.data import as_frame, card, checked_frames, kind_of
+from ehrsequencing.api.data import card
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
 from ehrsequencing.api.predictions import (
     attention_table,
@@ -34,8 +34,7 @@ from ehrsequencing.prediction.run import Run, saved_audit
 class TrainedRun(Run):
     """A trained run: predictions, plots and tables.
 
-    Tables are frames of `frames` (`pandas`, `polars` or `arrow`). Where data is given as a frame, the answer is a frame
-    of the same library.
+    Tables are frames of pandas.
 
     Example:
         >>> run = eh.load("runs/hf")
@@ -44,10 +43,6 @@ class TrainedRun(Run):
         >>> run.task.causes, run.model.config.visit_encoder
         (('hf', 'death'), 'attention')
     """
-
-    def __init__(self, folder: str | os.PathLike[str], *, frames: str = "pandas") -> None:
-        super().__init__(os.fspath(folder))
-        self.frames = checked_frames(frames)
 
     # ---- predictions -------------------------------------------------------------------------------------------
 
@@ -94,7 +89,7 @@ class TrainedRun(Run):
             table, notes = predictions(records, asked, at=at, force=force)
         for note in notes:
             _warn_of(note)
-        return as_frame(table, kind_of(data, self.frames))
+        return table.to_pandas()
 
     def explain(
         self,
@@ -144,7 +139,7 @@ class TrainedRun(Run):
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:
             table = explained(question, records, subject, kind=kind)
-        return as_frame(table, kind_of(data, self.frames))
+        return table.to_pandas()
 
     def attention(
         self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None
@@ -172,7 +167,7 @@ class TrainedRun(Run):
             [1.0]
         """
         with opened(self, data, facts=facts, show=False) as records:
-            return as_frame(attention_table(self, records, subject), kind_of(data, self.frames))
+            return attention_table(self, records, subject).to_pandas()
 
     def plot_risk(
         self,
@@ -285,30 +280,13 @@ class TrainedRun(Run):
                 self.altered[HISTORY], where=str(self.folder / HISTORY), fix="train again"
             )
         rows = read_json_lines(self.folder / HISTORY)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return as_frame(
-            pa.table({name: [row.get(name) for row in rows] for name in names}), self.frames
-        )
-
-    def plot_history(self, *, ax: Any = None) -> Any:
-        """Training and tuning NLL over the epochs; returns the axes.
-
-        Example:
-            >>> eh.load("runs/hf").plot_history().get_xlabel()
-            'epoch'
-        """
-        rows = read_json_lines(self.folder / HISTORY)
-        return plots.history(rows, ax=ax)
+        return pd.DataFrame(rows)
 
     @property
     def evaluation(self) -> EvaluationResult | None:
         """The evaluation that is in the run's folder; None where there is none, or its file has been edited."""
         result = read_result(self.folder)
-        return (
-            None
-            if result is None
-            else EvaluationResult(result, self.folder, run=self, frames=self.frames)
-        )
+        return None if result is None else EvaluationResult(result, self.folder, run=self)
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -380,12 +358,11 @@ def audit_verdict(folder: Any) -> str:
     return f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
 
 
-def load(path: str | os.PathLike[str], *, frames: str = "pandas") -> TrainedRun:
+def load(path: str | os.PathLike[str]) -> TrainedRun:
     """Load a trained run.
 
     Args:
         path: The folder that `ehrseq train` or `ehrsequencing.fit` made.
-        frames: Kind of the tables that it gives: `pandas`, `polars` or `arrow`.
 
     Returns:
         The run, with `predict`, `plot_risk`, `explain`, `attention`, `history` and `evaluation`.
@@ -400,4 +377,4 @@ def load(path: str | os.PathLike[str], *, frames: str = "pandas") -> TrainedRun:
         >>> list(risk.columns)
         ['subject_id', 'prediction_time', 'hf_1y', 'death_1y']
     """
-    return TrainedRun(path, frames=frames)
+    return TrainedRun(os.fspath(path))

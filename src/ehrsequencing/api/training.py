@@ -33,7 +33,6 @@ def fit(
     transfer: str | Mapping[str, Any] | None = None,
     resume: bool | None = None,
     progress: bool = True,
-    frames: str = "pandas",
 ) -> TrainedRun:
     """Fit a model, with early stopping on the tuning split.
 
@@ -54,7 +53,6 @@ def fit(
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model has a part of your own, whose code may have changed.
         progress: Whether to show a bar, and a line for each epoch.
-        frames: Kind of the run's tables.
 
     Returns:
         The run.
@@ -88,7 +86,7 @@ def fit(
     store = data if isinstance(data, Prepared) else Prepared(Path(data))
     source = None if init is None else Path(init)
     train(store, Path(out), study=study, task=task, init=source, resume=go_on, progress=progress)
-    return TrainedRun(out, frames=frames)
+    return TrainedRun(Path(out))
 
 
 def train(

@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -31,7 +32,7 @@ from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import SPLITS, DayCounts, LateRows, MedsReader, count_days
-from ehrsequencing.records.outcomes import OutcomeChoice, choose_outcomes
+from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.prepared import SECTIONS
 from ehrsequencing.records.row_store import KeptRows, keep, ranges, read_kept
@@ -122,7 +123,7 @@ def prepare(
         for _ in range(left):  # there may be fewer ranges
             tick()
 
-        codes, choices = list(fit.number), dict[str, OutcomeChoice]()
+        codes, choices = list(fit.number), dict[str, dict[str, Any]]()
         for task in tasks:
             if task.outcomes is not None:
                 events = folder / _KEPT / _OUTCOMES / task.name
@@ -282,7 +283,6 @@ class _FirstPass(Part):
 def _append(
     shard: EncodedShard, folder: Path, tallies: Sequence[Tally], writer: ArrayAppender
 ) -> None:
-    """Append encoded subjects to the files, each to its split."""
     for split, timelines in zip(SPLITS, shard.visits, strict=True):
         writer.append(folder / "visits" / split, timelines)
     parts = zip(tallies, shard.tallies, shard.rows, shard.outcomes, strict=True)

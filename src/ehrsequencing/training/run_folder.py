@@ -158,21 +158,22 @@ def write_run_files(
     history: list[dict[str, Any]],
     facts: dict[str, Any],
     *,
+    kind: Kind = RUN,
     more: tuple[str, ...] = (),
 ) -> None:
-    """Write a run; the manifest comes last.
+    """Write a run or a pretrained model; the manifest comes last.
 
     Args:
         out: Folder of the run.
         prepared: What it was trained on.
-        study: Its settings, the task included.
+        study: Its settings; a run's task included.
         model: The trained model.
         history: One row an epoch.
         facts: For the manifest.
+        kind: What the folder is.
         more: Files that are there already, and that prediction needs too.
     """
-    assert study.task is not None
-    task = study.task.name
+    task = "" if kind is PRETRAINED or study.task is None else study.task.name
     sweep_temporaries(out)
     write_history(out, history)
     model.save_pretrained(out)
@@ -185,7 +186,7 @@ def write_run_files(
     write_manifest(
         out,
         {
-            **RUN.facts,
+            **kind.facts,
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": task,
             "prepared": str(prepared.folder.resolve()),

@@ -22,17 +22,13 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
     read_json,
-    sweep_temporaries,
     write_json,
-    write_settings,
 )
 from ehrsequencing.core.outputs import (
     MANIFEST,
     PRETRAINED,
     UNFINISHED_PRETRAINING,
-    write_manifest,
 )
-from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.codes import read_descriptions
@@ -56,17 +52,9 @@ from ehrsequencing.training.pretraining.targets import (
     visit_rows,
 )
 from ehrsequencing.training.resolve import resolve_inputs
-from ehrsequencing.training.run_folder import (
-    MODEL_FILES,
-    RESULTS_FILE,
-    RunFolder,
-    alone_in,
-    subjects_digest,
-    write_history,
-)
+from ehrsequencing.training.run_folder import RESULTS_FILE, RunFolder, alone_in, write_run_files
 from ehrsequencing.training.train import MAY_CHANGE
 
-_FILES = (*MODEL_FILES, RESULTS_FILE)
 MOST_CODES = 40  # the most frequent ones are listed with their neighbours
 MOST_NEIGHBOURS = 3
 
@@ -255,34 +243,29 @@ class Pretrainer:
 
     def _write(self, state: TrainingState, results: dict[str, Any]) -> None:
         """Write the folder; its manifest comes last."""
-        out, vocabulary, manifest = self.out, self.prepared.vocabulary, self.prepared.manifest
-        sweep_temporaries(out)
         best: Any = self.training.best.cpu()
-        best["model"].save_pretrained(out)
-        vocabulary.save(out)
-        write_settings(out / "config.yaml", self.study)
-        write_history(out, state.history)
-        write_json(out / RESULTS_FILE, results)
-        excluded = self.excluded.names(vocabulary) if self.excluded is not None else None
-        splits = {"train": self.train, "tuning": self.tuning}
+        write_json(self.out / RESULTS_FILE, results)
+        vocabulary = self.prepared.vocabulary
         facts = {
-            **PRETRAINED.facts,
-            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": self.task_name,
-            "prepared": str(self.prepared.folder.resolve()),
-            "data": manifest["data"],
-            "data_path": manifest.get("data_path", ""),
-            **self.prepared.identity(""),
             "fingerprint": self.fingerprint,
             "seed": self.settings.seed,
-            "subjects": {name: subjects_digest(one.subject_id) for name, one in splits.items()},
             "objectives": self.weights,
             "exclude": self.study.pretraining.exclude,
-            "excluded_targets": excluded,
+            "excluded_targets": None if self.excluded is None else self.excluded.names(vocabulary),
             "best_epoch": state.best_epoch,
             "tuning_loss": state.best_nll,
         }
-        write_manifest(out, facts, files=[out / name for name in _FILES], required=_FILES)
+        write_run_files(
+            self.out,
+            self.prepared,
+            self.study,
+            best["model"],
+            state.history,
+            facts,
+            kind=PRETRAINED,
+            more=(RESULTS_FILE,),
+        )
 
 
 def _without_head(model: ModelConfig, prepared: Prepared) -> ModelConfig:
