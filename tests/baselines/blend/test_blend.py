@@ -27,6 +27,7 @@ from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
