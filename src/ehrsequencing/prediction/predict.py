@@ -76,25 +76,22 @@ class PredictionTimes:
     late: int  # prediction times after the data's end
 
 
-@dataclass(frozen=True)
 class Encoder:
     """Events → visits and prediction times, encoded the way the run's training data was.
 
-    Attributes:
+    Args:
         run: The run.
+        parents: Of the data's codes.
+
+    Attributes:
         excluded: Codes that make no token.
         builder: Applies the run's task.
     """
 
-    run: Run
-    excluded: CodeMatcher
-    builder: CohortBuilder
-
-    @classmethod
-    def of(cls, run: Run, parents: Mapping[str, list[str]]) -> "Encoder":
-        """An encoder for data whose codes have these parents."""
-        excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
-        return cls(run, excluded, CohortBuilder(run.task, parents=parents))
+    def __init__(self, run: Run, parents: Mapping[str, list[str]]) -> None:
+        self.run = run
+        self.excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
+        self.builder = CohortBuilder(run.task, parents=parents)
 
     def prediction_times(self, events: Events, moment: Moment, *, end_us: int) -> PredictionTimes:
         """Visits and prediction times of sorted events; none after `end_us`, unless a date is asked for."""
@@ -143,7 +140,7 @@ class NewRecords:
 
     def __post_init__(self) -> None:
         self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
-        self.encoder = Encoder.of(self.run, read_parents(self.data))
+        self.encoder = Encoder(self.run, read_parents(self.data))
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
         found = survey(

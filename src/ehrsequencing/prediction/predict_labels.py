@@ -1,11 +1,10 @@
-"""A run's risks at the moments of a MEDS label file, in the formats of MEDS-DEV and of `meds-evaluation`.
+"""A run's risks at the moments of a MEDS label file, in the format of MEDS-DEV.
 
     subject_id, prediction_time, boolean_value        of the labels
     predicted_boolean_probability                     risk of one cause by one horizon after prediction_time
     predicted_boolean_value                           whether that is at least one half
 
-The two formats differ in the type of the probability. MEDS-DEV 0.0.14 pins meds-evaluation 0.0.3, which reads 64-bit
-numbers only; meds-evaluation 0.0.6 reads 32-bit numbers only.
+MEDS-DEV 0.0.14 pins meds-evaluation 0.0.3, which reads 64-bit probabilities only.
 
 The labels say who is asked and when; the records alone decide the risk. So the run's task is applied with these moments
 as its index times, and without its rule of who may enter. Each moment is asked about as an index or a landmark is, also
@@ -29,19 +28,15 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
 
-FORMATS = {"meds-dev": pa.float64(), "meds-evaluation": pa.float32()}  # type of the probability
-
-
-def schema_of(style: str) -> pa.Schema:
-    """The columns of a file in one of the `FORMATS`."""
-    columns = [
+_SCHEMA = pa.schema(
+    [
         ("subject_id", pa.int64()),
         ("prediction_time", pa.timestamp("us")),
         ("boolean_value", pa.bool_()),
         ("predicted_boolean_value", pa.bool_()),
-        ("predicted_boolean_probability", FORMATS[style]),
+        ("predicted_boolean_probability", pa.float64()),
     ]
-    return pa.schema(columns)
+)
 
 
 def predict_labels(
@@ -50,7 +45,6 @@ def predict_labels(
     out: Path,
     *,
     labels: Path,
-    style: str = "meds-dev",
     cause: str | None = None,
     horizons_days: list[float] | None = None,
     facts: DataConfig | None = None,
@@ -67,7 +61,6 @@ def predict_labels(
         data: A MEDS data set.
         out: The Parquet file to write.
         labels: MEDS labels, a file or a folder: `subject_id`, `prediction_time`, `boolean_value`.
-        style: One of `FORMATS`.
         cause: Default: the run's cause of interest.
         horizons_days: One horizon; may be left out where the run's task has one.
         facts: What the data set's own files do not tell.
@@ -106,10 +99,10 @@ def predict_labels(
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
     answers = asked.answers(records, Moment("all"))
-    count, schema = 0, schema_of(style)
+    count = 0
     with (
         output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
-        pq.ParquetWriter(temporary, schema) as file,
+        pq.ParquetWriter(temporary, _SCHEMA) as file,
     ):
         for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
@@ -121,9 +114,9 @@ def predict_labels(
                         pa.array(risks.prediction_us[found]).cast(pa.timestamp("us")),
                         pa.array(wanted.value[place[found]]),
                         pa.array(risk >= 0.5),
-                        pa.array(risk.astype(np.float32)).cast(FORMATS[style]),
+                        pa.array(risk.astype(np.float32)).cast(pa.float64()),
                     ],
-                    schema=schema,
+                    schema=_SCHEMA,
                 )
             )
             count += len(risk)

@@ -74,35 +74,41 @@ class PredictionWriter:
 
     def write(self, risks: Risks) -> None:
         """Append predictions."""
-        n, n_horizons = len(risks), len(self.horizons_days)
-        repeat = len(self.causes) * n_horizons
-        columns = [
-            pa.array(np.repeat(risks.subject_id, repeat)),
-            pa.array(np.repeat(risks.prediction_us, repeat)).cast(pa.timestamp("us")),
-            pa.array(
-                np.tile(np.repeat(np.array(self.causes, dtype=object), n_horizons), n).tolist(),
-                pa.string(),
-            ),
-            pa.array(self.horizons_days * (len(self.causes) * n), pa.float64()),
-            pa.array(risks.risk.reshape(-1)),
-            pa.array(np.full(n * repeat, self.start_days)),
-        ]
-        columns += [
-            pa.array(band.reshape(-1)) for band in (risks.low, risks.high) if band is not None
-        ]
-        self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+        n, n_causes, n_horizons = risks.risk.shape
+        self._append(
+            np.repeat(risks.subject_id, n_causes * n_horizons),
+            np.repeat(risks.prediction_us, n_causes * n_horizons),
+            np.tile(np.repeat(np.arange(n_causes), n_horizons), n),
+            np.tile(np.arange(n_horizons), n * n_causes),
+            risks.risk.reshape(-1),
+            *(band.reshape(-1) for band in (risks.low, risks.high) if band is not None),
+        )
 
     def write_rows(
         self, subject_id: Ints, prediction_us: Ints, cause: Ints, horizon: Ints, risk: Floats32
     ) -> None:
         """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
+        self._append(subject_id, prediction_us, cause, horizon, risk.astype(np.float32))
+
+    def _append(
+        self,
+        subject_id: Ints,
+        prediction_us: Ints,
+        cause: Ints,
+        horizon: Ints,
+        risk: Floats32,
+        *bands: Floats32,
+    ) -> None:
+        causes = pa.array(self.causes, pa.string())
+        horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
             pa.array(subject_id),
             pa.array(prediction_us).cast(pa.timestamp("us")),
-            pa.array([self.causes[k] for k in cause.tolist()], pa.string()),
-            pa.array([self.horizons_days[k] for k in horizon.tolist()], pa.float64()),
-            pa.array(risk.astype(np.float32)),
+            causes.take(pa.array(cause)),
+            horizons.take(pa.array(horizon)),
+            pa.array(risk),
             pa.array(np.full(len(risk), self.start_days)),
+            *map(pa.array, bands),
         ]
         self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
 

@@ -29,7 +29,7 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.outcomes import OUTCOMES_FILE, read_outcomes
+from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -65,16 +65,7 @@ class Run:
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
             )
         require_facts(folder, self.manifest, _FACTS)
-        required = set(self.manifest.get("required", self.manifest["files"]))
         self.study: StudyConfig = load_study(folder / "config.yaml")
-        if self.study.training.blend and not {BLEND_FILE, ARRAYS_FILE} <= required:
-            raise EhrseqError(
-                "its manifest lacks files of the blend", where=str(folder), fix="train again"
-            )
-        if self.study.model.outcomes and OUTCOMES_FILE not in required:
-            raise EhrseqError(
-                "its manifest lacks the names of the outcomes", where=str(folder), fix="train again"
-            )
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
             fix = "train again, or copy the whole run folder"
@@ -84,11 +75,6 @@ class Run:
                 fix=fix,
             )
         self.task: TaskConfig = self.study.task
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether it is what `ehrseq export --format share` made of a run."""
-        return bool(self.manifest["kind"] == SHARED_RUN.name)
 
     @property
     def fingerprint(self) -> str:
@@ -140,26 +126,12 @@ class Run:
     @cached_property
     def model(self) -> SurvivalModel:
         """The network, in evaluation mode; in a blend it is one of the parts."""
-        model = load_model(self.folder)
-        if model.config.vocab_size != len(self.vocabulary):
-            fix = "copy the whole run folder"
-            raise EhrseqError(
-                "model and vocabulary differ in size", where=str(self.folder), fix=fix
-            )
-        return model
+        return load_model(self.folder)
 
     @cached_property
     def outcomes(self) -> list[str]:
         """The codes of the outcomes that the model predicts beside the task's causes; a code's place is its number."""
-        if not self.model.config.outcomes:
-            return []
-        codes = read_outcomes(self.folder)
-        if len(codes) != self.model.config.outcomes:
-            fix = "copy the whole run folder"
-            raise EhrseqError(
-                "the model and its outcomes differ in number", where=str(self.folder), fix=fix
-            )
-        return codes
+        return read_outcomes(self.folder) if self.model.config.outcomes else []
 
     @cached_property
     def blend(self) -> Blend | None:
