@@ -40,7 +40,6 @@ def evaluate(
     prepared: str | os.PathLike[str] | None = None,
     report: bool = True,
     progress: bool = True,
-    frames: str = "pandas",
     **settings: Any,
 ) -> EvaluationResult:
     """Evaluate a run beside baselines on the same subjects, and write `metrics.json` and `report.html`.
@@ -55,7 +54,6 @@ def evaluate(
         prepared: The prepared set that the run was trained on, if it has moved.
         report: Whether to write `report.html`.
         progress: Whether to show a bar.
-        frames: Kind of the tables: `pandas`, `polars` or `arrow`.
         settings: Other settings of the section `evaluation`, as in `censoring="cox"`.
 
     Returns:
@@ -100,7 +98,7 @@ def evaluate(
                     draw=draw,
                 )
     again = Run(opened.folder)
-    return EvaluationResult(result, folder, run=again, data=data, prepared=store, frames=frames)
+    return EvaluationResult(result, folder, run=again, data=data, prepared=store)
 
 
 def score(
@@ -114,7 +112,6 @@ def score(
     prepared: str | os.PathLike[str] | None = None,
     report: bool = True,
     progress: bool = True,
-    frames: str = "pandas",
     **sections: Mapping[str, Any],
 ) -> EvaluationResult:
     """Evaluate the risks of any model as a run is evaluated: same cohort, metrics, baselines and report.
@@ -130,7 +127,6 @@ def score(
         prepared: The prepared set of this data and task, if there is one.
         report: Whether to write `report.html`.
         progress: Whether to show a bar.
-        frames: Kind of the tables.
         sections: Sections of a study, as in `evaluation={"bootstrap": 200}` or `splits={"by": "hash"}`.
 
     Returns:
@@ -173,7 +169,7 @@ def score(
                 progress=stage,
                 draw=report_score if report else lambda result, folder: None,
             )
-    return EvaluationResult(result, folder, frames=frames)
+    return EvaluationResult(result, folder)
 
 
 def _settings(base: EvaluationConfig, given: Mapping[str, Any]) -> EvaluationConfig:

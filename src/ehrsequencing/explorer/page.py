@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap, require_name, write_bytes
-from ehrsequencing.core.outputs import EXPLORER, is_page_of, page_mark
+from ehrsequencing.core.outputs import EXPLORER, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.explorer.cohort import aggregates
@@ -201,29 +200,15 @@ _NOT_TEXT = re.compile(
 )
 
 
-def write_page(explorer: Explorer, out: Path) -> None:
-    """Write the page of an explorer; an explorer that is there is replaced.
+def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> None:
+    """Write the page of an explorer; `overwrite` as of `refuse_existing`.
 
     Raises:
         EhrseqError: Something else is there, or the file cannot be written.
     """
-    require_own(out)
-    write_bytes(out, page(explorer).encode(), owner_only=explorer.settings.individuals, follow=True)
-
-
-def require_own(out: Path, *sources: Path) -> None:
-    """Refuse to write over a file that is no explorer, or into what the explorer is made of.
-
-    Args:
-        out: The file.
-        sources: The data set and the run.
-
-    Raises:
-        EhrseqError: Something else is there, or nothing can be written there.
-    """
-    require_name(out)
-    refuse_foreign_file(out, lambda path: is_page_of(path, EXPLORER))
-    refuse_overlap(out, *sources)
+    owner_only = explorer.settings.individuals
+    with output_file(out, EXPLORER, overwrite=overwrite, owner_only=owner_only) as temporary:
+        temporary.write_bytes(page(explorer).encode())
 
 
 def page(explorer: Explorer, *, live: str | None = None) -> str:
@@ -253,7 +238,6 @@ def page(explorer: Explorer, *, live: str | None = None) -> str:
         ),
         blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
         keys=KEYS,
-        mark=Markup(page_mark(EXPLORER)),
         policy=policy + "base-uri 'none'; form-action 'none'",
         script=Markup(script),
         style=Markup(style),

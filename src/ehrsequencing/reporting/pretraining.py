@@ -193,7 +193,6 @@ def render_pretraining(results: Mapping[str, Any], history: Sequence[Mapping[str
         "results": results,
         "objectives": objectives,
         "guessers": guessers,
-        "neighbours": results.get("neighbours"),
         "verdict": verdict_of(results),
         "optimistic": OPTIMISTIC,
         "top": TOP,
