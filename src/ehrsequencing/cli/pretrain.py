@@ -36,8 +36,7 @@ def pretrain(
     from ehrsequencing.core.outputs import HISTORY
     from ehrsequencing.prediction.run import add_to_run
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.reporting.pretraining import pretraining_lines
-    from ehrsequencing.reporting.pretraining_page import render_pretraining
+    from ehrsequencing.reporting.pretraining import pretraining_lines, render_pretraining
     from ehrsequencing.reporting.report import ANSWER
 
     store = Prepared(prepared)

@@ -26,9 +26,8 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
-from ehrsequencing.evaluation.results import add_result
+from ehrsequencing.evaluation.results import add_result, number
 from ehrsequencing.evaluation.risk_source import refuse_visit_head
-from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
