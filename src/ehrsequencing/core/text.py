@@ -92,7 +92,7 @@ class _Strict(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """One node; refused where too many came before it, or where it stands for another one."""
         if self.check_event(yaml.AliasEvent):
-            line = self.peek_event().start_mark.line + 1
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise BadText("has an alias (*), which may stand for any amount; write it out", line)
         self._composed += 1
         if self._composed > _MOST_NODES:
