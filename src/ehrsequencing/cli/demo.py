@@ -13,7 +13,7 @@ from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.cli.demo_pretrain import run_pretraining_demo
 from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import is_temporary, read_json, require_name, sweep_temporaries
+from ehrsequencing.core.files import entries, read_json, require_name
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, altered, is_json_of, read_manifest
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -58,7 +58,6 @@ def prepare_demo(
     # so small a model gains little from a second thread, and loses much on a busy machine
     torch.set_num_threads(1)
     refuse_another_demo(out, subjects=subjects, seed=seed)
-    sweep_temporaries(out)
     if not (data / MANIFEST).is_file():
         say(f"1/6  simulating {subjects:,} patients, whose true risks are known")
         with bar("simulating") as tick:
@@ -127,7 +126,7 @@ def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
     manifest = out / "data" / MANIFEST
     if is_json_of(manifest, SIMULATION) and wanted.items() <= read_json(manifest).items():
         return
-    if out.exists() and (not out.is_dir() or any(not is_temporary(path) for path in out.iterdir())):
+    if out.exists() and (not out.is_dir() or entries(out)):
         raise EhrseqError(
             "holds something else", where=str(out), fix="name another folder with --out"
         )
