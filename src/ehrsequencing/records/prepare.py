@@ -24,6 +24,7 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
+from ehrsequencing.core.process import safe_children
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
@@ -60,6 +61,7 @@ def prepare(
     *,
     study: StudyConfig,
     tasks: Sequence[TaskConfig],
+    overwrite: bool = False,
     progress: Progress | None = None,
     processes: int | None = None,
     engine: str = PROCESSES,
@@ -69,9 +71,10 @@ def prepare(
 
     Args:
         data: Folder of the data set.
-        out: Folder to make; an earlier prepared set there is replaced when the new one is complete.
+        out: Folder to make.
         study: How visits are cut, values read and the vocabulary built.
         tasks: The questions.
+        overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
         progress: Called with (pieces of work done, pieces to do): shards to read, then ranges of subjects to encode.
         processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
             result is the same, byte for byte. Inside `joblib.parallel_config` the default is that backend.
@@ -94,7 +97,8 @@ def prepare(
     n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
     tick = Steps(reader, n_ranges, progress)
     with (
-        complete_folder(out, PREPARED) as folder,
+        safe_children(),
+        complete_folder(out, PREPARED, overwrite=overwrite) as folder,
         joblib_backend(engine, processes, reader.shards) as jobs,
     ):
         work = ShardWork(reader, lookup, study, builders, excluded, parents, folder)
