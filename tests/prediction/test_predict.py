@@ -12,9 +12,7 @@ import pytest
 
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file
 from ehrsequencing.prediction.predict import Moment, NewRecords, predict
-from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.prepared import Prepared
@@ -256,19 +254,6 @@ def test_csv_holds_what_parquet_holds(sim_run: Path, few: Path, tmp_path: Path, 
     assert text["risk"].to_numpy() == pytest.approx(table["risk"].to_numpy(), rel=1e-6)
     assert set(text["start_days"].to_pylist()) == {0.0}
     assert not list(tmp_path.glob(".tmp*"))
-
-
-@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
-def test_only_our_own_predictions_are_overwritten(name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
-    facts = {"causes": ["a"], "horizons_days": [30.0], "start_days": 0.0, "banded": False}
-    with prediction_file(out, **facts):  # type: ignore[arg-type]
-        pass
-    refuse_foreign_file(out, is_predictions)
-    out.write_text("subject_id,prediction_time,note\n1,2020-01-01,mine\n")
-    with pytest.raises(EhrseqError, match="ehrseq did not write it"):
-        refuse_foreign_file(out, is_predictions)
-    assert "mine" in out.read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,14 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import StudyConfig, TaskConfig, load_task, validated
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, sha256, write_json
+from ehrsequencing.core.files import digest, private_folder, read_json, sha256, write_json
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
-from ehrsequencing.core.temporaries import private_folder
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")
-
-
-def required(name: str, *, what: str) -> Any:
-    """An optional library, imported.
-
-    Raises:
-        EhrseqError: It is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        extra = name.startswith("matplotlib")
-        fix = "pip install 'ehrsequencing[notebook]'" if extra else f"pip install {name}"
-        raise EhrseqError(
-            f"{what} need {name}, which is not installed", where="ehrsequencing", fix=fix
-        ) from error
 
 
 def is_path(data: object) -> bool:
@@ -207,6 +189,7 @@ def prepare(
     task: Any = None,
     *,
     out: str | os.PathLike[str],
+    overwrite: bool = False,
     progress: bool = True,
     engine: str = "processes",
     **sections: Mapping[str, Any],
@@ -219,7 +202,8 @@ def prepare(
     Args:
         meds: A folder of MEDS data, or a frame of MEDS rows.
         task: A task file, its content as a mapping, or a list of either; none for pretraining.
-        out: Folder to make; an earlier prepared set there is replaced.
+        out: Folder to make.
+        overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
         progress: Whether to show a bar.
         engine: Where shards are worked on: `processes` of this machine, or a cluster (`dask://HOST:PORT`).
         sections: Sections of a study, as in `visits={"by": "day"}` or `splits={"by": "hash"}`.
@@ -245,7 +229,14 @@ def prepare(
         if (found := _known(folder, content)) is not None:
             return found
         write_prepared(
-            source, folder, study=study, tasks=tasks, progress=tick, content=content, engine=engine
+            source,
+            folder,
+            study=study,
+            tasks=tasks,
+            overwrite=overwrite,
+            progress=tick,
+            content=content,
+            engine=engine,
         )
     return PreparedData(folder)
 

@@ -15,14 +15,13 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder, write_bytes, write_json
 from ehrsequencing.core.outputs import altered, read_manifest
-from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
+from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff, read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import add_splits
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.evaluation.score import score as score_file
-from ehrsequencing.evaluation.tripod import read_tripod
 from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
 from ehrsequencing.reporting.outcomes import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report

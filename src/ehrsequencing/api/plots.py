@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.api.curves import Incidence, Row
-from ehrsequencing.api.data import required
 from ehrsequencing.api.predictions import SubjectRisk
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US
 
 # Okabe and Ito's colours, which people with any colour vision can distinguish; the first is the cause of interest.
@@ -18,12 +18,25 @@ GREY = "#777777"
 _TODAY = "today"
 
 
+def pyplot() -> Any:
+    """Matplotlib's `pyplot`.
+
+    Raises:
+        EhrseqError: It is not installed.
+    """
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        fix = "pip install 'ehrsequencing[notebook]'"
+        raise EhrseqError("is not installed", where="matplotlib", fix=fix) from error
+    return pyplot
+
+
 def axes(ax: Any, *, height: float = 3.6, width: float = 6.4) -> Any:
     """The axes given, or new ones."""
     if ax is not None:
         return ax
-    pyplot = required("matplotlib.pyplot", what="plots")
-    return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+    return pyplot().subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def _clean(ax: Any) -> None:
@@ -32,7 +45,8 @@ def _clean(ax: Any) -> None:
 
 
 def _percent(axis: Any) -> None:
-    ticker = required("matplotlib.ticker", what="plots")
+    from matplotlib import ticker
+
     axis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
 
 

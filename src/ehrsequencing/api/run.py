@@ -22,11 +22,11 @@ from ehrsequencing.api.predictions import (
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, read_json_lines
-from ehrsequencing.core.outputs import HISTORY
+from ehrsequencing.core.files import read_json, read_json_lines, refuse_overlap
+from ehrsequencing.core.outputs import EXPLORER, HISTORY, refuse_existing
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
-from ehrsequencing.explorer import ExplorerSettings, collect, require_own, write_page
+from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.prediction.predict import Asked
 from ehrsequencing.prediction.run import Run, saved_audit
 
@@ -212,6 +212,7 @@ class TrainedRun(Run):
         data: Any,
         out: str | os.PathLike[str] = "explorer.html",
         *,
+        overwrite: bool = False,
         patients: int = 10_000,
         fewest: int = 11,
         individuals: bool = True,
@@ -225,7 +226,8 @@ class TrainedRun(Run):
 
         Args:
             data: As in `predict`.
-            out: The file; an explorer that is there is replaced, nothing else.
+            out: The file.
+            overwrite: Whether an explorer that is there, and that nobody has changed, is replaced.
             patients: At most so many, drawn at random.
             fewest: Codes that fewer patients have are shown as "rare code".
             individuals: Whether the page holds patients, not only the cohort.
@@ -256,10 +258,10 @@ class TrainedRun(Run):
             opened(self, data, facts=facts, show=False) as records,
             bar("exploring", show=progress) as tick,
         ):
-            require_own(Path(out), records.data, self.folder)
-            write_page(
-                collect(records, settings, force=force, progress=tick, say=_warn_of), Path(out)
-            )
+            refuse_existing(Path(out), EXPLORER, overwrite=overwrite)
+            refuse_overlap(Path(out), records.data, self.folder)
+            found = collect(records, settings, force=force, progress=tick, say=_warn_of)
+            write_page(found, Path(out), overwrite=overwrite)
         return Path(out)
 
     # ---- training and evaluation -------------------------------------------------------------------------------

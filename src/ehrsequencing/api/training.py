@@ -12,7 +12,9 @@ from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, validated
 from ehrsequencing.config.parts import KINDS
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.device import joined_processes
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
@@ -97,6 +99,7 @@ def train(
     task: str | None = None,
     init: Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
     on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
 ) -> bool:
@@ -109,6 +112,7 @@ def train(
         task: Name of the task; the only one by default.
         init: Folder of a model to start from.
         resume: Whether to go on after an interruption.
+        overwrite: Whether an earlier run there that nobody has changed is removed.
         progress: Whether to show a bar, and a line for each epoch.
         on_start: Called with what the weights start from, before the first step.
 
@@ -117,6 +121,8 @@ def train(
     """
     with ExitStack() as stack:
         processes = stack.enter_context(joined_processes())
+        if overwrite and processes.is_first:
+            _make_room(prepared, out, RUN, resume=resume)
         if processes.is_first:
             stack.enter_context(alone_in(out))  # before the work begins
         source = None if init is None else Pretrained(init)
@@ -128,6 +134,19 @@ def train(
         report = stack.enter_context(training_bar(show=show))
         trainer.fit(resume=resume, on_progress=report)
         return processes.is_first
+
+
+def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> None:
+    """Remove an earlier model that nobody has changed, for a training that starts again.
+
+    Raises:
+        EhrseqError: The output is of another kind, has been changed or overlaps the prepared set.
+    """
+    if resume:
+        what = "--resume goes on with what --overwrite removes"
+        raise EhrseqError(what, where=str(out), fix="leave out one of them")
+    refuse_overlap(out, prepared.folder)
+    remove_existing(out, kind)
 
 
 def _may_resume(study: StudyConfig, out: Path) -> bool:
@@ -195,9 +214,12 @@ def train_pretraining(
     study: StudyConfig,
     task: str | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Pretrain a model; `pretrain` and `ehrseq pretrain` call it, with arguments as of `train`."""
+    if overwrite:
+        _make_room(prepared, out, PRETRAINED, resume=resume)
     with alone_in(out):  # before the work begins
         pretrainer = Pretrainer(prepared, out, study=study, task_name=task)
         with training_bar("pretraining", "tuning loss", show=progress) as report:

@@ -14,11 +14,11 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.prediction_file import (
     Risks,
-    is_predictions,
     prediction_file,
     require_suffix,
 )
@@ -211,6 +211,7 @@ def predict(
     facts: DataConfig | None = None,
     recalibrated: bool = False,
     force: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -219,13 +220,13 @@ def predict(
     Args:
         run_folder: A trained run.
         data: A MEDS data set.
-        out: The file to write: `.parquet`, `.csv` or `.csv.gz`; of what is there, only earlier predictions are
-            overwritten.
+        out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
         at: `all` prediction times, each subject's `last`, or a date ("as of that day").
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the risks should know.
 
@@ -235,7 +236,7 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     asked = Asked(run, horizons_days, recalibrated=recalibrated)
@@ -249,6 +250,7 @@ def predict(
         horizons_days=asked.horizons_days,
         start_days=asked.start_days,
         banded=bool(asked.of_run.members),
+        overwrite=overwrite,
     ) as file:
         count = 0
         for risks in asked.answers(records, moment, say=say):

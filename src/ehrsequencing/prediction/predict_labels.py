@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 from ehrsequencing.config import DataConfig, TaskConfig
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import atomic_path, refuse_foreign_file, refuse_overlap
-from ehrsequencing.core.outputs import PREDICTIONS, parquet_mark
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, output_file, refuse_existing
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
-from ehrsequencing.prediction.prediction_file import is_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
@@ -36,8 +35,7 @@ _SCHEMA = pa.schema(
         ("boolean_value", pa.bool_()),
         ("predicted_boolean_value", pa.bool_()),
         ("predicted_boolean_probability", pa.float64()),
-    ],
-    metadata=parquet_mark(PREDICTIONS),
+    ]
 )
 
 
@@ -54,6 +52,7 @@ def predict_labels(
     force: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
+    overwrite: bool = False,
 ) -> int:
     """Write the risk of one cause by one horizon at the moments of a label file.
 
@@ -67,6 +66,7 @@ def predict_labels(
         facts: What the data set's own files do not tell.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the file should know.
 
@@ -78,7 +78,7 @@ def predict_labels(
     """
     if not out.name.endswith(".parquet"):
         raise EhrseqError("does not end in .parquet", where=str(out), fix="write Parquet")
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
@@ -100,7 +100,10 @@ def predict_labels(
     say(records.require_known(force=force))
     answers = asked.answers(records, Moment("all"))
     count = 0
-    with atomic_path(out, follow=True) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as file:
+    with (
+        output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
+        pq.ParquetWriter(temporary, _SCHEMA) as file,
+    ):
         for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
             risk = risks.risk[found, column, 0]

@@ -1,6 +1,5 @@
 """The file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV. Written and read here."""
 
-import gzip
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.expansion import refuse_expansion
-from ehrsequencing.core.files import atomic_path
-from ehrsequencing.core.outputs import PREDICTIONS, is_parquet_of, parquet_mark
+from ehrsequencing.core.files import read_unpacked
+from ehrsequencing.core.outputs import PREDICTIONS, output_file
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
@@ -29,7 +27,6 @@ _COLUMNS = pa.schema(
         ("risk", pa.float32()),
         ("start_days", pa.float64()),
     ],
-    metadata=parquet_mark(PREDICTIONS),
 )
 BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
 
@@ -54,18 +51,6 @@ def require_suffix(out: Path) -> None:
     if not out.name.endswith(SUFFIXES):
         fix = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise EhrseqError("does not end in a format for predictions", where=str(out), fix=fix)
-
-
-def is_predictions(path: Path) -> bool:
-    """Whether `ehrseq predict` wrote a file: it is Parquet of that kind, or CSV with the same header."""
-    if path.name.endswith(".parquet"):
-        return is_parquet_of(path, PREDICTIONS)
-    try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
-            header = file.readline(1000).decode().strip().replace('"', "").split(",")
-    except (OSError, EOFError, UnicodeDecodeError):
-        return False
-    return header in (_COLUMNS.names, [*_COLUMNS.names, *(name for name, _ in BANDS)])
 
 
 class PredictionWriter:
@@ -136,6 +121,7 @@ def prediction_file(
     horizons_days: Sequence[float | None],
     start_days: float,
     banded: bool,
+    overwrite: bool = False,
 ) -> Iterator[PredictionWriter]:
     """Open a file of predictions for writing. It appears when it is complete, and not at all after an error.
 
@@ -145,10 +131,14 @@ def prediction_file(
         horizons_days: None for a horizon that is not a number of days (the `visit` head).
         start_days: Risks are conditional on no event for this long after the prediction time.
         banded: Whether the file has the columns `low` and `high`.
+        overwrite: As of `refuse_existing`.
     """
     require_suffix(out)
-    schema = pa.schema([*_COLUMNS, *BANDS], metadata=_COLUMNS.metadata) if banded else _COLUMNS
-    with atomic_path(out, follow=True) as temporary, _open(temporary, schema, out.name) as file:
+    schema = pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS
+    with (
+        output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
+        _open(temporary, schema, out.name) as file,
+    ):
         yield PredictionWriter(
             file, schema, causes=causes, horizons_days=horizons_days, start_days=start_days
         )
@@ -238,8 +228,7 @@ def _read(path: Path) -> pa.Table:
     try:
         if path.name.endswith(".parquet"):
             return pq.read_table(path)
-        refuse_expansion(path)
-        return pc.read_csv(path)
+        return pc.read_csv(pa.BufferReader(read_unpacked(path)))
     except OSError as error:
         raise EhrseqError(
             "cannot be read", where=str(path), fix=error.strerror or "check the path"

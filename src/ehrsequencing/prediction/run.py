@@ -3,6 +3,7 @@
 A run folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend, 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, locked, read_json, refuse_foreign_file, sha256
+from ehrsequencing.core.files import digest, locked, read_json, sha256
 from ehrsequencing.core.outputs import (
     MANIFEST,
     RUN,
@@ -22,6 +23,7 @@ from ehrsequencing.core.outputs import (
     altered,
     read_manifest,
     require_facts,
+    require_unchanged,
     save_manifest,
 )
 from ehrsequencing.models.base import SurvivalModel
@@ -239,7 +241,7 @@ def refuse_shared(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def require_room(folder: Path, *names: str) -> None:
-    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
+    """Refuse where a finished run holds a file by one of these names that is not as ehrseq wrote it.
 
     Raises:
         EhrseqError: There is one.
@@ -247,5 +249,13 @@ def require_room(folder: Path, *names: str) -> None:
     manifest = read_json(folder / MANIFEST)
     refuse_shared(folder, manifest)
     ours = {*manifest["files"], *manifest.get("writing", [])}
+    fix = "move it away, so that a new one can be written"
     for name in names:
-        refuse_foreign_file(folder / name, lambda path: path.name in ours)
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        if path.is_symlink() or name not in ours:
+            raise EhrseqError(
+                "is there already, and ehrseq did not write it", where=str(path), fix=fix
+            )
+        require_unchanged(folder, manifest, name, fix=fix)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.expansion import refuse_expansion
+from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.records.meds import SPLITS, parquet_files
 from ehrsequencing.records.parquet_rows import read_table
 from ehrsequencing.records.timelines import TaskRows, open_arrays
@@ -172,9 +172,9 @@ def _read(path: Path) -> pa.Table:
             fix="correct index.file (relative to the task file's folder)",
         )
     if path.name.lower().endswith((".csv", ".csv.gz")):
-        refuse_expansion(path)
+        data = read_unpacked(path)
         try:
-            return pv.read_csv(path)
+            return pv.read_csv(pa.BufferReader(data))
         except (pa.ArrowException, OSError) as error:
             raise EhrseqError(
                 "cannot be read as CSV", where=str(path), fix="save it as CSV again"

@@ -14,7 +14,7 @@ from torch import nn
 
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.stored_features import of_few_people
+from ehrsequencing.audit.source import of_few_people
 from ehrsequencing.baselines import boosted, history, landmark_cox
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
@@ -31,12 +31,12 @@ from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
+from ehrsequencing.evaluation.drift import instability
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import blend as blend_table
 from ehrsequencing.evaluation.risk_source import cut_at_batches
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
