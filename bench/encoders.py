@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from _true_risks import true_risk_errors
 from ehrsequencing.config import load_study, load_task
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import write_manifest
-from ehrsequencing.evaluation.oracle import Truth
-from ehrsequencing.evaluation.oracle_table import oracle_table
+from ehrsequencing.evaluation.oracle import Truth, oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.run import Run
@@ -170,15 +171,20 @@ def judged(run: Run, prepared: Prepared) -> Row:
     truth = Truth.read(held_out.source, records, causes=run.task.causes)
     if truth is None:
         raise SystemExit(f"{held_out.source} holds no truth")
+
+    def risk(days: Floats) -> Floats:
+        return risk_of_rows(run.model, records, horizons_days=days).astype(np.float64)
+
     found = oracle_table(
         truth,
-        lambda days: risk_of_rows(run.model, records, horizons_days=days).astype(np.float64),
+        risk,
         nll_of_rows(run.model, records),
         records.rows,
         train=prepared.rows(run.task.name, "train"),
         edges_days=run.study.model.edges_days,
         task=run.task,
     )
+    found |= true_risk_errors(truth, risk, subject=records.rows.subject, task=run.task)
     chosen = {
         key: found[key]
         for key in ("gain_share", "gain_share_se", "beats_oracle_z", "prediction_times")

@@ -9,8 +9,7 @@ import pytest
 
 from ehrsequencing.audit.audit import CHECKS
 from ehrsequencing.audit.data import SPLITS as AUDITED
-from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.presence import Presence
+from ehrsequencing.audit.data import AuditData, Presence
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.predict import predict

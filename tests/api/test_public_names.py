@@ -25,8 +25,8 @@ def test_each_has_an_example_that_the_doctests_run() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
     documented += [getattr(eh.metrics, name) for name in dir(eh.metrics)]
-    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk", "plot_history")]
-    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "to_latex")]
+    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk")]
+    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence")]
     documented += [type(eh.visit_encoder)]
     for one in documented:
         assert any(test.examples for test in finder.find(one, name="x")), one

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ehrsequencing as eh
-from ehrsequencing.api import curves
+from ehrsequencing.api import curves, plots
 from ehrsequencing.api.evaluation import EvaluationResult
 
 people = st.integers(30, 400)
@@ -57,10 +57,10 @@ def test_decision_curves_end_where_few_are_above() -> None:
         "model": "m", "thresholds": [0.1, 0.2, 0.3], "net_benefit": [0.111, 0.05, None],
         "low": None, "high": None, "treat_all": [0.1, 0.0, None],
     }  # fmt: skip
-    (curve,) = curves.decision_curves([row])
-    assert curve.threshold.tolist() == [0.1, 0.2]
-    assert curve.net_benefit.tolist() == [0.111, 0.05]
-    assert curves.decision_curves([row | {"net_benefit": [0.1, None, None]}]) == []
+    drawn = plots.decision([row], title="").lines[0].get_ydata()
+    np.testing.assert_array_equal(drawn, [0.111, 0.05, np.nan])
+    hidden = plots.decision([row | {"net_benefit": [0.1, None, None]}], title="")
+    assert [text.get_text() for text in hidden.texts] == ["too few events to show"]
 
 
 def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) -> None:
@@ -76,6 +76,3 @@ def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) 
     assert [text.get_text() for text in death.texts] == ["too few events to show"]
     assert len(exact.plot_decision("1y", cause="death").texts) == 0
     assert [text.get_text() for text in real.plot_incidence("1y", cause="death").texts] == ["too few events to show"]
-    table = real.to_latex("real.tex", horizons=["1y"], cause="death").read_text()
-    shown = exact.to_latex("exact.tex", horizons=["1y"], cause="death").read_text()
-    assert table.count("0.") < shown.count("0.")

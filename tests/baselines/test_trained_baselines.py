@@ -96,11 +96,3 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
         assert again.run.study.training == settings
         assert np.isfinite(again.risk(prepared.records("simulated", "tuning"),
                                       np.arange(3), np.array([365.25]))).all()  # fmt: skip
-
-
-def test_a_run_is_not_its_own_rival(sim_run: Path, prepared: Prepared, task: TaskConfig, tmp_path: Path) -> None:
-    study = Run(sim_run).study
-    own = RunToRival(
-        tmp_path, prepared, study.model_copy(update={"model": study.model.with_parts(architecture="flat")})
-    )
-    assert not trained.trained_baselines(own, task.name)

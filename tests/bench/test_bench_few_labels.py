@@ -1,4 +1,4 @@
-"""`bench/few_labels.py`: finished arms become lines that can be kept, and tables come from them."""
+"""`bench/few_labels.py`: a bare run has all arms, finished ones become lines, and tables come from them."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from ehrsequencing.config.parts import objective
 from helpers.bench import load_bench
 
 SUBJECTS = [0, 0, 1, 2, 2, 2]
@@ -53,3 +54,16 @@ def test_the_table_has_each_seed_and_the_share_of_the_gap(out: Path, results: Mo
     assert found["scratch, all labels", 50].share == pytest.approx(1.0)
     assert "| 0.1000" not in bench.markdown(list(found.values()))
     assert "+0.1000 +0.2000" in bench.markdown(list(found.values()))
+
+
+def test_a_bare_run_has_every_objective_mode_and_control() -> None:
+    bench = load_bench("few_labels")
+    arms = [bench.Arm.read(name) for name in bench.ARMS]
+    sources = {name for arm in arms if arm.mode for name in arm.source.split("+")}
+    assert sources == set(objective.parts)
+    assert {arm.mode for arm in arms} == {None, "full", "frozen", "lora"}
+    assert {"scratch", "scratch_long", "trees"} <= {arm.source for arm in arms}
+    recommended = [arm for arm in arms if arm.source == "time_to_code" and arm.mode == "frozen" and arm.settings]
+    assert [arm.control for arm in recommended] == [None, "shuffled", "other_pairs", "everything"]
+    assert not bench.Arm.read("time_to_code-other_pairs/full").fits("nafld")
+    assert bench.Arm.read("time_to_code-other_pairs/full").fits("sim_pairs")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ehrsequencing.core.disclosure import redact
-from ehrsequencing.evaluation.code_effects import CHANGED, GONE, RARE, code_effects
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.examples import CHANGED, GONE, RARE, code_effects
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, deletion, subject_records
 from ehrsequencing.prediction.predict import Moment, NewRecords

@@ -20,7 +20,7 @@ from ehrsequencing.evaluation.estimates import (
     nll_row,
     scope_estimates,
 )
-from ehrsequencing.evaluation.tables import censoring, follow_up
+from ehrsequencing.evaluation.results import censoring, follow_up
 from ehrsequencing.metrics import bootstrap
 from ehrsequencing.metrics.accuracy import brier, decision_curve
 from ehrsequencing.metrics.bootstrap import percentile_interval

@@ -28,8 +28,8 @@ from ehrsequencing.evaluation.context import (
     split_overlap,
     time_zero,
 )
+from ehrsequencing.evaluation.drift import instability, spread
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, add_to_run

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.evaluation.through_risks import hazards_through, nll_through, risk_through
+from ehrsequencing.evaluation.risk_source import hazards_through, nll_through, risk_through
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 
 

@@ -227,13 +227,13 @@ def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Pat
 
 
 def test_python_gives_a_frame(sim_run: Path, sim_data: Path, record: SubjectRecord) -> None:
-    run = TrainedRun(sim_run, frames="arrow")
+    run = TrainedRun(sim_run)
     table = run.explain(sim_data, subject=record.subject_id, horizon="1y", progress=False)
-    assert table.column_names[:3] == ["code", "visit", "time"]
+    assert list(table.columns[:3]) == ["code", "visit", "time"]
     sizes = np.abs(table["change_in_risk"].to_numpy())
     assert (np.diff(sizes) <= 1e-12).all()
     parts = run.explain(sim_data, subject=record.subject_id, kind=CHANGE, progress=False)
     found = change(Question.of(run), record)
-    assert sum(parts["change_in_risk"].to_pylist()) == pytest.approx(found.now - found.before, abs=1e-6)
+    assert parts["change_in_risk"].sum() == pytest.approx(found.now - found.before, abs=1e-6)
     with pytest.raises(EhrseqError, match="no kind"):
         run.explain(sim_data, subject=record.subject_id, kind="organ", progress=False)

@@ -1,4 +1,4 @@
-"""A small set of files under the storage contract, and kills at every change of the disk while it is replaced."""
+"""A small set of files, and kills at every change of the disk while it is replaced."""
 
 import os
 import shutil
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.core import replacing, storage
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import sweep_temporaries, write_bytes
+from ehrsequencing.core.files import write_bytes
 from ehrsequencing.core.outputs import Kind, complete_folder, read_manifest, write_manifest
 
 SET = Kind("set", "a set")
@@ -23,8 +22,8 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def make_set(folder: Path, content: bytes, *, then: Callable[[], None] = lambda: None) -> None:
-    with complete_folder(folder, SET) as temporary:
+def make_set(folder: Path, content: bytes, *, overwrite: bool = True, then: Callable[[], None] = lambda: None) -> None:
+    with complete_folder(folder, SET, overwrite=overwrite) as temporary:
         write_bytes(temporary / "part" / "x.bin", content)
         write_manifest(temporary, SET.facts)
         then()
@@ -36,15 +35,12 @@ def in_a_process(call: str) -> tuple[list[str], dict[str, str]]:
     return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def kill_everywhere(folder: Path, *, stays: bool, exchanges: bool = True) -> int:
+def kill_everywhere(folder: Path) -> int:
     """Kill a process that replaces a set before its first, second, … change of the disk, and look at what is left.
 
     Returns:
         How often it was killed.
     """
-    storage.must_stay = lambda place: stays
-    if not exchanges:  # as a file system without it says
-        replacing.exchange = lambda first, second: False
     killed = 0
     while True:
         shutil.rmtree(folder, ignore_errors=True)
@@ -57,9 +53,6 @@ def kill_everywhere(folder: Path, *, stays: bool, exchanges: bool = True) -> int
         if os.waitpid(child, 0)[1] == 0:
             return killed
         killed += 1
-        for old in folder.glob(".tmp-*-old-*"):
-            read_manifest(old, what="a set")  # what would be moved back is whole
-        sweep_temporaries(folder)
         read_manifest(folder / "set", what="a set")
         assert (folder / "set" / "part" / "x.bin").read_bytes() in (b"one", b"two"), killed
         make_set(folder / "set", b"three")

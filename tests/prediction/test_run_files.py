@@ -120,14 +120,3 @@ def test_a_hostile_manifest_of_a_prepared_set_is_refused(sim_prepared: Path, tmp
         done = ehrseq("train", folder, "--out", tmp_path / "run")
         assert done.exit_code == 2, done.output
         assert str(folder) in done.stderr
-
-
-def test_a_run_of_before_needs_all_of_its_files(run: Path) -> None:
-    """Without the list of what is needed, everything is."""
-    manifest = read_json(run / MANIFEST)
-    del manifest["required"]
-    save_manifest(run, manifest)
-    assert Run(run).altered == {}
-    delete(run / "report.html")
-    with pytest.raises(EhrseqError, match="a file is missing"):
-        Run(run)

@@ -83,7 +83,7 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     )
     found = checked(data, "vocabulary.min_subjects=2")
     assert found["subjects"] == {"all": 3, "train": 3, "tuning": 0, "held_out": 0, "without_birth": 2}
-    assert found["rows"] == {"all": 10, "static": 1, "shards": 1}
+    assert found["rows"] == {"all": 10, "static": 1, "with_number": 2, "shards": 1}
     codes = {
         "all": 5,
         "tokens": 3,
@@ -98,7 +98,6 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
         "per_subject": 1.67,
         "rows_per_visit": 1.6,
     }
-    assert found["values"] == {"share_of_rows": 0.2, "codes": 1}
     assert found["fixes"] == found["tasks"] == []
 
 

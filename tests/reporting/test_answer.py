@@ -9,8 +9,8 @@ import pytest
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.incidence import incidence_rows, risk_groups
-from ehrsequencing.evaluation.tripod import QUESTIONS, read_tripod, template
+from ehrsequencing.evaluation.context import QUESTIONS, read_tripod, template
+from ehrsequencing.evaluation.curves import incidence_rows, risk_groups
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.reporting import verdict
 from ehrsequencing.reporting.incidence import incidence_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.core.disclosure import shareable_count
-from ehrsequencing.evaluation.tripod import QUESTIONS
+from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq
 from helpers.metrics_json import complete

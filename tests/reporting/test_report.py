@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.tripod import QUESTIONS
+from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures, tables
 from ehrsequencing.reporting.chart import Curve, Estimate, ticks

@@ -2,17 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
-from ehrsequencing.config import load_study
+from ehrsequencing.config import ValuesConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import KNOTS
+from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.reporting.pretraining import transfer_advice
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import MATCHES, match_vocabularies
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
 
@@ -82,3 +86,37 @@ def test_advice_comes_where_few_codes_are_known() -> None:
     assert transfer_advice(None) is None
     assert transfer_advice({"overlap": {"none": {"share": 0.4}}}) is None
     assert (transfer_advice({"overlap": {"none": {"share": 1.0}}}) or "").startswith("little is transferred: the model")
+
+
+# ---- codes of two vocabularies: by name, then by ancestor ----
+
+
+def vocabulary(codes: tuple[str, ...], *, numeric: tuple[str, ...] = (), carry: bool = False) -> Vocabulary:
+    has = np.array([code in numeric for code in codes])
+    n = int(has.sum()) * (3 if carry else 1)
+    kinds = tuple(sorted({code.partition("//")[0] for code in codes}))
+    values = ValuesConfig(mode="bins", bins=2, carry=carry)
+    return Vocabulary(kinds, codes, has, np.tile(np.linspace(0, 1, KNOTS), (n, 1)), np.zeros(n), np.ones(n), values)
+
+
+def test_each_code_is_found_by_the_first_rule_that_applies() -> None:
+    ours = vocabulary(("DX//A", "DX//A1", "LAB//X", "RX//NEW", "ZZ//LOST"), numeric=("LAB//X",), carry=True)
+    theirs = vocabulary(("DX//A", "DX//UP", "LAB//Y", "RX//OLD"), numeric=("LAB//Y",), carry=True)
+    parents = {"DX//A": ["DX//UP"], "DX//A1": ["DX//MID"], "DX//MID": ["DX//UP"], "LAB//X": ["LAB//Y"]}
+    match = match_vocabularies(ours, theirs, parents=parents)
+    names = {
+        name: (theirs.tokens[match.source[token]] if match.source[token] >= 0 else None, MATCHES[match.how[token]])
+        for token, name in enumerate(ours.tokens)
+    }
+    assert names["DX//A"] == ("DX//A", "name")
+    assert names["DX//A1"] == ("DX//UP", "ancestor")
+    assert names["LAB//X//Q2"] == ("LAB//Y//Q2", "ancestor")
+    assert names["LAST//LAB//X"] == ("LAST//LAB//Y", "ancestor")
+    assert names["RX//NEW"] == (None, "none")
+    assert names["[UNK//RX]"] == ("[UNK//RX]", "name")
+    assert names["[UNK//ZZ]"] == (None, "none")
+    weight = np.zeros(len(ours), dtype=np.int64)
+    weight[[ours.index["DX//A"], ours.index["ZZ//LOST"]]] = 3, 1
+    overlap = match.overlap(ours, weight)
+    assert (overlap["name"], overlap["none"]["share"]) == ({"codes": 1, "share": 0.75}, 0.25)
+    assert sum(each["codes"] for each in overlap.values()) == 5

@@ -22,31 +22,6 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class CalibrationCurve:
-    """Observed against predicted risk of one model."""
-
-    model: str
-    predicted: Floats  # (points,)
-    observed: Floats  # (points,) smoothed
-    low: Floats | None
-    high: Floats | None
-    # predicted, observed, low, high of groups of subjects
-    groups: list[tuple[float, float, float, float]]
-
-
-@dataclass(frozen=True)
-class DecisionCurve:
-    """Net benefit of one model over the risk from which one acts."""
-
-    model: str
-    threshold: Floats
-    net_benefit: Floats
-    low: Floats | None
-    high: Floats | None
-    treat_all: Floats
-
-
-@dataclass(frozen=True)
 class Group:
     """One risk group: its curves, and how many are at risk at each tick."""
 
@@ -77,52 +52,6 @@ def at_place(
     return [
         row for row in rows if (row["landmark_days"], row["cause"], row["horizon_days"]) == place
     ]
-
-
-def calibration_curves(groups: Sequence[Row], smooth: Sequence[Row]) -> list[CalibrationCurve]:
-    """Calibration at one place, ours first.
-
-    Args:
-        groups: Rows of `calibration`.
-        smooth: Rows of `smooth_calibration`.
-    """
-    curves = []
-    by_model = {row["model"]: row for row in smooth}
-    for row in groups:
-        columns = (row[name] for name in ("predicted", "observed", "low", "high"))
-        points = list(zip(*columns, strict=True))
-        own = by_model.get(row["model"], {"predicted": [], "observed": [], "low": [], "high": []})
-        low, high = _numbers(own["low"]), _numbers(own["high"])
-        banded = len(low) == len(own["predicted"]) and bool(
-            np.isfinite(low).all() and np.isfinite(high).all()
-        )
-        curves.append(
-            CalibrationCurve(
-                row["model"],
-                _numbers(own["predicted"]),
-                _numbers(own["observed"]),
-                low if banded else None,
-                high if banded else None,
-                points,
-            )
-        )
-    return curves
-
-
-def decision_curves(rows: Sequence[Row]) -> list[DecisionCurve]:
-    """Decision curves at one place, ours first, as far as they are defined."""
-    curves = []
-    for row in rows:
-        net, everyone = _numbers(row["net_benefit"]), _numbers(row["treat_all"])
-        kept = np.isfinite(net) & np.isfinite(everyone)
-        if kept.sum() < 2:
-            continue
-        low, high = (
-            None if row.get(name) is None else _numbers(row[name])[kept] for name in ("low", "high")
-        )
-        at = _numbers(row["thresholds"])[kept]
-        curves.append(DecisionCurve(row["model"], at, net[kept], low, high, everyone[kept]))
-    return curves
 
 
 def grid(horizon_days: float, *, simulated: bool, start_days: float = 0.0) -> Floats:
@@ -210,13 +139,6 @@ def _name(number: int, groups: int) -> str:
     return f"group {number}"
 
 
-def _numbers(values: Any) -> Floats:
-    return np.array([np.nan if v is None else v for v in values or []], dtype=np.float64)
-
-
-# ---- landmarks, causes and horizons that were evaluated ------------------------------------------------------------
-
-
 def place_of(
     result: Mapping[str, Any], horizon: Any, cause: str | None, landmark: Any
 ) -> tuple[dict[str, Any], str]:
@@ -226,7 +148,7 @@ def place_of(
         EhrseqError: One of them was not evaluated.
     """
     known = result["horizons_days"]
-    days = main_horizon(known) if horizon is None else horizons_of(result, [horizon])[0]
+    days = main_horizon(known) if horizon is None else _known("horizon", horizon, known)
     cause = result["causes"][0] if cause is None else cause
     if cause not in result["causes"]:
         fix = f"use one of {', '.join(result['causes'])}"
@@ -240,24 +162,15 @@ def place_of(
 def landmark_of(result: Mapping[str, Any], landmark: str | float | None) -> float:
     """Days from the index to a landmark; None: the first one."""
     known = result["landmarks_days"]
-    if landmark is None:
-        return float(known[0])
-    return _known("landmark", days_of(landmark)[0], known)
+    return float(known[0]) if landmark is None else _known("landmark", landmark, known)
 
 
-def horizons_of(result: Mapping[str, Any], horizons: Sequence[str | float] | None) -> list[float]:
-    """Days of horizons; None: all of them."""
-    known: list[float] = result["horizons_days"]
-    if horizons is None:
-        return known
-    return [_known("horizon", days, known) for days in days_of(horizons)]
-
-
-def _known(what: str, days: float, known: Sequence[float]) -> float:
+def _known(what: str, given: str | float, known: Sequence[float]) -> float:
+    days = days_of(given)[0]
     if not any(abs(days - one) < 1e-9 for one in known):
         fix = f"use one of {', '.join(map(format_days, known))}"
         raise EhrseqError(f"{format_days(days)} was not evaluated", where=what, fix=fix)
-    return float(days)
+    return days
 
 
 def main_horizon(horizons_days: Sequence[float]) -> float:

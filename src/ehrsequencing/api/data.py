@@ -4,11 +4,11 @@ import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -16,45 +16,14 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import StudyConfig, TaskConfig, load_task, validated
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, sha256, write_json
+from ehrsequencing.core.files import digest, private_folder, read_json, sha256, write_json
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
-from ehrsequencing.core.temporaries import private_folder
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 
-Frames = Literal["pandas", "polars", "arrow"]
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")
-
-
-def required(name: str, *, what: str) -> Any:
-    """An optional library, imported.
-
-    Raises:
-        EhrseqError: It is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        extra = name.startswith("matplotlib")
-        fix = "pip install 'ehrsequencing[notebook]'" if extra else f"pip install {name}"
-        raise EhrseqError(
-            f"{what} need {name}, which is not installed", where="ehrsequencing", fix=fix
-        ) from error
-
-
-def checked_frames(frames: str) -> str:
-    """The name of a kind of frame.
-
-    Raises:
-        EhrseqError: There is none of that name.
-    """
-    if frames not in get_args(Frames):
-        raise EhrseqError(
-            f"{frames!r} is no kind of frame", where="frames", fix="use pandas, polars or arrow"
-        )
-    return frames
 
 
 def is_path(data: object) -> bool:
@@ -62,56 +31,26 @@ def is_path(data: object) -> bool:
     return isinstance(data, str | os.PathLike)
 
 
-def kind_of(data: object, default: str) -> str:
-    """The kind of a frame; `default` for a path or another source of Arrow data."""
-    library = type(data).__module__.split(".")[0]
-    return {"pandas": "pandas", "polars": "polars", "pyarrow": "arrow"}.get(library, default)
-
-
 def as_table(frame: Any) -> pa.Table:
-    """A frame of any kind as an Arrow table.
+    """A frame (pandas, polars, Arrow) as an Arrow table.
 
     Raises:
         EhrseqError: It is no frame.
     """
     if isinstance(frame, pa.Table):
         return frame
-    if kind_of(frame, "") == "pandas":
+    if isinstance(frame, pd.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
-    if kind_of(frame, "") == "polars" and hasattr(frame, "collect"):
-        frame = frame.collect()
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.table(frame)
     fix = "give a path, or a frame of pandas, polars or Arrow"
     raise EhrseqError(f"{type(frame).__name__} is no frame", where="data", fix=fix)
 
 
-def as_frame(columns: Mapping[str, Any] | pa.Table, frames: str) -> Any:
-    """Columns as a frame of a kind.
-
-    >>> as_frame({"subject_id": [1, 2], "risk": [0.1, 0.2]}, "arrow").column_names
-    ['subject_id', 'risk']
-    """
-    table = (
-        columns
-        if isinstance(columns, pa.Table)
-        else pa.table({k: _array(v) for k, v in columns.items()})
-    )
-    if checked_frames(frames) == "arrow":
-        return table
-    if frames == "polars":
-        return required("polars", what="frames of polars").from_arrow(table)
-    return table.to_pandas()
-
-
 def times(moments_us: Any) -> pa.Array:
     """Microseconds since 1970 as times; the smallest integer, which stands for no time, as null."""
     moments = np.asarray(moments_us, dtype=np.int64)
     return pa.array(moments, pa.timestamp("us"), mask=moments == np.iinfo(np.int64).min)
-
-
-def _array(values: Any) -> Any:
-    return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
 
 
 @contextmanager
@@ -198,13 +137,12 @@ class PreparedData(Prepared):
         return card(f"Prepared data {self.folder}", self._facts)
 
 
-def read_meds(data: Any, *, subjects: Sequence[int] | None = None, frames: str = "pandas") -> Any:
+def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:
     """The rows of MEDS data as a frame, after the automatic fixes (docs/data.md).
 
     Args:
         data: A folder of MEDS data, or a frame of MEDS rows.
         subjects: Only these `subject_id`; default: all.
-        frames: Kind of the frame where data is a folder: `pandas`, `polars` or `arrow`.
 
     Returns:
         Columns `subject_id`, `time` (missing for codes without a time), `code`, `numeric_value`.
@@ -220,7 +158,7 @@ def read_meds(data: Any, *, subjects: Sequence[int] | None = None, frames: str =
     """
     with meds_folder(data) as folder:
         chosen = None if subjects is None else np.asarray(subjects, dtype=np.int64)
-        return as_frame(events_table(MedsReader(folder), chosen), kind_of(data, frames))
+        return events_table(MedsReader(folder), chosen).to_pandas()
 
 
 def events_table(reader: Any, subjects: Ints | None) -> pa.Table:
@@ -251,6 +189,7 @@ def prepare(
     task: Any = None,
     *,
     out: str | os.PathLike[str],
+    overwrite: bool = False,
     progress: bool = True,
     engine: str = "processes",
     **sections: Mapping[str, Any],
@@ -263,7 +202,8 @@ def prepare(
     Args:
         meds: A folder of MEDS data, or a frame of MEDS rows.
         task: A task file, its content as a mapping, or a list of either; none for pretraining.
-        out: Folder to make; an earlier prepared set there is replaced.
+        out: Folder to make.
+        overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
         progress: Whether to show a bar.
         engine: Where shards are worked on: `processes` of this machine, or a cluster (`dask://HOST:PORT`).
         sections: Sections of a study, as in `visits={"by": "day"}` or `splits={"by": "hash"}`.
@@ -289,7 +229,14 @@ def prepare(
         if (found := _known(folder, content)) is not None:
             return found
         write_prepared(
-            source, folder, study=study, tasks=tasks, progress=tick, content=content, engine=engine
+            source,
+            folder,
+            study=study,
+            tasks=tasks,
+            overwrite=overwrite,
+            progress=tick,
+            content=content,
+            engine=engine,
         )
     return PreparedData(folder)
 

@@ -15,14 +15,13 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder, write_bytes, write_json
 from ehrsequencing.core.outputs import altered, read_manifest
-from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
+from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff, read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import add_splits
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.evaluation.score import score as score_file
-from ehrsequencing.evaluation.tripod import read_tripod
 from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
 from ehrsequencing.reporting.outcomes import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report
@@ -41,7 +40,6 @@ def evaluate(
     prepared: str | os.PathLike[str] | None = None,
     report: bool = True,
     progress: bool = True,
-    frames: str = "pandas",
     **settings: Any,
 ) -> EvaluationResult:
     """Evaluate a run beside baselines on the same subjects, and write `metrics.json` and `report.html`.
@@ -56,7 +54,6 @@ def evaluate(
         prepared: The prepared set that the run was trained on, if it has moved.
         report: Whether to write `report.html`.
         progress: Whether to show a bar.
-        frames: Kind of the tables: `pandas`, `polars` or `arrow`.
         settings: Other settings of the section `evaluation`, as in `censoring="cox"`.
 
     Returns:
@@ -101,7 +98,7 @@ def evaluate(
                     draw=draw,
                 )
     again = Run(opened.folder)
-    return EvaluationResult(result, folder, run=again, data=data, prepared=store, frames=frames)
+    return EvaluationResult(result, folder, run=again, data=data, prepared=store)
 
 
 def score(
@@ -115,7 +112,6 @@ def score(
     prepared: str | os.PathLike[str] | None = None,
     report: bool = True,
     progress: bool = True,
-    frames: str = "pandas",
     **sections: Mapping[str, Any],
 ) -> EvaluationResult:
     """Evaluate the risks of any model as a run is evaluated: same cohort, metrics, baselines and report.
@@ -131,7 +127,6 @@ def score(
         prepared: The prepared set of this data and task, if there is one.
         report: Whether to write `report.html`.
         progress: Whether to show a bar.
-        frames: Kind of the tables.
         sections: Sections of a study, as in `evaluation={"bootstrap": 200}` or `splits={"by": "hash"}`.
 
     Returns:
@@ -174,7 +169,7 @@ def score(
                 progress=stage,
                 draw=report_score if report else lambda result, folder: None,
             )
-    return EvaluationResult(result, folder, frames=frames)
+    return EvaluationResult(result, folder)
 
 
 def _settings(base: EvaluationConfig, given: Mapping[str, Any]) -> EvaluationConfig:

@@ -1,12 +1,10 @@
-"""An evaluation in Python: tables, outcomes, plots, and files for a paper.
+"""An evaluation in Python: tables, outcomes and plots.
 
 What it shows of real people may be shared, as `metrics.json`: counts of people are rounded, and hidden below 11. Only
 `outcomes()` holds single persons.
 """
 
-import io
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,24 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
-from ehrsequencing.api.curves import horizons_of, landmark_of, main_horizon, place_of
-from ehrsequencing.api.data import as_frame, card, checked_frames, meds_folder, required, times
-from ehrsequencing.api.latex import FIRST_LINE, latex_table
+from ehrsequencing.api.curves import landmark_of, main_horizon, place_of
+from ehrsequencing.api.data import card, meds_folder, times
 from ehrsequencing.api.predictions import risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, write_bytes
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 
-FORMATS = ("pdf", "png", "svg")
 REPORT = "report.html"
-_MARK = "ehrsequencing"  # in the files of figures, so that only they are overwritten
 _PLACE = (
     ("landmark", pa.string()),
     ("cause", pa.string()),
@@ -58,7 +52,6 @@ class EvaluationResult:
         result: The content of `metrics.json`.
         simulated: Whether the data is simulated, so that everything is exact.
         folder: Where `metrics.json` and `report.html` are.
-        frames: Kind of the tables.
     """
 
     def __init__(
@@ -69,10 +62,9 @@ class EvaluationResult:
         run: Run | None = None,
         data: Any = None,
         prepared: Path | None = None,
-        frames: str = "pandas",
     ) -> None:
         self.result = redact(result)
-        self.folder, self.frames = folder, checked_frames(frames)
+        self.folder = folder
         self._run, self._data, self._prepared = run, data, prepared
         self.simulated = bool(result["data"].get("simulated"))
 
@@ -122,7 +114,7 @@ class EvaluationResult:
             is_text = any(isinstance(count, str) for count in counts)
             columns[key] = pa.array([str(c) if is_text and c is not None else c for c in counts])
         columns["reason"] = pa.array([row["reason"] for row in rows], pa.string())
-        return as_frame(pa.table(columns), self.frames)
+        return pa.table(columns).to_pandas()
 
     def outcomes(self, *, landmark: str | float | None = None) -> Any:
         """Outcome and predicted risks of every evaluated subject at a landmark, for R, lifelines or your own metrics.
@@ -163,7 +155,7 @@ class EvaluationResult:
             columns |= {
                 risk_column(name, horizon): risk[:, e, h] for h, horizon in enumerate(task.horizons)
             }
-        return as_frame(columns, self.frames)
+        return pa.table(columns).to_pandas()
 
     # ---- plots -------------------------------------------------------------------------------------------------
 
@@ -190,8 +182,7 @@ class EvaluationResult:
         place, title = place_of(self.result, horizon, cause, landmark)
         groups = curves.at_place(self.result["calibration"], **place)
         smooth = curves.at_place(self.result["smooth_calibration"], **place)
-        found = curves.calibration_curves(groups, smooth)
-        return plots.calibration(found, title=title, ax=ax)
+        return plots.calibration(groups, smooth, title=title, ax=ax)
 
     def plot_decision(
         self,
@@ -208,8 +199,8 @@ class EvaluationResult:
             'net benefit per person'
         """
         place, title = place_of(self.result, horizon, cause, landmark)
-        found = curves.decision_curves(curves.at_place(self.result["decision"], **place))
-        return plots.decision(found, title=title, ax=ax)
+        rows = curves.at_place(self.result["decision"], **place)
+        return plots.decision(rows, title=title, ax=ax)
 
     def plot_incidence(
         self,
@@ -254,104 +245,6 @@ class EvaluationResult:
             simulated=self.simulated,
         )
         return plots.incidence(found, title=title, ax=ax)
-
-    # ---- files -------------------------------------------------------------------------------------------------
-
-    def to_latex(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        horizons: Sequence[str | float] | None = None,
-        metrics: Sequence[str] = ("c", "ipa", "oe"),
-        cause: str | None = None,
-        landmark: Any = None,
-    ) -> Path:
-        r"""Write a table of all models for a paper, which needs `\usepackage{booktabs}`.
-
-        Args:
-            path: The file; an earlier table there is replaced.
-            horizons: Default: all.
-            metrics: Keys of metrics, as in the column `metric` of `metrics`.
-            cause: Default: the first.
-            landmark: Default: the first.
-
-        Returns:
-            The file.
-
-        Raises:
-            EhrseqError: The file is there and is not such a table, or there is no such horizon, cause or metric.
-
-        Example:
-            >>> path = eh.load("runs/hf").evaluation.to_latex("table2.tex", horizons=["1y"])
-            >>> path.read_text().count("toprule")
-            1
-        """
-        wanted = horizons_of(self.result, horizons)
-        place, _ = place_of(self.result, wanted[0], cause, landmark)
-        text = latex_table(
-            self.result,
-            horizons=wanted,
-            metrics=metrics,
-            cause=place["cause"],
-            landmark=place["landmark"],
-        )
-        target = Path(path)
-        refuse_foreign_file(target, lambda file: file.read_bytes().startswith(FIRST_LINE.encode()))
-        write_bytes(target, text.encode(), follow=True)
-        return target
-
-    def figures(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        format: str = "pdf",
-        horizons: Sequence[str | float] | None = None,
-        dpi: int = 200,
-    ) -> list[Path]:
-        """Write calibration, decision and incidence figures of every cause and horizon at the first landmark.
-
-        Args:
-            folder: Where to; it is made. Earlier figures of the same names are replaced.
-            format: `pdf`, `png` or `svg`.
-            horizons: Default: all.
-            dpi: Dots per inch of `png`.
-
-        Returns:
-            The files.
-
-        Raises:
-            EhrseqError: Another format, or a file of that name is there and is not such a figure.
-
-        Example:
-            >>> files = eh.load("runs/hf").evaluation.figures("figs/", format="svg", horizons=["1y"])
-            >>> sorted(path.name for path in files)[0], len(files)
-            ('calibration-death-1y.svg', 6)
-        """
-        if format not in FORMATS:
-            raise EhrseqError(
-                f"{format!r} is no format", where="figures", fix=f"use one of {', '.join(FORMATS)}"
-            )
-        pyplot = required("matplotlib.pyplot", what="plots")
-        kinds = {
-            "calibration": self.plot_calibration,
-            "decision": self.plot_decision,
-            "incidence": self.plot_incidence,
-        }
-        wanted, written = horizons_of(self.result, horizons), []
-        for kind, draw in kinds.items():
-            for cause in self.result["causes"]:
-                for days in wanted:
-                    ax = draw(days, cause=cause)
-                    name = "".join(
-                        c if c.isalnum() or c in "-_." else "-"
-                        for c in f"{kind}-{cause}-{format_days(days)}"
-                    )
-                    path = Path(folder) / f"{name}.{format}"
-                    refuse_foreign_file(path, lambda file: _MARK.encode() in file.read_bytes())
-                    write_bytes(path, _image(ax.figure, format, dpi), follow=True)
-                    pyplot.close(ax.figure)
-                    written.append(path)
-        return written
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -410,22 +303,6 @@ def _days(value: float | None, key: str) -> str:
     if value is None:
         return "all prediction times" if key == "landmark" else "all horizons"
     return format_days(value)
-
-
-def _image(figure: Any, format: str, dpi: int) -> bytes:
-    """A figure as a file that is the same each time."""
-    required("matplotlib", what="plots")
-    from matplotlib import rc_context
-
-    told = {
-        "pdf": {"Creator": _MARK, "CreationDate": None},
-        "png": {"Software": _MARK},
-        "svg": {"Creator": _MARK, "Date": None},
-    }
-    buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": _MARK, "pdf.fonttype": 42}):
-        figure.savefig(buffer, format=format, dpi=dpi, metadata=told[format], bbox_inches="tight")
-    return buffer.getvalue()
 
 
 def main_c(result: dict[str, Any]) -> str:

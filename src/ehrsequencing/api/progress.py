@@ -1,10 +1,9 @@
-"""Progress for commands and Python: a bar in a terminal or a notebook, elsewhere a plain line every 15 seconds.
+"""Progress for commands and Python: a bar in a terminal, elsewhere a plain line every 15 seconds.
 
 A bar appears when the work takes longer than two seconds, and leaves nothing behind. While it is in the terminal's last
 line, `print_line` prints above it.
 """
 
-import html
 import os
 import re
 import sys
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 Tick = Callable[..., None]  # (pieces done, pieces in all, what comes next)
 BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds
-_CELL_EVERY = 0.2  # seconds between two updates of a notebook's cell
 # CSI, OSC, the others
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _bars: list[Callable[[str], None]] = []  # the last one prints a line above the bar that is shown
@@ -58,16 +55,13 @@ class Work:
     def __init__(self, label: str, *, show: bool = True) -> None:
         self.text, self.done, self.total, self.show = label, 0, 0, show
         self.started = time.monotonic()
-        self.in_notebook = show and _in_notebook()
-        self._cell_at = self.started + BAR_AFTER
-        self._cell: Any = None
         self._bar: Any = None
         self._over = threading.Event()
         self._shown = ExitStack()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> "Work":
-        if self.show and not self.in_notebook:
+        if self.show:
             self._thread.start()
         return self
 
@@ -76,19 +70,12 @@ class Work:
         if self._thread.is_alive():
             self._thread.join()
         self._shown.close()
-        if self._cell is not None:
-            self._show_cell("")
 
     def tick(self, done: int, total: int, text: str = "") -> None:
         """Say how many pieces are done of how many, and what comes next; a total of 0 is unknown."""
         self.done, self.total, self.text = done, total, plain(text or self.text)
         if self._bar is not None:
             self._bar()
-        elif self.in_notebook and time.monotonic() >= self._cell_at:
-            self._cell_at = time.monotonic() + _CELL_EVERY
-            share = self.done / max(self.total, 1)
-            bar = f'<progress value="{share:.3f}" max="1"></progress> {html.escape(self.text)}'
-            self._show_cell(bar)
 
     def line(self) -> str:
         """The progress as one line of plain text."""
@@ -102,13 +89,6 @@ class Work:
                 print_line(self.line())
         elif not self._over.wait(BAR_AFTER):
             self._start_bar()
-
-    def _show_cell(self, content: str) -> None:
-        ipython: Any = import_module("IPython.display")
-        if self._cell is None:
-            self._cell = ipython.display(ipython.HTML(content), display_id=True)
-        else:
-            self._cell.update(ipython.HTML(content))
 
     def _start_bar(self) -> None:
         from rich.console import Console
@@ -161,12 +141,6 @@ class Work:
         self._bar = update
 
 
-def _in_notebook() -> bool:
-    ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return hasattr(shell, "kernel")
-
-
 def _duration(seconds: float) -> str:
     """Seconds as people say them.
 
@@ -203,7 +177,7 @@ def training_bar(
         def report(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
             text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
-            if p.ended and show and not work.in_notebook:
+            if p.ended and show:
                 best = ", best so far" if p.best else ""
                 print_line(f"{text}, {tuning} {p.tuning_nll:.4f}{best}")
             epochs = (p.member - 1) * p.epochs + p.epoch

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pandas as pd
 
 from ehrsequencing.api import plots
-from ehrsequencing.api.data import as_frame, card, checked_frames, kind_of
+from ehrsequencing.api.data import card
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
 from ehrsequencing.api.predictions import (
     attention_table,
@@ -22,11 +22,11 @@ from ehrsequencing.api.predictions import (
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, read_json_lines
-from ehrsequencing.core.outputs import HISTORY
+from ehrsequencing.core.files import read_json, read_json_lines, refuse_overlap
+from ehrsequencing.core.outputs import EXPLORER, HISTORY, refuse_existing
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
-from ehrsequencing.explorer import ExplorerSettings, collect, require_own, write_page
+from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.prediction.predict import Asked
 from ehrsequencing.prediction.run import Run, saved_audit
 
@@ -34,8 +34,7 @@ from ehrsequencing.prediction.run import Run, saved_audit
 class TrainedRun(Run):
     """A trained run: predictions, plots and tables.
 
-    Tables are frames of `frames` (`pandas`, `polars` or `arrow`). Where data is given as a frame, the answer is a frame
-    of the same library.
+    Tables are frames of pandas.
 
     Example:
         >>> run = eh.load("runs/hf")
@@ -44,10 +43,6 @@ class TrainedRun(Run):
         >>> run.task.causes, run.model.config.visit_encoder
         (('hf', 'death'), 'attention')
     """
-
-    def __init__(self, folder: str | os.PathLike[str], *, frames: str = "pandas") -> None:
-        super().__init__(os.fspath(folder))
-        self.frames = checked_frames(frames)
 
     # ---- predictions -------------------------------------------------------------------------------------------
 
@@ -94,7 +89,7 @@ class TrainedRun(Run):
             table, notes = predictions(records, asked, at=at, force=force)
         for note in notes:
             _warn_of(note)
-        return as_frame(table, kind_of(data, self.frames))
+        return table.to_pandas()
 
     def explain(
         self,
@@ -144,7 +139,7 @@ class TrainedRun(Run):
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:
             table = explained(question, records, subject, kind=kind)
-        return as_frame(table, kind_of(data, self.frames))
+        return table.to_pandas()
 
     def attention(
         self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None
@@ -172,7 +167,7 @@ class TrainedRun(Run):
             [1.0]
         """
         with opened(self, data, facts=facts, show=False) as records:
-            return as_frame(attention_table(self, records, subject), kind_of(data, self.frames))
+            return attention_table(self, records, subject).to_pandas()
 
     def plot_risk(
         self,
@@ -217,6 +212,7 @@ class TrainedRun(Run):
         data: Any,
         out: str | os.PathLike[str] = "explorer.html",
         *,
+        overwrite: bool = False,
         patients: int = 10_000,
         fewest: int = 11,
         individuals: bool = True,
@@ -230,7 +226,8 @@ class TrainedRun(Run):
 
         Args:
             data: As in `predict`.
-            out: The file; an explorer that is there is replaced, nothing else.
+            out: The file.
+            overwrite: Whether an explorer that is there, and that nobody has changed, is replaced.
             patients: At most so many, drawn at random.
             fewest: Codes that fewer patients have are shown as "rare code".
             individuals: Whether the page holds patients, not only the cohort.
@@ -261,10 +258,10 @@ class TrainedRun(Run):
             opened(self, data, facts=facts, show=False) as records,
             bar("exploring", show=progress) as tick,
         ):
-            require_own(Path(out), records.data, self.folder)
-            write_page(
-                collect(records, settings, force=force, progress=tick, say=_warn_of), Path(out)
-            )
+            refuse_existing(Path(out), EXPLORER, overwrite=overwrite)
+            refuse_overlap(Path(out), records.data, self.folder)
+            found = collect(records, settings, force=force, progress=tick, say=_warn_of)
+            write_page(found, Path(out), overwrite=overwrite)
         return Path(out)
 
     # ---- training and evaluation -------------------------------------------------------------------------------
@@ -285,30 +282,13 @@ class TrainedRun(Run):
                 self.altered[HISTORY], where=str(self.folder / HISTORY), fix="train again"
             )
         rows = read_json_lines(self.folder / HISTORY)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return as_frame(
-            pa.table({name: [row.get(name) for row in rows] for name in names}), self.frames
-        )
-
-    def plot_history(self, *, ax: Any = None) -> Any:
-        """Training and tuning NLL over the epochs; returns the axes.
-
-        Example:
-            >>> eh.load("runs/hf").plot_history().get_xlabel()
-            'epoch'
-        """
-        rows = read_json_lines(self.folder / HISTORY)
-        return plots.history(rows, ax=ax)
+        return pd.DataFrame(rows)
 
     @property
     def evaluation(self) -> EvaluationResult | None:
         """The evaluation that is in the run's folder; None where there is none, or its file has been edited."""
         result = read_result(self.folder)
-        return (
-            None
-            if result is None
-            else EvaluationResult(result, self.folder, run=self, frames=self.frames)
-        )
+        return None if result is None else EvaluationResult(result, self.folder, run=self)
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -380,12 +360,11 @@ def audit_verdict(folder: Any) -> str:
     return f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
 
 
-def load(path: str | os.PathLike[str], *, frames: str = "pandas") -> TrainedRun:
+def load(path: str | os.PathLike[str]) -> TrainedRun:
     """Load a trained run.
 
     Args:
         path: The folder that `ehrseq train` or `ehrsequencing.fit` made.
-        frames: Kind of the tables that it gives: `pandas`, `polars` or `arrow`.
 
     Returns:
         The run, with `predict`, `plot_risk`, `explain`, `attention`, `history` and `evaluation`.
@@ -400,4 +379,4 @@ def load(path: str | os.PathLike[str], *, frames: str = "pandas") -> TrainedRun:
         >>> list(risk.columns)
         ['subject_id', 'prediction_time', 'hf_1y', 'death_1y']
     """
-    return TrainedRun(path, frames=frames)
+    return TrainedRun(os.fspath(path))

@@ -12,7 +12,9 @@ from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, validated
 from ehrsequencing.config.parts import KINDS
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.device import joined_processes
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
@@ -33,7 +35,6 @@ def fit(
     transfer: str | Mapping[str, Any] | None = None,
     resume: bool | None = None,
     progress: bool = True,
-    frames: str = "pandas",
 ) -> TrainedRun:
     """Fit a model, with early stopping on the tuning split.
 
@@ -54,7 +55,6 @@ def fit(
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model has a part of your own, whose code may have changed.
         progress: Whether to show a bar, and a line for each epoch.
-        frames: Kind of the run's tables.
 
     Returns:
         The run.
@@ -88,7 +88,7 @@ def fit(
     store = data if isinstance(data, Prepared) else Prepared(Path(data))
     source = None if init is None else Path(init)
     train(store, Path(out), study=study, task=task, init=source, resume=go_on, progress=progress)
-    return TrainedRun(out, frames=frames)
+    return TrainedRun(Path(out))
 
 
 def train(
@@ -99,6 +99,7 @@ def train(
     task: str | None = None,
     init: Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
     on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
 ) -> bool:
@@ -111,6 +112,7 @@ def train(
         task: Name of the task; the only one by default.
         init: Folder of a model to start from.
         resume: Whether to go on after an interruption.
+        overwrite: Whether an earlier run there that nobody has changed is removed.
         progress: Whether to show a bar, and a line for each epoch.
         on_start: Called with what the weights start from, before the first step.
 
@@ -119,6 +121,8 @@ def train(
     """
     with ExitStack() as stack:
         processes = stack.enter_context(joined_processes())
+        if overwrite and processes.is_first:
+            _make_room(prepared, out, RUN, resume=resume)
         if processes.is_first:
             stack.enter_context(alone_in(out))  # before the work begins
         source = None if init is None else Pretrained(init)
@@ -130,6 +134,19 @@ def train(
         report = stack.enter_context(training_bar(show=show))
         trainer.fit(resume=resume, on_progress=report)
         return processes.is_first
+
+
+def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> None:
+    """Remove an earlier model that nobody has changed, for a training that starts again.
+
+    Raises:
+        EhrseqError: The output is of another kind, has been changed or overlaps the prepared set.
+    """
+    if resume:
+        what = "--resume goes on with what --overwrite removes"
+        raise EhrseqError(what, where=str(out), fix="leave out one of them")
+    refuse_overlap(out, prepared.folder)
+    remove_existing(out, kind)
 
 
 def _may_resume(study: StudyConfig, out: Path) -> bool:
@@ -197,9 +214,12 @@ def train_pretraining(
     study: StudyConfig,
     task: str | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Pretrain a model; `pretrain` and `ehrseq pretrain` call it, with arguments as of `train`."""
+    if overwrite:
+        _make_room(prepared, out, PRETRAINED, resume=resume)
     with alone_in(out):  # before the work begins
         pretrainer = Pretrainer(prepared, out, study=study, task_name=task)
         with training_bar("pretraining", "tuning loss", show=progress) as report:

@@ -11,9 +11,8 @@ import typer
 
 from ehrsequencing.cli.codes import codes
 from ehrsequencing.cli.compare import compare
-from ehrsequencing.cli.console import bar, finish, say, stages, warn
+from ehrsequencing.cli.console import CommandLine, bar, finish, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
-from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.explain import explain
 from ehrsequencing.cli.explore import explore
 from ehrsequencing.cli.export import export
@@ -21,16 +20,15 @@ from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
-from ehrsequencing.cli.inputs import trusted
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
     MovedSet,
     NewFolder,
     Overrides,
+    Overwrite,
     RunFolder,
     TaskFiles,
-    Untrusted,
 )
 from ehrsequencing.cli.predict import predict
 from ehrsequencing.cli.pretrain import pretrain
@@ -38,7 +36,7 @@ from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
 from ehrsequencing.cli.train import train
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory, safe_children
 from ehrsequencing.core.version import __version__
 
 app = CommandLine(
@@ -105,6 +103,7 @@ def simulate(
     overrides: Overrides = None,
     subjects: Annotated[int, typer.Option(help="How many subjects")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed")] = 0,
+    overwrite: Overwrite = False,
     truth: Annotated[
         str, typer.Option(help="Whose truth to compute: held_out or all")
     ] = "held_out",
@@ -124,7 +123,15 @@ def simulate(
         SimulationConfig, read_settings(config, overrides or ()), where="settings"
     )
     with bar("simulating") as tick:
-        write(out, subjects=subjects, seed=seed, truth=truth, config=simulation, progress=tick)  # type: ignore[arg-type]
+        write(
+            out,
+            subjects=subjects,
+            seed=seed,
+            truth=truth,  # type: ignore[arg-type]
+            config=simulation,
+            overwrite=overwrite,
+            progress=tick,
+        )
     task = out / "task.yaml"
     say(f"{subjects:,} simulated subjects, with their true risks")
     finish(
@@ -145,37 +152,31 @@ def check(
     out: Annotated[
         Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")
     ] = None,
-    untrusted: Untrusted = False,
-    copy: Annotated[
-        Path | None,
-        typer.Option("--copy", help="With --untrusted: keep the plain copy here, to prepare from"),
-    ] = None,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Report problems in the data, the automatic fixes, and the cohort's attrition.
 
     Exits with 2 only if prepare would refuse the data.
     """
-    from ehrsequencing.core.files import refuse_foreign_file, write_json
-    from ehrsequencing.core.outputs import CHECK, is_json_of
+    from ehrsequencing.core.files import write_json
+    from ehrsequencing.core.outputs import CHECK, output_file, refuse_existing
     from ehrsequencing.records.check import check_data, format_check
 
     study = _study(config, overrides, "check")
     if out is not None:
-        refuse_foreign_file(out, lambda path: is_json_of(path, CHECK))
-    if copy is not None and not untrusted:
-        raise EhrseqError("--copy needs --untrusted", where="ehrseq check", fix="add --untrusted")
-    with trusted(data, study, untrusted=untrusted, keep=copy) as records, bar("checking") as tick:
-        found = check_data(records, study=study, tasks=_tasks(task, study), progress=tick)
-    data = copy or data
+        refuse_existing(out, CHECK, overwrite=overwrite)
+    with bar("checking") as tick:
+        found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
     if out is not None:
-        write_json(out, {**CHECK.facts, **found.as_json()}, follow=True)
+        with output_file(out, CHECK, overwrite=overwrite) as temporary:
+            write_json(temporary, {**CHECK.facts, **found.as_json()})
     say(format_check(found))
     given = [word for path in task or () for word in ("--task", path)]
     named = given or ([] if study.task else ["--task", "TASK.yaml"])
     settings = [*(["--config", config] if config else []), *(overrides or ())]
     then = ["prepare", data, *named, "--out", "prepared", *settings]
-    finish(wrote={"check": out, "copy": copy}, then=then, result=found.as_json())
+    finish(wrote={"check": out}, then=then, result=found.as_json())
 
 
 @app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
@@ -184,6 +185,7 @@ def prepare(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
     task: TaskFiles = None,
+    overwrite: Overwrite = False,
     engine: Annotated[
         str,
         typer.Option(
@@ -201,7 +203,7 @@ def prepare(
     study = _study(config, overrides, "prepare")
     tasks = _tasks(task, study)
     with bar("preparing") as tick:
-        make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
+        make(data, out, study=study, tasks=tasks, overwrite=overwrite, progress=tick, engine=engine)
     prepared = Prepared(out, verify=False)
     for line in fix_lines(prepared.manifest["fixes"]):
         say(line)
@@ -248,6 +250,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
     ] = None,
+    overwrite: Overwrite = False,
     recalibrate: Annotated[
         bool,
         typer.Option(
@@ -300,7 +303,7 @@ def evaluate(
     asked: dict[str, Any] = {"prepared": prepared, "settings": settings}
     with stages("evaluating") as stage:
         if data is not None and external:
-            external_run = partial(validate, run, data, out=out, **asked)
+            external_run = partial(validate, run, data, out=out, overwrite=overwrite, **asked)
             draw = partial(report_external, run)
             result, folder = external_run(facts=study.data, draw=draw, progress=stage)
         else:
@@ -396,4 +399,5 @@ def audit(
 
 def main() -> None:
     """Entry point of `ehrseq`."""
-    run_app(app)
+    with safe_children():
+        run_app(app)

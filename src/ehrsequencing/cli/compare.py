@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ehrsequencing.cli.console import finish, say
+from ehrsequencing.cli.options import Overwrite
 from ehrsequencing.core.errors import EhrseqError
 
 
@@ -15,6 +16,7 @@ def compare(
     pool_sites: Annotated[
         bool, typer.Option("--pool", help="Pool sites by random effects")
     ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Pool the evaluations of one model at several sites.
 
@@ -30,7 +32,7 @@ def compare(
     from ehrsequencing.reporting.pooling import mean, render_pooled, where
 
     result = pool(read_sites(files))
-    with complete_folder(out, POOLED) as folder:
+    with complete_folder(out, POOLED, overwrite=overwrite) as folder:
         write_json(folder / "pooled.json", result)
         write_bytes(folder / "pooled.html", render_pooled(result).encode())
         write_manifest(folder, POOLED.facts)

@@ -7,7 +7,7 @@ import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run
-from ehrsequencing.cli.options import RunFolder
+from ehrsequencing.cli.options import Overwrite, RunFolder
 from ehrsequencing.core.errors import EhrseqError
 
 _BELONGS = {"share": {"--license"}, "meds-dev": {"DATA", "--labels", "--cause", "--horizon"}}
@@ -19,6 +19,7 @@ def export(
         Path | None, typer.Argument(help="meds-dev: folder of a MEDS data set, seen or not")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder or file to make")] = ...,  # type: ignore[assignment]
+    overwrite: Overwrite = False,
     format_: Annotated[
         str,
         typer.Option(
@@ -58,9 +59,11 @@ def export(
     _refuse_unused(format_, {name for name, value in given.items() if value is not None})
     open_run(run)
     if format_ == "meds-dev":
-        ending = _for_meds_dev(run, data, out, labels=labels, cause=cause, horizon=horizon)
+        ending = _for_meds_dev(
+            run, data, out, labels=labels, cause=cause, horizon=horizon, overwrite=overwrite
+        )
     else:
-        ending = _to_share(run, out, license_id=license_)
+        ending = _to_share(run, out, license_id=license_, overwrite=overwrite)
     finish(**ending)
 
 
@@ -83,6 +86,7 @@ def _for_meds_dev(
     labels: Path | None,
     cause: str | None,
     horizon: str | None,
+    overwrite: bool,
 ) -> dict[str, Any]:
     from ehrsequencing.config import parse_days
     from ehrsequencing.prediction.predict_labels import predict_labels
@@ -104,6 +108,7 @@ def _for_meds_dev(
             labels=labels,
             cause=cause,
             horizons_days=days,
+            overwrite=overwrite,
             progress=tick,
             say=notes.append,
         )
@@ -117,11 +122,11 @@ def _for_meds_dev(
     }
 
 
-def _to_share(run: Path, out: Path, *, license_id: str | None) -> dict[str, Any]:
+def _to_share(run: Path, out: Path, *, license_id: str | None, overwrite: bool) -> dict[str, Any]:
     from ehrsequencing.reporting.share import CARD, share_run
 
     with bar("exporting"):
-        files = share_run(run, out, license_id=license_id)
+        files = share_run(run, out, license_id=license_id, overwrite=overwrite)
     say(f"read {out / CARD} before you give the folder away")
     then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
     return {"wrote": {"shared": out}, "then": then, "result": {"files": files}}

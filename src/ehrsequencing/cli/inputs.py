@@ -1,7 +1,6 @@
 """What commands read before they start: the settings, the task files, the run."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,32 +40,3 @@ def read_tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
         what = f"the settings hold the task {study.task.name!r}, which is none of these"
         raise EhrseqError(what, where="--task", fix="leave out one of the two")
     return tasks or ([study.task] if study.task is not None else [])
-
-
-@contextmanager
-def trusted(
-    data: Path,
-    study: "StudyConfig",
-    *,
-    untrusted: bool,
-    keep: Path | None = None,
-) -> Iterator[Path]:
-    """The folder to read: that of the data, or with `untrusted` a plain copy, which `keep` keeps."""
-    if not untrusted:
-        yield data
-        return
-    from ehrsequencing.cli.console import bar
-    from ehrsequencing.records.plain_copy import plain_copy
-
-    with ExitStack() as stack:
-        with bar("copying"):
-            folder = stack.enter_context(
-                plain_copy(data, facts=study.data, visits=study.visits, keep=keep)
-            )
-        try:
-            yield folder
-        except EhrseqError as error:  # name the file that people can look at
-            what, where = (
-                text.replace(str(folder), str(data)) for text in (error.what, error.where)
-            )
-            raise EhrseqError(what, where=where, fix=error.fix) from error

@@ -29,14 +29,14 @@ Overrides = Annotated[
         autocompletion=_settings_like,
     ),
 ]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Replace an earlier output of this command that nobody has changed"
+    ),
+]
 MovedSet = Annotated[
     Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="What ehrseq train made")]
 TaskFiles = Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")]
-Untrusted = Annotated[
-    bool,
-    typer.Option(
-        "--untrusted", help="Read data of strangers in a process with limits of memory and time"
-    ),
-]

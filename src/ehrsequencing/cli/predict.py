@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say, warn
-from ehrsequencing.cli.inputs import open_run, read_study, trusted
-from ehrsequencing.cli.options import Config, Overrides, RunFolder, Untrusted
+from ehrsequencing.cli.inputs import open_run, read_study
+from ehrsequencing.cli.options import Config, Overrides, Overwrite, RunFolder
 from ehrsequencing.core.errors import EhrseqError
 
 
@@ -45,7 +45,7 @@ def predict(
     force: Annotated[
         bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")
     ] = False,
-    untrusted: Untrusted = False,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Write risk curves for any MEDS data."""
@@ -61,20 +61,16 @@ def predict(
     study = read_study(config, overrides, "predict")
     made = open_run(run).study
     refuse_changes(study, made, "predict", file=config, by=run)
-    asked = study.model_copy(update={"visits": made.visits})
     write_to: Any
-    with (
-        trusted(data, asked, untrusted=untrusted) as records,
-        bar("predicting") as tick,
-    ):
+    with bar("predicting") as tick:
         if outcome or top is not None:
             if recalibrate:
                 what, fix = "--recalibrate is for the task's causes", "leave it out"
                 raise EhrseqError(what, where="ehrseq predict", fix=fix)
-            write_to = partial(predict_outcomes, run, records, out, outcomes=outcome or (), top=top)
+            write_to = partial(predict_outcomes, run, data, out, outcomes=outcome or (), top=top)
         else:
-            write_to = partial(write, run, records, out, recalibrated=recalibrate)
-        write_to = partial(write_to, at=at, horizons_days=days, force=force)
+            write_to = partial(write, run, data, out, recalibrated=recalibrate)
+        write_to = partial(write_to, at=at, horizons_days=days, force=force, overwrite=overwrite)
         count = write_to(facts=study.data, progress=tick, say=notes.append)
     for text in notes:
         warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)

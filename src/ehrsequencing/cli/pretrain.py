@@ -7,8 +7,8 @@ import typer
 
 from ehrsequencing.cli.console import current, finish, say, unfinished
 from ehrsequencing.cli.inputs import read_study
-from ehrsequencing.cli.options import Config, Overrides
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.cli.options import Config, Overrides, Overwrite
+from ehrsequencing.core.process import keep_freed_memory
 
 
 def pretrain(
@@ -24,6 +24,7 @@ def pretrain(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after an interruption")
     ] = False,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Fit a model to records without labels; ehrseq train --init starts from it."""
@@ -33,9 +34,9 @@ def pretrain(
     from ehrsequencing.config import refuse_changes
     from ehrsequencing.core.files import read_json_lines, write_bytes
     from ehrsequencing.core.outputs import HISTORY
+    from ehrsequencing.prediction.run import add_to_run
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.reporting.pretraining import pretraining_lines
-    from ehrsequencing.reporting.pretraining_page import render_pretraining
+    from ehrsequencing.reporting.pretraining import pretraining_lines, render_pretraining
     from ehrsequencing.reporting.report import ANSWER
 
     store = Prepared(prepared)
@@ -43,11 +44,12 @@ def pretrain(
     show = not current().quiet
     with unfinished(out):
         results = train_pretraining(
-            store, out, study=study, task=task, resume=resume, progress=show
+            store, out, study=study, task=task, resume=resume, overwrite=overwrite, progress=show
         )
     say("\n".join(pretraining_lines(results)))
     page = out / ANSWER
-    write_bytes(page, render_pretraining(results, read_json_lines(out / HISTORY)).encode())
+    html = render_pretraining(results, read_json_lines(out / HISTORY)).encode()
+    add_to_run(out, ANSWER, lambda path: write_bytes(path, html))
     finish(
         wrote={"pretrained": out, "report": page},
         then=["train", prepared, "--init", out, "--out", "run"],

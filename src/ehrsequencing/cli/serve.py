@@ -9,7 +9,7 @@ from ehrsequencing.cli.console import bar, finish, note, say
 from ehrsequencing.cli.inputs import open_run
 from ehrsequencing.cli.options import RunFolder
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory
 
 if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run

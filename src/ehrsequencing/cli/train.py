@@ -7,9 +7,9 @@ import typer
 
 from ehrsequencing.cli.console import current, finish, say, unfinished, warn
 from ehrsequencing.cli.inputs import read_study
-from ehrsequencing.cli.options import Config, Overrides
+from ehrsequencing.cli.options import Config, Overrides, Overwrite
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory
 
 
 def train(
@@ -31,6 +31,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after an interruption")
     ] = False,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
@@ -64,6 +65,7 @@ def train(
             task=task,
             init=init,
             resume=resume,
+            overwrite=overwrite,
             progress=show,
             on_start=show_start,
         )

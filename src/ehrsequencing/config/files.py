@@ -1,6 +1,6 @@
 """Read settings from YAML files and `section.key=value`; an error is one line that names the setting."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -125,21 +125,13 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            near = _what_comes_close(kind, first["loc"])
+            near = _what_comes_close(kind, name)
             raise EhrseqError(f"unknown setting {name!r}", where=where, fix=near) from error
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)
         raise EhrseqError(
             f"{name}: {text}" if name else text, where=where, fix="correct this setting"
         ) from error
-
-
-def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Names that would have been valid where an unknown one was given."""
-    for part in loc[:-1]:
-        field = kind.model_fields.get(str(part))
-        kind = (_section(field) if field else None) or kind
-    return list(kind.model_fields)
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
@@ -151,35 +143,25 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def setting_names(kind: type[BaseModel]) -> list[str]:
-    """Every setting as people write it, as in `training.epochs`."""
-    return [".".join(names) for names in _all_names(kind)]
-
-
-def _all_names(kind: type[BaseModel], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every setting with its sections, as in `("training", "epochs")`."""
+    """Every section and setting as people write it, as in `training` and `training.epochs`."""
+    names = []
     for name, field in kind.model_fields.items():
+        names.append(name)
         section = _section(field)
-        yield (*parents, name)
         if section is not None:
-            yield from _all_names(section, (*parents, name))
+            names += [f"{name}.{inner}" for inner in setting_names(section)]
+    return names
 
 
-def _what_comes_close(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    """The settings that somebody may have meant, else all that are known there.
-
-    A setting of the same section comes first, then one of that name in another section.
-    """
-    siblings, unknown = _siblings(kind, loc), str(loc[-1])
-    here = ".".join(str(part) for part in loc[:-1])
-    near = [
-        f"{here}.{name}" if here else name
-        for name in get_close_matches(unknown, siblings, n=2, cutoff=0.6)
-    ]
-    near = near or [".".join(names) for names in _all_names(kind) if names[-1] == unknown]
-    if not near:
-        last = {names[-1]: names for names in _all_names(kind)}
-        near = [".".join(last[name]) for name in get_close_matches(unknown, last, n=1, cutoff=0.8)]
-    return f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(siblings)}"
+def _what_comes_close(kind: type[BaseModel], unknown: str) -> str:
+    """The settings that somebody may have meant, else the first part of all names."""
+    names = setting_names(kind)
+    last = unknown.rpartition(".")[2]
+    near = [name for name in names if name.rpartition(".")[2] == last]
+    near = near or get_close_matches(unknown, names, n=1, cutoff=0.7)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"known here: {', '.join(kind.model_fields)}"
 
 
 # ---- which command uses which sections; it refuses settings that it does not use ----

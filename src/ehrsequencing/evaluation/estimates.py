@@ -9,7 +9,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.evaluation import tables
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.censoring import divide
@@ -203,7 +203,7 @@ def long_rows(
     """One estimate (1, horizons) as long rows."""
     low, high = one.interval()
     return [
-        tables.metric_row(
+        results.metric_row(
             model,
             scope.landmark_days,
             metric,
@@ -237,7 +237,7 @@ def over_time_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, An
             low, high = found.interval()
             counts = [{"subjects": found.subjects, "events": events} for events in found.events]
             out += [
-                tables.metric_row(
+                results.metric_row(
                     model,
                     grid.landmark_days,
                     name,
@@ -267,7 +267,7 @@ def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[s
     events = len(np.unique(part.subject[part.cause > 0]))
     samples = [divide(weights @ nll[known], weights.sum(axis=1)) for weights in part.blocks()]
     low, high = interval_around(value, np.concatenate(samples) if samples else ())
-    return tables.metric_row(
+    return results.metric_row(
         model,
         scope.landmark_days,
         "nll",

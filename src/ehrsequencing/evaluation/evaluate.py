@@ -22,11 +22,11 @@ from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selecte
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.code_effects import code_effects
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
-from ehrsequencing.evaluation.context import Context, question
-from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.context import Context, question, read_tripod
+from ehrsequencing.evaluation.curves import decision_rows, incidence_rows, smooth_rows
+from ehrsequencing.evaluation.drift import instability
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
     metric_rows,
@@ -34,29 +34,31 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
-from ehrsequencing.evaluation.examples import trajectories
-from ehrsequencing.evaluation.incidence import incidence_rows
-from ehrsequencing.evaluation.instability import instability
-from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
-from ehrsequencing.evaluation.oracle_table import (
+from ehrsequencing.evaluation.examples import code_effects, trajectories
+from ehrsequencing.evaluation.oracle import (
+    Truth,
+    is_simulation,
     oracle_differences,
     oracle_table,
     oracle_warnings,
-    risk_table,
+    other_settings,
 )
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
-from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, refuse_visit_head
+from ehrsequencing.evaluation.risk_source import (
+    RiskSource,
+    RunRisks,
+    nll_through,
+    refuse_visit_head,
+)
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.evaluation.through_risks import nll_through
 from ehrsequencing.evaluation.trained_baselines import (
     known_baselines,
     likelihood_of_parts,
     parts_alone,
     rivals_of,
 )
-from ehrsequencing.evaluation.tripod import read_tripod
 from ehrsequencing.metrics.censoring import (
     RowCensoring,
     StepFunction,
@@ -181,18 +183,18 @@ class Evaluation:
                 "models": list(risks),
                 "strongest": strongest[1] if len(strongest) > 1 else None,
                 "baselines": [
-                    {"model": f.model.name, "tuning_nll": tables.number(f.tuning_nll)}
+                    {"model": f.model.name, "tuning_nll": results.number(f.tuning_nll)}
                     for f in self.fitted
                 ],
                 "metrics": metrics,
                 "differences": differences,
                 "at_risk": [
-                    tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
+                    results.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
                 ],
                 "calibration": [
                     row
                     for s in comparisons
-                    for row in tables.calibration(s, causes, models=strongest)
+                    for row in results.calibration(s, causes, models=strongest)
                 ],
                 "smooth_calibration": smooth,
                 "decision": decision,
@@ -202,14 +204,14 @@ class Evaluation:
                 "risk_distribution": [
                     row
                     for s in comparisons
-                    for row in tables.distribution(s, causes, model=self.ours)
+                    for row in results.distribution(s, causes, model=self.ours)
                 ],
                 "trajectories": self._trajectories(risks[self.ours]),
                 "incidence": self._incidence(risks, comparisons),
                 "tripod": read_tripod(self.settings.tripod),
                 "codes": self._codes(progress),
                 "oracle": self._oracle(),
-                "blend": tables.blend(self.run, self.likelihood_of_parts()),
+                "blend": results.blend(self.run, self.likelihood_of_parts()),
             }
         )
         self._warn(comparisons)
@@ -479,8 +481,8 @@ class Evaluation:
         ]
         first = at_landmarks[0] if at_landmarks else None
         found = {
-            "censoring": tables.censoring(comparisons, model=self.settings.censoring),
-            "follow_up": [tables.follow_up(comparison) for comparison in at_landmarks],
+            "censoring": results.censoring(comparisons, model=self.settings.censoring),
+            "follow_up": [results.follow_up(comparison) for comparison in at_landmarks],
             "inputs": self.context.inputs(
                 landmark_days=None if first is None else first.landmark_days,
                 seed=self.settings.seed,
@@ -519,10 +521,7 @@ class Evaluation:
         if self.truth is None or self.prepared is None:
             return None
         if not isinstance(self.source, RunRisks) or self.nll is None:
-            risks = self.source.risk(self.records, self.horizons)
-            return risk_table(self.truth, risks, self.rows, task=self.task) | {
-                "differences": self.beside_truth
-            }
+            return {"name": ORACLE, "differences": self.beside_truth}
         train, risk = (
             self.context.records("train").rows,
             partial(self.source.from_zero, self.records),

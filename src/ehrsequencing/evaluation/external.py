@@ -196,6 +196,7 @@ def validate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     facts: DataConfig | None = None,
+    overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
@@ -209,6 +210,7 @@ def validate(
             its training subjects; without it there are none.
         settings: Baselines and resamples; default: those of the run.
         facts: What the data set's files do not tell.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with the name of each stage.
         draw: Called with the result and the folder that is being written, to add a report.
 
@@ -237,7 +239,7 @@ def validate(
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)
-    with complete_folder(folder, EXTERNAL) as temporary:
+    with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         spool = temporary / _SPOOL
         found = read_external(run, data, facts=facts, spool=spool, progress=progress)
         shutil.rmtree(spool)  # the arrays stay mapped

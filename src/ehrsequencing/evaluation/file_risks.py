@@ -26,7 +26,7 @@ from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.through_risks import nll_through, risk_through
+from ehrsequencing.evaluation.risk_source import nll_through, risk_through
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import RiskTable
 from ehrsequencing.records.timelines import TaskRecords

@@ -15,7 +15,7 @@ import numpy as np
 from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.tables import number
+from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.outcomes import ScoredRows

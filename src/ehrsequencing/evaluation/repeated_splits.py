@@ -20,15 +20,14 @@ from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, sweep_temporaries, write_json
+from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
-from ehrsequencing.evaluation.results import add_result
+from ehrsequencing.evaluation.results import add_result, number
 from ehrsequencing.evaluation.risk_source import refuse_visit_head
-from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
@@ -378,7 +377,6 @@ def one_split(
         if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:
             return stored
     set_folder = folder / "prepared"
-    sweep_temporaries(folder)
     stage("preparing")
     if not (set_folder / MANIFEST).is_file():
         prepare(records, set_folder, study=study, tasks=[task])

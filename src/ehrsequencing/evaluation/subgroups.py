@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.evaluation import tables
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
 from ehrsequencing.evaluation.estimates import metric_estimates
@@ -48,9 +48,9 @@ def subgroup_rows(
                 place = cell.pop("place")
                 values = {
                     name: {
-                        "value": tables.number(one.value[place]),
-                        "low": tables.number(intervals[name][0][place]),
-                        "high": tables.number(intervals[name][1][place]),
+                        "value": results.number(one.value[place]),
+                        "low": results.number(intervals[name][0][place]),
+                        "high": results.number(intervals[name][1][place]),
                         "reason": one.reason(place),
                     }
                     for name, one in found.items()

@@ -15,7 +15,6 @@ from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.files import sweep_temporaries
 from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, read_manifest
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.prediction.run import Run
@@ -110,9 +109,7 @@ def train_baseline(
     folder = parent / "flat-behrt"
     wanted = study.model_copy(update={"model": study.model.with_parts(architecture="flat")})
     if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
-        if parent.is_dir():
-            sweep_temporaries(parent)
-        with complete_folder(folder, RUN) as temporary:
+        with complete_folder(folder, RUN, overwrite=True) as temporary:
             Trainer(prepared, task_name, temporary, study=wanted).fit()
             shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
     return TrainedBaseline(FLAT, Run(folder))

@@ -14,11 +14,11 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.prediction_file import (
     Risks,
-    is_predictions,
     prediction_file,
     require_suffix,
 )
@@ -76,25 +76,22 @@ class PredictionTimes:
     late: int  # prediction times after the data's end
 
 
-@dataclass(frozen=True)
 class Encoder:
     """Events → visits and prediction times, encoded the way the run's training data was.
 
-    Attributes:
+    Args:
         run: The run.
+        parents: Of the data's codes.
+
+    Attributes:
         excluded: Codes that make no token.
         builder: Applies the run's task.
     """
 
-    run: Run
-    excluded: CodeMatcher
-    builder: CohortBuilder
-
-    @classmethod
-    def of(cls, run: Run, parents: Mapping[str, list[str]]) -> "Encoder":
-        """An encoder for data whose codes have these parents."""
-        excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
-        return cls(run, excluded, CohortBuilder(run.task, parents=parents))
+    def __init__(self, run: Run, parents: Mapping[str, list[str]]) -> None:
+        self.run = run
+        self.excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
+        self.builder = CohortBuilder(run.task, parents=parents)
 
     def prediction_times(self, events: Events, moment: Moment, *, end_us: int) -> PredictionTimes:
         """Visits and prediction times of sorted events; none after `end_us`, unless a date is asked for."""
@@ -143,7 +140,7 @@ class NewRecords:
 
     def __post_init__(self) -> None:
         self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
-        self.encoder = Encoder.of(self.run, read_parents(self.data))
+        self.encoder = Encoder(self.run, read_parents(self.data))
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
         found = survey(
@@ -214,6 +211,7 @@ def predict(
     facts: DataConfig | None = None,
     recalibrated: bool = False,
     force: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -222,13 +220,13 @@ def predict(
     Args:
         run_folder: A trained run.
         data: A MEDS data set.
-        out: The file to write: `.parquet`, `.csv` or `.csv.gz`; of what is there, only earlier predictions are
-            overwritten.
+        out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
         at: `all` prediction times, each subject's `last`, or a date ("as of that day").
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the risks should know.
 
@@ -238,7 +236,7 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     asked = Asked(run, horizons_days, recalibrated=recalibrated)
@@ -252,6 +250,7 @@ def predict(
         horizons_days=asked.horizons_days,
         start_days=asked.start_days,
         banded=bool(asked.of_run.members),
+        overwrite=overwrite,
     ) as file:
         count = 0
         for risks in asked.answers(records, moment, say=say):

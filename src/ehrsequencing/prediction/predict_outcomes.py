@@ -9,7 +9,8 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -18,7 +19,7 @@ from ehrsequencing.prediction.predict import (
     nobody,
     start_days_of,
 )
-from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file, require_suffix
+from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had
@@ -38,6 +39,7 @@ def predict_outcomes(
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     force: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -56,6 +58,7 @@ def predict_outcomes(
         horizons_days: Default: the task's horizons.
         facts: As of `predict`.
         force: As of `predict`.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: As of `predict`.
         say: As of `predict`.
 
@@ -65,7 +68,7 @@ def predict_outcomes(
     Raises:
         EhrseqError: The run has no such outcomes, or as of `predict`.
     """
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     codes = chosen_outcomes(run, data, outcomes)
@@ -79,7 +82,12 @@ def predict_outcomes(
     names, start = [run.outcomes[k] for k in codes], start_days_of(run)
     count = answered = 0
     with prediction_file(
-        out, causes=names, horizons_days=horizons, start_days=start, banded=False
+        out,
+        causes=names,
+        horizons_days=horizons,
+        start_days=start,
+        banded=False,
+        overwrite=overwrite,
     ) as file:
         for part in records.encoded(moment):
             subjects = np.zeros(0, np.int64)

@@ -119,14 +119,13 @@ def check_data(
         builder.require_subjects(found.subject_id)
 
     counts, tallies = Counter[str](), [_TaskTally(task) for task in tasks]
-    numeric, years = set[str](), set[int]()
+    years = set[int]()
     for path in reader.shards:
         record = make_record(reader.read(path), excluded=excluded, settings=study.visits)
         split = lookup(record.subject_id)
         counts.update(_count(record))
         of_split = np.bincount(split, minlength=len(SPLITS)).tolist()
         counts.update(dict(zip(SPLITS, of_split, strict=True)))
-        numeric.update(_numeric_codes(record))
         years.update(_years(record))
         visits = record.visits
         fixes["old_age"] += age_years(visits.start_us, record.birth_us[visits.subject])[1]
@@ -141,7 +140,12 @@ def check_data(
     facts = {
         "subjects": {name: counts[name] for name in ("all", *SPLITS, "without_birth")},
         "splits": split_source(data, study.splits),
-        "rows": {"all": counts["rows"], "static": counts["static"], "shards": len(reader.shards)},
+        "rows": {
+            "all": counts["rows"],
+            "static": counts["static"],
+            "with_number": counts["valued"],
+            "shards": len(reader.shards),
+        },
         "years": [min(years), max(years)] if years else [],
         "late_rows": asdict(reader.late) if reader.late else None,
         "codes": {
@@ -156,17 +160,12 @@ def check_data(
             "per_subject": round(counts["visits"] / max(counts["all"], 1), 2),
             "rows_per_visit": round(counts["visit_rows"] / max(counts["visits"], 1), 2),
         },
-        "values": {
-            "share_of_rows": round(counts["valued"] / max(counts["rows"], 1), 4),
-            "codes": len(numeric),
-        },
         "warnings": vocabulary_warnings(known, min_subjects=min_subjects),
     }
     return DataCheck(facts, fixes, [tally.result() for tally in tallies])
 
 
 def _count(record: Record) -> dict[str, int]:
-    """Counts of one shard, to be summed."""
     events, visits = record.events, record.visits
     length_us = visits.end_us - visits.start_us
     return {
@@ -181,11 +180,6 @@ def _count(record: Record) -> dict[str, int]:
     }
 
 
-def _numeric_codes(record: Record) -> list[str]:
-    events = record.events
-    return [events.codes[k] for k in np.unique(events.code[~np.isnan(events.value)]).tolist()]
-
-
 def _years(record: Record) -> list[int]:
     """Years in which anybody but a newborn has a row."""
     events = record.events
@@ -195,8 +189,6 @@ def _years(record: Record) -> list[int]:
 
 
 class _TaskTally:
-    """A task's counts, summed over shards."""
-
     def __init__(self, task: TaskConfig) -> None:
         self.task, self.attrition = task, Tally(task)
         self.within = np.zeros((len(task.causes), len(task.horizons)), dtype=np.int64)
@@ -253,14 +245,13 @@ def format_check(found: DataCheck) -> str:
 
 def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     subjects, rows, codes = facts["subjects"], facts["rows"], facts["codes"]
-    visits, values = facts["visits"], facts["values"]
+    visits = facts["visits"]
     by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
     births = f"{subjects['without_birth']:,} without a birth"
-    shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time"
+    shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
     long = visits[f"over_{LONG_VISIT_DAYS}_days"]
     longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days" if long else ""
     each = f"{visits['per_subject']:,} a subject, with {visits['rows_per_visit']:,} rows each"
-    numbers = f"in {values['share_of_rows']:.0%} of the rows, of {values['codes']:,} codes"
     lines = [
         ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
         ("splits", _SPLIT_WORDS[facts["splits"]]),
@@ -268,7 +259,6 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("years", " to ".join(map(str, facts["years"])) or "no row but births"),
         ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
         ("visits", f"{visits['all']:,}{longer}; on average {each}"),
-        ("numbers", numbers),
     ]
     if late := facts["late_rows"]:
         text = f"{LateRows(**late).text}: they do not move the data's end"

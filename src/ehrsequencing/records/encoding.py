@@ -126,27 +126,6 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
     )
 
 
-def bare_rows(rows: CohortRows, n_subjects: int) -> TaskRows:
-    """A task's prediction times with their labels alone, without what a model would see."""
-    nothing, none = np.zeros(len(rows), dtype=np.float32), np.zeros(len(rows), dtype=np.int32)
-    return TaskRows(
-        row_offsets=offsets(rows.subject, n_subjects),
-        prediction_us=rows.prediction_us,
-        index_us=rows.index_us,
-        is_query=rows.is_query,
-        visits_before=rows.visits_before.astype(np.int32),
-        age_years=nothing,
-        delta_days=nothing,
-        unfinished_codes=none,
-        duration_days=rows.duration_days,
-        entry_days=rows.entry_days,
-        cause=rows.cause,
-        carry_offsets=np.zeros(len(rows) + 1, dtype=np.int64),
-        carry_codes=np.zeros(0, dtype=np.int32),
-        carry_values=np.zeros((0, 2), dtype=np.float32),
-    )
-
-
 def _encode_unfinished(
     record: Record, rows: CohortRows, next_visit: Ints, vocabulary: Vocabulary, known_us: Ints
 ) -> Ints32:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.expansion import refuse_expansion
+from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.records.meds import SPLITS, parquet_files
 from ehrsequencing.records.parquet_rows import read_table
 from ehrsequencing.records.timelines import TaskRows, open_arrays
@@ -172,9 +172,9 @@ def _read(path: Path) -> pa.Table:
             fix="correct index.file (relative to the task file's folder)",
         )
     if path.name.lower().endswith((".csv", ".csv.gz")):
-        refuse_expansion(path)
+        data = read_unpacked(path)
         try:
-            return pv.read_csv(path)
+            return pv.read_csv(pa.BufferReader(data))
         except (pa.ArrowException, OSError) as error:
             raise EhrseqError(
                 "cannot be read as CSV", where=str(path), fix="save it as CSV again"
@@ -183,23 +183,19 @@ def _read(path: Path) -> pa.Table:
 
 
 def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path: Path) -> pa.Table:
+    if column is None and cohort_id is None:
+        return table
     if column is None:
-        if cohort_id is not None:
-            raise EhrseqError(
-                f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
-            )
-        return table
-    distinct = pc.unique(table[column])
-    if cohort_id is None:
-        if len(distinct) > 1:
-            fix = "name one with index.cohort_id"
-            raise EhrseqError(f"holds {len(distinct)} cohorts", where=str(path), fix=fix)
-        return table
-    chosen = table.filter(pc.equal(table[column], cohort_id))
-    if not len(chosen):
+        fix = "leave index.cohort_id out"
+        raise EhrseqError(f"has no column {_COHORT_ID}", where=str(path), fix=fix)
+    distinct = pc.unique(table[column]).to_pylist()
+    if cohort_id is None and len(distinct) > 1:
+        fix = "name one with index.cohort_id"
+        raise EhrseqError(f"holds {len(distinct)} cohorts", where=str(path), fix=fix)
+    if cohort_id is not None and cohort_id not in distinct:
         fix = f"it holds {len(distinct)} other cohorts"
         raise EhrseqError(f"holds no cohort {cohort_id}", where=f"{path}, {column}", fix=fix)
-    return chosen
+    return table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
 
 
 def _ids(column: pa.ChunkedArray, path: Path) -> Ints:

@@ -18,7 +18,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import (
     IMPORTED,
     MANIFEST,
-    PLAIN_COPY,
     SIMULATION,
     is_json_of,
     read_manifest,
@@ -58,7 +57,7 @@ def _own_manifest(data: Path) -> dict[str, Any]:
     Raises:
         EhrseqError: The manifest is damaged, or a file of the data set is missing or has changed.
     """
-    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION, PLAIN_COPY)):
+    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
         return {"files": {}}
     manifest = read_manifest(data, what="a MEDS data set", verify=False)
     for name in manifest["files"]:

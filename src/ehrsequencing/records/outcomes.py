@@ -93,7 +93,7 @@ def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
     )
 
 
-def subjects_with_event(
+def _subjects_with_event(
     events: OutcomeEvents, rows: TaskRows, *, n_outcomes: int, recur: bool
 ) -> Ints:
     """(C,) how many subjects have an event of each outcome after one of their prediction times."""
@@ -182,79 +182,13 @@ OUTCOMES_FILE = "outcomes.json"  # of a task and of a run: the codes, in the ord
 _CHUNK = 20_000  # subjects looked at together
 
 
-@dataclass(frozen=True)
-class OutcomeChoice:
-    """Which of the codes that a task's patterns match are outcomes, and why the others are not.
-
-    Attributes:
-        chosen: (C,) places of the outcomes among all codes, in the order of their names.
-        rare: How many codes have an event in fewer training subjects than `min_subjects`.
-        ends: How many are births, deaths, causes of the task or censoring codes.
-        unmatched: Patterns that match no code.
-    """
-
-    chosen: Ints
-    rare: int
-    ends: int
-    unmatched: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For `attrition.json`."""
-        own = {"rare": self.rare, "ends": self.ends, "unmatched": list(self.unmatched)}
-        return {"kept": len(self.chosen), **own}
-
-    def require(self, task: TaskConfig) -> None:
-        """Refuse a task without any outcome.
-
-        Raises:
-            EhrseqError: No code is common enough.
-        """
-        if not len(self.chosen):
-            assert task.outcomes is not None
-            what = f"no code has an event in {task.outcomes.min_subjects} training subjects"
-            fix = "lower outcomes.min_subjects, or correct outcomes.codes"
-            raise EhrseqError(what, where=f"task {task.name}, outcomes", fix=fix)
-
-
-def judge_outcomes(
-    task: TaskConfig, codes: Sequence[str], subjects: Ints, parents: Mapping[str, list[str]]
-) -> OutcomeChoice:
-    """Choose the outcomes of a task.
-
-    Args:
-        task: With `outcomes`.
-        codes: All codes of the data set.
-        subjects: (len(codes),) training subjects with an event of each after a prediction time.
-        parents: Of each code.
-    """
-    assert task.outcomes is not None
-    ends = [*task.patterns.values(), *([task.censoring.code] if task.censoring.code else [])]
-    matchers = [CodeMatcher(patterns, parents=parents) for patterns in ends]
-    excluded = np.array(
-        [code in (BIRTH, DEATH) or any(one(code) for one in matchers) for code in codes], dtype=bool
-    )
-    asked = {pattern: CodeMatcher([pattern], parents=parents) for pattern in task.outcomes.codes}
-    matched = {
-        pattern: np.array([one(code) for code in codes], dtype=bool)
-        for pattern, one in asked.items()
-    }
-    any_of = np.logical_or.reduce(list(matched.values()))
-    chosen = np.flatnonzero((subjects >= task.outcomes.min_subjects) & any_of & ~excluded)
-    return OutcomeChoice(
-        np.array(sorted(chosen.tolist(), key=lambda k: codes[k]), dtype=np.int64),
-        rare=int((any_of & ~excluded).sum()) - len(chosen),
-        ends=int((any_of & excluded).sum()),
-        unmatched=tuple(pattern for pattern, hits in matched.items() if not hits.any()),
-    )
-
-
 def choose_outcomes(
     folder: Path,
     found: Path,
     task: TaskConfig,
     codes: Sequence[str],
     parents: Mapping[str, list[str]],
-) -> OutcomeChoice:
+) -> dict[str, Any]:
     """Keep the outcomes that enough training subjects have after a prediction time, and write their events.
 
     Args:
@@ -265,20 +199,32 @@ def choose_outcomes(
         parents: Of each code.
 
     Returns:
-        What was chosen.
+        For `attrition.json`: how many codes are kept, how many are too rare, how many are births, deaths, causes or
+        censoring codes, and the patterns that match no code.
 
     Raises:
         EhrseqError: No code is common enough.
     """
-    assert task.outcomes is not None
+    asked = task.outcomes
+    assert asked is not None
     subjects = np.zeros(len(codes), dtype=np.int64)
     for events, rows in _chunks(folder / "train", found / "train"):
-        subjects += subjects_with_event(
-            events, rows, n_outcomes=len(codes), recur=task.outcomes.kind == "next"
+        subjects += _subjects_with_event(
+            events, rows, n_outcomes=len(codes), recur=asked.kind == "next"
         )
-    choice = judge_outcomes(task, codes, subjects, parents)
-    choice.require(task)
-    chosen = choice.chosen
+    ends = [BIRTH, DEATH, *(code for patterns in task.patterns.values() for code in patterns)]
+    is_end = CodeMatcher([*ends, *(task.censoring.code or ())], parents=parents).mask(tuple(codes))
+    matched = {
+        pattern: CodeMatcher([pattern], parents=parents).mask(tuple(codes))
+        for pattern in asked.codes
+    }
+    any_of = np.logical_or.reduce(list(matched.values()))
+    chosen = np.flatnonzero((subjects >= asked.min_subjects) & any_of & ~is_end)
+    if not len(chosen):
+        what = f"no code has an event in {asked.min_subjects} training subjects"
+        fix = "lower outcomes.min_subjects, or correct outcomes.codes"
+        raise EhrseqError(what, where=f"task {task.name}, outcomes", fix=fix)
+    chosen = np.array(sorted(chosen.tolist(), key=lambda k: codes[k]))
     numbers = np.full(len(codes), -1, dtype=np.int32)
     numbers[chosen] = np.arange(len(chosen))
     with ExitStack() as stack:
@@ -287,7 +233,12 @@ def choose_outcomes(
             for events, _ in _chunks(folder / split, found / split):
                 writer.append(folder / split, renumbered(events, numbers))
     write_json(folder / OUTCOMES_FILE, {"codes": [codes[k] for k in chosen.tolist()]})
-    return choice
+    return {
+        "kept": len(chosen),
+        "rare": int((any_of & ~is_end).sum()) - len(chosen),
+        "ends": int((any_of & is_end).sum()),
+        "unmatched": [pattern for pattern, hits in matched.items() if not hits.any()],
+    }
 
 
 def _chunks(rows: Path, events: Path) -> Iterator[tuple[OutcomeEvents, TaskRows]]:

@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -23,6 +24,7 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
+from ehrsequencing.core.process import safe_children
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
@@ -31,7 +33,7 @@ from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import SPLITS, DayCounts, LateRows, MedsReader, count_days
-from ehrsequencing.records.outcomes import OutcomeChoice, choose_outcomes
+from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.prepared import SECTIONS
 from ehrsequencing.records.row_store import KeptRows, keep, ranges, read_kept
@@ -59,6 +61,7 @@ def prepare(
     *,
     study: StudyConfig,
     tasks: Sequence[TaskConfig],
+    overwrite: bool = False,
     progress: Progress | None = None,
     processes: int | None = None,
     engine: str = PROCESSES,
@@ -68,9 +71,10 @@ def prepare(
 
     Args:
         data: Folder of the data set.
-        out: Folder to make; an earlier prepared set there is replaced when the new one is complete.
+        out: Folder to make.
         study: How visits are cut, values read and the vocabulary built.
         tasks: The questions.
+        overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
         progress: Called with (pieces of work done, pieces to do): shards to read, then ranges of subjects to encode.
         processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
             result is the same, byte for byte. Inside `joblib.parallel_config` the default is that backend.
@@ -93,7 +97,8 @@ def prepare(
     n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
     tick = Steps(reader, n_ranges, progress)
     with (
-        complete_folder(out, PREPARED) as folder,
+        safe_children(),
+        complete_folder(out, PREPARED, overwrite=overwrite) as folder,
         joblib_backend(engine, processes, reader.shards) as jobs,
     ):
         work = ShardWork(reader, lookup, study, builders, excluded, parents, folder)
@@ -122,7 +127,7 @@ def prepare(
         for _ in range(left):  # there may be fewer ranges
             tick()
 
-        codes, choices = list(fit.number), dict[str, OutcomeChoice]()
+        codes, choices = list(fit.number), dict[str, dict[str, Any]]()
         for task in tasks:
             if task.outcomes is not None:
                 events = folder / _KEPT / _OUTCOMES / task.name
@@ -259,15 +264,25 @@ class _FirstPass(Part):
     """Fits the vocabulary, and keeps every shard's fixed rows in a file."""
 
     def __init__(self, work: ShardWork, jobs: int) -> None:
-        self.work, self.jobs, self.fit = work, jobs, work.new_fit().fit
+        self.work, self.jobs, self.training = work, jobs, work.new_fit()
+        self.fit = self.training.fit
         self.kept: list[KeptRows] = []
+
+    def add(self, events: Events) -> None:
+        """Add the next shard, in this process."""
+        self.training.add(events)
+        kept = keep(events, self.work.folder / _KEPT / f"{len(self.kept)}.rows")
+        kept.number_codes(self.fit.numbers(events.codes))
+        self.kept.append(kept)
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
+        if self.jobs == 1:
+            yield from super().shards(reader)
+            return
         # samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less
         n = len(reader.shards)
-        most = 1 if self.jobs == 1 else min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs))
-        step = max(1, most)
+        step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
         for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
             self.fit.merge(found.part)
@@ -282,7 +297,6 @@ class _FirstPass(Part):
 def _append(
     shard: EncodedShard, folder: Path, tallies: Sequence[Tally], writer: ArrayAppender
 ) -> None:
-    """Append encoded subjects to the files, each to its split."""
     for split, timelines in zip(SPLITS, shard.visits, strict=True):
         writer.append(folder / "visits" / split, timelines)
     parts = zip(tallies, shard.tallies, shard.rows, shard.outcomes, strict=True)

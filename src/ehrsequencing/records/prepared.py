@@ -6,8 +6,7 @@ PREPARED/tasks/NAME/task.yaml  cohort.parquet  labels.parquet  attrition.json
 PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json
 from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
-from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.timelines import (
     OutcomeEvents,
@@ -50,27 +48,6 @@ class Prepared:
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
             )
         require_facts(folder, self.manifest, _FACTS)
-        if not all(
-            f"tasks/{name}/task.yaml" in self.manifest["files"] for name in self.manifest["tasks"]
-        ):
-            raise EhrseqError(
-                "its manifest names a task that is not there",
-                where=str(folder),
-                fix="prepare again",
-            )
-        if lost := next(
-            (name for name in self._arrays() if name not in self.manifest["files"]), None
-        ):
-            raise EhrseqError(
-                f"its manifest does not list {lost}", where=str(folder), fix="prepare again"
-            )
-
-    def _arrays(self) -> Iterator[str]:
-        """The files of arrays that every set has."""
-        for split in SPLITS:
-            yield from (f"visits/{split}/{field.name}.npy" for field in fields(Timelines))
-            for task in self.manifest["tasks"]:
-                yield from (f"tasks/{task}/{split}/{field.name}.npy" for field in fields(TaskRows))
 
     @cached_property
     def study(self) -> StudyConfig:

@@ -126,7 +126,6 @@ def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:
 
 
 def _bounds(shards: Sequence[KeptRows], parts: int) -> list[tuple[int, int]]:
-    """The first and the last subject id of each range."""
     ids = np.concatenate([shard.subject_id for shard in shards])
     order = np.argsort(ids, kind="stable")
     ids = ids[order]

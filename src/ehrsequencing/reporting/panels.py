@@ -374,7 +374,7 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The model's NLL between that of no knowledge and that of the true hazards of a simulation."""
     if found is None:
         return None
-    values = [found["nll_null"], found["nll_model"], found["nll_oracle"]]
+    values: list[Any] = [found.get(name) for name in ("nll_null", "nll_model", "nll_oracle")]
     title = "NLL between no knowledge and the truth"
     figure = None if None in values else figures.oracle_bar(*values, title=title)
     differences: dict[
@@ -388,12 +388,10 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     z = found.get("beats_oracle_z")
     return {
         "figure": figure,
-        "share": found["gain_share"],
+        "share": found.get("gain_share"),
         "share_se": found.get("gain_share_se"),
         "expected": found.get("gain_share_expected"),
         "z": z,
         "leak": z is not None and z > 3,
-        "risks": found.get("risks", []),
-        "mechanisms": found.get("mechanisms", []),
         "differences": list(differences.values()),
     }

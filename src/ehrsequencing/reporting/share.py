@@ -61,13 +61,16 @@ NOT_SHARED = "(not shared)"
 _COPIED = (CONFIG_FILE, WEIGHTS_FILE, "vocabulary.json", "vocabulary.safetensors")
 
 
-def share_run(run_folder: Path, out: Path, *, license_id: str | None = None) -> list[str]:
+def share_run(
+    run_folder: Path, out: Path, *, license_id: str | None = None, overwrite: bool = False
+) -> list[str]:
     """Write what of a run may be shared, with a model card.
 
     Args:
         run_folder: A finished run.
-        out: Folder to make; an earlier one of this kind is replaced.
+        out: Folder to make.
         license_id: Identifier of a licence, for the card.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
 
     Returns:
         The names of the files.
@@ -83,7 +86,7 @@ def share_run(run_folder: Path, out: Path, *, license_id: str | None = None) -> 
         names += [BLEND_FILE, ARRAYS_FILE]
     if run.study.model.outcomes:
         names.append(OUTCOMES_FILE)
-    with complete_folder(out, SHARED_RUN) as folder:
+    with complete_folder(out, SHARED_RUN, overwrite=overwrite) as folder:
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", settings_to_share(run.study))

@@ -24,13 +24,11 @@ from ehrsequencing.serve.page import LivePage
 from ehrsequencing.serve.predictor import Answer, ModelThread, Predictor, question_of
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
-    Health,
     PredictRequest,
     PredictResponse,
     Problem,
     ProblemBody,
     RecordFacts,
-    Version,
     problem_of_validation,
 )
 from ehrsequencing.serve.security import Access, Guard, Limits, access_to, bearer
@@ -106,12 +104,12 @@ def create_app(
 
 
 def _add_own_paths(app: FastAPI, service: Service) -> None:
-    @app.get("/health", response_model=Health)
+    @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the server answers; needs no token."""
         return {"status": "ok"}
 
-    @app.get("/version", response_model=Version)
+    @app.get("/version")
     async def version() -> dict[str, Any]:
         """What answers: the version of ehrsequencing, and the run."""
         return {

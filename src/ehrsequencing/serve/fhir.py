@@ -6,6 +6,7 @@ the service needs as `prefetch`; the service never asks the EHR's FHIR server fo
 
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,43 +66,6 @@ class HookRequest(BaseModel):
     )
 
 
-class Source(BaseModel):
-    """Who made a card."""
-
-    label: str
-
-
-class Card(BaseModel):
-    """What a clinician sees."""
-
-    summary: str = Field(max_length=MOST_SUMMARY)
-    detail: str
-    indicator: str
-    source: Source
-
-
-class Cards(BaseModel):
-    """The answer to a hook."""
-
-    cards: list[Card]
-
-
-class CdsService(BaseModel):
-    """One service of the discovery."""
-
-    hook: str
-    id: str
-    title: str
-    description: str
-    prefetch: dict[str, str]
-
-
-class Discovery(BaseModel):
-    """All services."""
-
-    services: list[CdsService]
-
-
 def router(service: Service) -> APIRouter:
     """The paths of FHIR and of CDS Hooks."""
     routes = APIRouter()
@@ -122,32 +86,35 @@ def router(service: Service) -> APIRouter:
         record, answer = await _ask(service, bundle)
         return JSONResponse(risk_bundle(record, answer, service), media_type=MEDIA_TYPE)
 
-    @routes.get("/cds-services", response_model=Discovery)
-    async def discover() -> Discovery:
+    @routes.get("/cds-services")
+    async def discover() -> dict[str, Any]:
         """What EHRs ask first: the services, and what to send along."""
-        about = f"Predicted risk of {', '.join(service.predictor.asked.causes)} from the patient's record"
-        own = CdsService(
-            hook="patient-view",
-            id=SERVICE,
-            title=f"Risk: {service.predictor.run.task.name}",
-            description=about,
-            prefetch=_PREFETCH,
-        )
-        return Discovery(services=[own])
+        causes = ", ".join(service.predictor.asked.causes)
+        own = {
+            "hook": "patient-view",
+            "id": SERVICE,
+            "title": f"Risk: {service.predictor.run.task.name}",
+            "description": f"Predicted risk of {causes} from the patient's record",
+            "prefetch": _PREFETCH,
+        }
+        return {"services": [own]}
 
-    @routes.post(
-        HOOK_PATH,
-        response_model=Cards,
-        responses={412: {"description": "The prefetch is missing"}},
-    )
-    async def patient_view(request: HookRequest) -> Cards:
+    @routes.post(HOOK_PATH, responses={412: {"description": "The prefetch is missing"}})
+    async def patient_view(request: HookRequest) -> dict[str, Any]:
         """A card with the risks of the patient whose record is opened."""
-        bundle = _one_bundle(request.prefetch)
-        missing = _missing(request)
+        bundle, missing = _one_bundle(request.prefetch), _missing(request)
+        source = {"label": f"ehrsequencing, task {service.predictor.run.task.name}"}
         if missing:
-            return Cards(cards=[_incomplete_card(missing, service)])
+            card = {
+                "summary": "No predicted risk: the record is incomplete",
+                "indicator": "warning",
+            }
+            return {"cards": [{**card, "detail": _missing_text(missing), "source": source}]}
         _, answer = await _ask(service, bundle)
-        return Cards(cards=[_card(answer, service, _not_sent(request.prefetch))])
+        not_sent = [name for name in _PREFETCH if name not in request.prefetch]
+        summary, detail = _summary_and_detail(answer, service.predictor.asked.causes, not_sent)
+        card = {"summary": summary, "detail": detail, "indicator": "info", "source": source}
+        return {"cards": [card]}
 
     return routes
 
@@ -346,51 +313,31 @@ def _lacks(value: Any) -> str | None:
     return None
 
 
-def _not_sent(prefetch: dict[str, Any]) -> list[str]:
-    """What the discovery asks for and the EHR chose not to send."""
-    return [name for name in _PREFETCH if name not in prefetch]
-
-
-def _incomplete_card(missing: list[str], service: Service) -> Card:
+def _missing_text(missing: list[str]) -> str:
     lines = [*(f"- {what}" for what in missing), "", "A risk from half a record may be far off."]
-    return Card(
-        summary="No predicted risk: the record is incomplete",
-        detail="\n".join(["What is missing:", "", *lines]),
-        indicator="warning",
-        source=Source(label=f"ehrsequencing, task {service.predictor.run.task.name}"),
-    )
+    return "\n".join(["What is missing:", "", *lines])
 
 
-def _card(answer: Answer, service: Service, not_sent: list[str]) -> Card:
-    asked, source = (
-        service.predictor.asked,
-        Source(label=f"ehrsequencing, task {service.predictor.run.task.name}"),
-    )
+def _summary_and_detail(
+    answer: Answer, causes: Sequence[str], not_sent: Sequence[str]
+) -> tuple[str, str]:
+    """What a clinician sees: one line, and a table in Markdown."""
     if not len(answer.risks):
-        why = f"{answer.why_none}."
-        return Card(
-            summary="No predicted risk for this patient",
-            detail=why,
-            indicator="info",
-            source=source,
-        )
+        return "No predicted risk for this patient", f"{answer.why_none}."
     risk = answer.risks.risk[0]
     heads = [
         "until the next visit" if day is None else f"by {format_days(day)}"
         for day in answer.horizons_days
     ]
     lines = ["| risk of | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for c, cause in enumerate(asked.causes):
-        lines.append(
-            f"| {cause} | "
-            + " | ".join(f"{100 * value:.2g} %" for value in risk[c].tolist())
-            + " |"
-        )
-    notes = [
+    for cause, values in zip(causes, risk.tolist(), strict=True):
+        cells = " | ".join(f"{100 * value:.2g} %" for value in values)
+        lines.append(f"| {cause} | {cells} |")
+    lines += [
+        "",
         f"{answer.unknown_rows} of {answer.tokens} rows have a code that the model does not know.",
         "An association in the model, not the effect of a treatment.",
         *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),
     ]
-    summary = f"Risk of {asked.causes[0]} {heads[-1]}: {100 * risk[0, -1].item():.2g} %"
-    detail = "\n".join([*lines, "", *notes])
-    return Card(summary=summary[:MOST_SUMMARY], detail=detail, indicator="info", source=source)
+    summary = f"Risk of {causes[0]} {heads[-1]}: {100 * risk[0, -1].item():.2g} %"
+    return summary[:MOST_SUMMARY], "\n".join(lines)

@@ -13,7 +13,7 @@ from ehrsequencing.explain.edits import edited_risks
 from ehrsequencing.explain.record import SubjectRecord, subject_records
 from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
-from ehrsequencing.explorer.settings import ExplorerSettings
+from ehrsequencing.explorer.patients import ExplorerSettings
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.security import COOKIE

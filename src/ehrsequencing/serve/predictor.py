@@ -203,7 +203,7 @@ class Predictor:
         if not len(timed):
             fix = "give at least one row with a time"
             raise Problem(422, "no row has a time, once the rows were fixed", where="rows", fix=fix)
-        encoder = Encoder.of(self.run, self.parents)  # a new one, which has met no code yet
+        encoder = Encoder(self.run, self.parents)  # a new one, which has met no code yet
         end_us = int(timed.max()) if question.until_us is None else question.until_us
         found = encoder.prediction_times(events, question.moment, end_us=end_us)
         visits, times = len(found.record.visits), len(found.rows)

@@ -97,23 +97,6 @@ class PredictResponse(BaseModel):
     record: RecordFacts
 
 
-class Health(BaseModel):
-    """The server answers."""
-
-    status: str
-
-
-class Version(BaseModel):
-    """What answers."""
-
-    ehrsequencing: str
-    task: str
-    run: str = Field(description="Fingerprint of the run")
-    causes: list[str]
-    horizons_days: list[float] | None
-    recalibrated: bool
-
-
 class ProblemBody(BaseModel):
     """What a problem looks like in an answer."""
 

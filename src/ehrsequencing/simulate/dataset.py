@@ -71,6 +71,7 @@ def simulate(
     seed: int,
     truth: Literal["held_out", "all"] = "held_out",
     config: SimulationConfig = _DEFAULT,
+    overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a simulated MEDS data set with its true hazards and its task.
@@ -78,11 +79,12 @@ def simulate(
     The same seed and settings give the same bytes, and a subject's record does not depend on how many others there are.
 
     Args:
-        out: Folder to make; an earlier simulation there is replaced when the new one is complete.
+        out: Folder to make.
         subjects: How many; their ids are 1, 2, ….
         seed: 0 or more.
         truth: Whose truth to compute: that of all subjects takes about seven times as long.
         config: The knobs of the mechanisms.
+        overwrite: Whether an earlier simulation there that nobody has changed is replaced.
         progress: Called with the number of subjects done and the number to do.
 
     Raises:
@@ -93,7 +95,7 @@ def simulate(
     if seed < 0:
         raise EhrseqError("is negative", where="seed", fix="choose 0 or more")
     process, codes = Process(config), CodeTable(config)
-    with complete_folder(out, SIMULATION) as folder:
+    with complete_folder(out, SIMULATION, overwrite=overwrite) as folder:
         with ExitStack() as open_files:
             data = folder / meds.data_subdirectory
             shards = [_ShardWriter(data / split, open_files) for split in SPLITS]

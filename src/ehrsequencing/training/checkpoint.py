@@ -22,7 +22,6 @@ from ehrsequencing.core.files import (
     entries,
     read_json,
     remove_folder,
-    sweep_temporaries,
     write_bytes,
     write_json,
 )
@@ -69,6 +68,8 @@ class ExponentialMovingAverage:
 def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint under `folder`, then remove the one before."""
     name = f"step-{state.global_step:08d}-{state.epoch:05d}"
+    if (folder / name).exists():  # it was damaged, and the run went on from the one before
+        remove_folder(folder / name)
     with complete_folder(folder / name, CHECKPOINT) as temporary:
         on_disk = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         write_bytes(temporary / "state.safetensors", save(on_disk))
@@ -109,7 +110,8 @@ def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]] | N
     Raises:
         EhrseqError: It is damaged.
     """
-    sweep_temporaries(folder)
+    if not folder.is_dir():
+        return None
     # an empty folder is a checkpoint whose first write was interrupted
     found = [path for path in _checkpoints(folder) if entries(path)]
     if not found:

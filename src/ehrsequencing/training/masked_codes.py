@@ -44,17 +44,9 @@ class MaskedCodes(nn.Module):
 
     def forward(self, model: HierarchicalBEHRTForSurvival, batch: VisitBatch) -> Tensor:
         """Summed loss of the batch's masked visits; 0 where fewer than two visits can be masked."""
-        masked = mask_codes(batch.host)
-        return (
-            batch.age_years.new_zeros(())
-            if masked is None
-            else self.of(model, masked, batch.codes.device)
-        )
-
-    def of(
-        self, model: HierarchicalBEHRTForSurvival, masked: MaskedVisits, device: torch.device
-    ) -> Tensor:
-        """Summed loss of at least one masked visit, computed on a device."""
+        masked, device = mask_codes(batch.host), batch.codes.device
+        if masked is None:
+            return batch.age_years.new_zeros(())
         visits = masked.batch
         visits = (visits.pin_memory() if device.type == "cuda" else visits).to(
             device, non_blocking=True

@@ -20,7 +20,6 @@ from ehrsequencing.core.files import (
     read_json,
     remove_folder,
     require_name,
-    sweep_temporaries,
     write_bytes,
     write_json,
     write_settings,
@@ -116,7 +115,6 @@ class RunFolder:
             )
         fix = "name another folder for a run with other settings or data"
         self._require_own(manifest, was="holds a finished run made with", fix=fix)
-        sweep_temporaries(self.out)
 
     def begin(self, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse a folder that holds another run or other files."""
@@ -126,7 +124,7 @@ class RunFolder:
             self._require_own(read_json(mark), was="was started with", fix=fix)
             return
         if any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
-            fix = "name another folder, or add --resume to go on with a run that it holds"
+            fix = "name another folder, or add --resume to go on with its run, or --overwrite to start again"
             raise EhrseqError("is not empty", where=str(self.out), fix=fix)
         identity = self.prepared.identity(self.task_name)
         write_json(mark, {**self.unfinished.facts, "fingerprint": self.fingerprint, **identity})
@@ -158,22 +156,22 @@ def write_run_files(
     history: list[dict[str, Any]],
     facts: dict[str, Any],
     *,
+    kind: Kind = RUN,
     more: tuple[str, ...] = (),
 ) -> None:
-    """Write a run; the manifest comes last.
+    """Write a run or a pretrained model; the manifest comes last.
 
     Args:
         out: Folder of the run.
         prepared: What it was trained on.
-        study: Its settings, the task included.
+        study: Its settings; a run's task included.
         model: The trained model.
         history: One row an epoch.
         facts: For the manifest.
+        kind: What the folder is.
         more: Files that are there already, and that prediction needs too.
     """
-    assert study.task is not None
-    task = study.task.name
-    sweep_temporaries(out)
+    task = "" if kind is PRETRAINED or study.task is None else study.task.name
     write_history(out, history)
     model.save_pretrained(out)
     prepared.vocabulary.save(out)
@@ -185,7 +183,7 @@ def write_run_files(
     write_manifest(
         out,
         {
-            **RUN.facts,
+            **kind.facts,
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": task,
             "prepared": str(prepared.folder.resolve()),

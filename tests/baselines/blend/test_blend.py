@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -15,7 +14,7 @@ from torch import nn
 
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.stored_features import of_few_people
+from ehrsequencing.audit.source import of_few_people
 from ehrsequencing.baselines import boosted, history, landmark_cox
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
@@ -31,21 +30,18 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
-from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
+from ehrsequencing.evaluation.drift import instability
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import blend as blend_table
 from ehrsequencing.evaluation.risk_source import cut_at_batches
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported
-from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
@@ -234,19 +230,8 @@ def test_no_stored_number_is_that_of_few_people(
     assert of_few_people(replace(broken, boosted=made.blend.boosted), train, 5)[0] > 5
 
 
-@pytest.mark.slow
-def test_answers_do_not_depend_on_how_rows_are_cut(run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, records = Run(run), store.records("simulated", "held_out")
-    whole = made.nll(records)
-    monkeypatch.setattr("ehrsequencing.baselines.blend.blend._CHUNK_ROWS", 7)
-    spans = [rows for rows, _ in in_parts(records)]
-    assert len(spans) > 5
-    assert [spans[0].start, spans[-1].stop] == [0, len(records)]
-    np.testing.assert_allclose(made.nll(records), whole, rtol=1e-5)
-
-
-def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_own(
-    run: Path, sim_data: Path, store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_own(
+    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, records = Run(run), store.records("simulated", "held_out")
     monkeypatch.setattr(
@@ -261,17 +246,6 @@ def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_ow
     np.testing.assert_allclose(likelihoods["ehrsequencing"], made.nll(records))
     np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records))
     assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
-    # predict writes the risks that evaluate judged
-    predict(run, sim_data, tmp_path / "risks.parquet")
-    table = pq.read_table(tmp_path / "risks.parquet").to_pandas()
-    ours, alone = (evaluation._at_horizons(risks[name])[:, 0, -1] for name in ("ehrsequencing", "network alone"))
-    held = table[table.subject_id.isin(records.timelines.subject_id) & (table.cause == made.task.causes[0])]
-    held = held[held.horizon_days == made.task.horizons[-1]]
-    stamps = held.prediction_time.to_numpy().astype("datetime64[us]").astype(np.int64)
-    known = dict(zip(zip(held.subject_id, stamps, strict=True), held.risk, strict=True))
-    written = [known[key] for key in zip(records.subject_id, records.rows.prediction_us, strict=True)]
-    np.testing.assert_allclose(written, ours, atol=1e-5)
-    assert np.abs(alone - ours).max() > 1e-3
 
 
 def test_members_and_recalibration_reach_the_risks_through_the_blend(
@@ -395,16 +369,6 @@ def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store
     assert facts["blend_tuning_nll"] == told
 
 
-@pytest.mark.slow
-def test_the_report_has_a_section_on_the_blend(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    result = evaluate(tmp_path / "run")
-    assert result["strongest"] != "network alone"
-    assert "The blend" in render(result)
-    assert "weights of the blend" in "\n".join(metric_lines(result))
-    assert read_json(tmp_path / "run" / "metrics.json")["blend"]["folds"] == 2
-
-
 def test_a_planted_leak_of_the_history_features_is_found(
     run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,13 +400,6 @@ def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
     folder = changed("edges_days", lambda a: a + 1)
     with pytest.raises(EhrseqError, match="train again"):
         Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
-    incomplete = changed("boosted.base", lambda a: a)
-    (incomplete / BLEND_FILE).unlink()
-    facts = {key: value for key, value in blend.manifest.items() if key not in ("files", "required")}
-    needed = [name for name in blend.manifest["required"] if name != BLEND_FILE]
-    write_manifest(incomplete, facts, required=needed)
-    with pytest.raises(EhrseqError, match="files of the blend"):
-        Run(incomplete)
 
 
 def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:

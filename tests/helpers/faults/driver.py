@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.output_kinds import LOCK
+from ehrsequencing.core.files import LOCK
 from ehrsequencing.core.outputs import MANIFEST
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
@@ -48,7 +48,7 @@ COMMANDS: dict[str, Command] = {
     "import": Command(lambda i, o: ["import", "omop", i / "omop", o / "x"]),
     "prepare": Command(lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x"]),
     "replace": Command(  # an earlier prepared set, of other settings
-        lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x", "visits.by=day"],
+        lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x", "--overwrite"],
         starts_from="prepared",
     ),
     "train": Command(lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, *OFTEN], resumes=True),

@@ -25,9 +25,7 @@ from ehrsequencing.training.pretraining.objective import (
     Measures,
     ObjectiveInputs,
     RecordBatch,
-    code_embedding,
 )
-from ehrsequencing.training.pretraining.pretrain import lifts
 from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of
@@ -180,24 +178,6 @@ def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
                     if waits and edges[k] < stop <= edges[k + 1]:
                         total = total - log_hazards[visit, code, k]
     torch.testing.assert_close(one(whole).double(), total / count, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
-def test_lifts_are_ratios_of_probabilities(architecture: str) -> None:
-    """`Σ_c p(c) exp(lift_c) = 1` with the code itself; the state is that of a first visit with that code alone."""
-    one, whole = made("masked_codes", architecture=architecture)
-    assert isinstance(one, masked.MaskedCodes)
-    asked = np.array([0, 4])
-    found = lifts(whole.model.eval(), one, CODES, asked)
-    alone = timelines_of([((0.0, ((2, math.nan),)),), ((0.0, ((8, math.nan),)),)])
-    batch = batch_of(alone, whole.model.config, whole.model).step.batch
-    states = whole.model.states(replace(batch, age_years=torch.full((2,), math.nan)))[1]
-    scores = one.scores(states, code_embedding(whole.model).table(torch.from_numpy(CODES.tokens)))
-    chance, usual = scores.softmax(1).detach().double().numpy(), one.start.softmax(0).double().numpy()
-    own = np.arange(2), asked
-    assert np.isneginf(found[own]).all()
-    chance[own] = 0.0
-    np.testing.assert_allclose(usual * np.exp(found), chance, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(objective.parts))

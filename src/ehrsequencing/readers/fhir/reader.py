@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.fhir.blocks import UNTYPED, Blocks
 from ehrsequencing.readers.fhir.elements import Entry, entries_of, kind_of
@@ -83,11 +84,11 @@ class _File:
         """
         self.bad_lines, self.first_bad_line = 0, None
         try:
-            with _opened(self.path) as file:
-                if self.lines:
+            if self.lines:
+                with _opened(self.path) as file:
                     yield from self._of_lines(file)
-                else:
-                    yield from entries_of(json.load(file))
+            else:
+                yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
         except _BAD as error:
             kind = "one resource a line" if self.lines else "JSON"
             fix = f"check that the file is whole, and holds {kind} in UTF-8"

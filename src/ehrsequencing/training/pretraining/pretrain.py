@@ -4,7 +4,6 @@ The settings of the section `training` apply. The early stop looks at the weight
 subjects are never read.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,62 +12,40 @@ import torch
 from torch import nn
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.parts import objective
-from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
     read_json,
-    sweep_temporaries,
     write_json,
-    write_settings,
 )
 from ehrsequencing.core.outputs import (
     MANIFEST,
     PRETRAINED,
     UNFINISHED_PRETRAINING,
-    write_manifest,
 )
-from ehrsequencing.core.version import __version__
-from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
-from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.device import training_device
 from ehrsequencing.training.loop import ShowProgress, Training
-from ehrsequencing.training.pretraining.masked import MaskedCodes
 from ehrsequencing.training.pretraining.objective import (
     ObjectiveInputs,
     PretrainingObjective,
-    code_embedding,
 )
 from ehrsequencing.training.pretraining.targets import (
     Excluded,
-    TargetCodes,
     excluded_targets,
     target_codes,
     training_rates,
     visit_rows,
 )
 from ehrsequencing.training.resolve import resolve_inputs
-from ehrsequencing.training.run_folder import (
-    MODEL_FILES,
-    RESULTS_FILE,
-    RunFolder,
-    alone_in,
-    subjects_digest,
-    write_history,
-)
+from ehrsequencing.training.run_folder import RESULTS_FILE, RunFolder, alone_in, write_run_files
 from ehrsequencing.training.train import MAY_CHANGE
-
-_FILES = (*MODEL_FILES, RESULTS_FILE)
-MOST_CODES = 40  # the most frequent ones are listed with their neighbours
-MOST_NEIGHBOURS = 3
 
 
 class Pretrainer:
@@ -212,26 +189,8 @@ class Pretrainer:
     def _results(self, state: TrainingState) -> dict[str, Any]:
         """What the best weights do on the tuning split, beside the baselines."""
         measured = self.objective.measure(self.training.best)
-        best: Any = self.training.best.cpu()
-        data = Path(self.prepared.manifest.get("data_path", ""))
-        vocabulary, number = self.prepared.vocabulary, self.codes.number[self.train.codes]
-        neighbours = nearest_codes(
-            best["model"],
-            best["objectives"]["masked_codes"] if "masked_codes" in self.weights else None,
-            self.codes,
-            names=[vocabulary.tokens[token] for token in self.codes.tokens.tolist()],
-            count=np.bincount(number[number >= 0], minlength=len(self.codes)),
-        )
-        named = {
-            name
-            for one in neighbours
-            for name in (one["code"], *one["alike"], *one.get("beside", ()))
-        }
-        known = read_descriptions(data)
-        descriptions = {code: known[code] for code in sorted(named) if code in known}
         return {
             **PRETRAINED.facts,
-            "neighbours": {"codes": neighbours, "descriptions": descriptions},
             "task": self.task_name,
             "subjects": len(self.loader),
             "tuning_subjects": len(self.tuning_loader),
@@ -255,34 +214,29 @@ class Pretrainer:
 
     def _write(self, state: TrainingState, results: dict[str, Any]) -> None:
         """Write the folder; its manifest comes last."""
-        out, vocabulary, manifest = self.out, self.prepared.vocabulary, self.prepared.manifest
-        sweep_temporaries(out)
         best: Any = self.training.best.cpu()
-        best["model"].save_pretrained(out)
-        vocabulary.save(out)
-        write_settings(out / "config.yaml", self.study)
-        write_history(out, state.history)
-        write_json(out / RESULTS_FILE, results)
-        excluded = self.excluded.names(vocabulary) if self.excluded is not None else None
-        splits = {"train": self.train, "tuning": self.tuning}
+        write_json(self.out / RESULTS_FILE, results)
+        vocabulary = self.prepared.vocabulary
         facts = {
-            **PRETRAINED.facts,
-            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": self.task_name,
-            "prepared": str(self.prepared.folder.resolve()),
-            "data": manifest["data"],
-            "data_path": manifest.get("data_path", ""),
-            **self.prepared.identity(""),
             "fingerprint": self.fingerprint,
             "seed": self.settings.seed,
-            "subjects": {name: subjects_digest(one.subject_id) for name, one in splits.items()},
             "objectives": self.weights,
             "exclude": self.study.pretraining.exclude,
-            "excluded_targets": excluded,
+            "excluded_targets": None if self.excluded is None else self.excluded.names(vocabulary),
             "best_epoch": state.best_epoch,
             "tuning_loss": state.best_nll,
         }
-        write_manifest(out, facts, files=[out / name for name in _FILES], required=_FILES)
+        write_run_files(
+            self.out,
+            self.prepared,
+            self.study,
+            best["model"],
+            state.history,
+            facts,
+            kind=PRETRAINED,
+            more=(RESULTS_FILE,),
+        )
 
 
 def _without_head(model: ModelConfig, prepared: Prepared) -> ModelConfig:
@@ -291,83 +245,3 @@ def _without_head(model: ModelConfig, prepared: Prepared) -> ModelConfig:
         plain = {"members": 1, "wide_head": False}
         model = model.with_parts(head="horizon").model_copy(update=plain)
     return resolve_inputs(model, prepared)
-
-
-# ---- what the model learned about codes ------------------------------------------------------------------------------
-#
-# Two codes with near vectors stand for each other: they occur in the same company. Codes that occur together need not
-# have near vectors. What the model expects beside a code, `masked_codes` tells of a visit of that code alone.
-
-
-def nearest_codes(
-    model: SurvivalModel,
-    objective: MaskedCodes | None,
-    codes: TargetCodes,
-    *,
-    names: Sequence[str],
-    count: Ints,
-) -> list[dict[str, Any]]:
-    """The most frequent codes, each with its name (`code`) and those of its neighbours (`alike`, `beside`).
-
-    Args:
-        model: In evaluation mode, on the CPU.
-        objective: Its masked codes; None where they were no objective, and nothing is known to be beside a code.
-        codes: The C targets.
-        names: (C,) of them.
-        count: (C,) how often each occurs.
-    """
-    near = cosines(code_embedding(model).table.weight.detach().double().numpy()[codes.tokens])
-    most = np.argsort(-count, kind="stable")[:MOST_CODES]
-    beside = None if objective is None else lifts(model, objective, codes, most)
-    listed = []
-    for row, code in enumerate(most.tolist()):
-        one: dict[str, Any] = {"code": names[code], "alike": _top(near[code], names)}
-        if beside is not None:
-            one["beside"] = _top(beside[row], names)
-        listed.append(one)
-    return listed
-
-
-def cosines(rows: Floats) -> Floats:
-    """(C, C) cosines of the centred rows (C, d); −1 on the diagonal, so that no code is its own neighbour.
-
-    >>> cosines(np.array([[1.0, 0.0], [1.0, 0.0], [-2.0, 0.0]])).round(1).tolist()
-    [[-1.0, 1.0, -1.0], [1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]]
-    """
-    centred = rows - rows.mean(0)
-    unit = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
-    found: Floats = unit @ unit.T
-    np.fill_diagonal(found, -1.0)
-    return found
-
-
-def lifts(model: SurvivalModel, objective: MaskedCodes, codes: TargetCodes, asked: Ints) -> Floats:
-    """How much more often than usual the model expects each code beside another: `log p(c | a) − log p(c)`, (n, C).
-
-    Args:
-        model: In evaluation mode, on the CPU.
-        objective: Its masked codes.
-        codes: The targets.
-        asked: (n,) which of them is alone in a first visit, of a subject whose age is unknown.
-    """
-    tokens, n = torch.from_numpy(codes.tokens), len(asked)
-    offsets, unknown = torch.arange(n + 1), torch.full((n,), float("nan"))
-    batch = VisitBatch(
-        codes=tokens[torch.from_numpy(asked)],
-        visit_offsets=offsets,
-        subject_offsets=offsets,
-        age_years=unknown,
-        delta_days=torch.zeros(n),
-        values=torch.full((n, 2), float("nan")),
-        code_types=torch.zeros(n, dtype=torch.int64) if model.config.code_types else None,
-    )
-    with torch.no_grad():
-        scores = objective.scores(model.states(batch)[1], code_embedding(model).table(tokens))
-        found: Floats = (scores.log_softmax(1) - objective.start.log_softmax(0)).double().numpy()
-    found[np.arange(n), asked] = -np.inf
-    return found
-
-
-def _top(closeness: Floats, names: Sequence[str]) -> list[str]:
-    """Names of the nearest codes."""
-    return [names[k] for k in np.argsort(-closeness, kind="stable")[:MOST_NEIGHBOURS]]
