@@ -105,11 +105,9 @@ def router(service: Service) -> APIRouter:
         bundle, missing = _one_bundle(request.prefetch), _missing(request)
         source = {"label": f"ehrsequencing, task {service.predictor.run.task.name}"}
         if missing:
-            card = {
-                "summary": "No predicted risk: the record is incomplete",
-                "indicator": "warning",
-            }
-            return {"cards": [{**card, "detail": _missing_text(missing), "source": source}]}
+            summary, detail = "No predicted risk: the record is incomplete", _missing_text(missing)
+            card = {"summary": summary, "detail": detail, "indicator": "warning", "source": source}
+            return {"cards": [card]}
         _, answer = await _ask(service, bundle)
         not_sent = [name for name in _PREFETCH if name not in request.prefetch]
         summary, detail = _summary_and_detail(answer, service.predictor.asked.causes, not_sent)
