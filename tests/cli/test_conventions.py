@@ -14,8 +14,7 @@ import pytest
 import typer
 
 from ehrsequencing.cli.app import app
-from ehrsequencing.cli.console import bar, finish, say
-from ehrsequencing.cli.conventions import SHARED, CommandLine
+from ehrsequencing.cli.console import SHARED, CommandLine, bar, finish, say
 from ehrsequencing.cli.options import DataFolder
 from ehrsequencing.cli.results import main_results
 from ehrsequencing.config import load_import, load_study, refuse_unused

@@ -1,16 +1,12 @@
 """The demo: the whole way once, and nothing done twice."""
 
-import random
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ehrsequencing.cli import demo, demo_pretrain
+from ehrsequencing.cli import demo
 from ehrsequencing.core.errors import EhrseqError
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10",
@@ -75,8 +71,8 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
 @pytest.mark.slow
 def test_the_demo_of_pretraining_tells_the_measured_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("model.dim=8", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
-    monkeypatch.setattr(demo_pretrain, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
-    monkeypatch.setattr(demo_pretrain, "_TRAINING", small)
+    monkeypatch.setattr(demo, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
+    monkeypatch.setattr(demo, "_TRAINING", small)
     monkeypatch.setattr(demo, "WORLD", demo.WORLD.model_copy(update={"truth_futures": 4}))
     lines: list[str] = []
     given: dict[str, Any] = {"subjects": 300, "seed": 0, "pretrain": True, "say": lines.append}
@@ -89,27 +85,3 @@ def test_the_demo_of_pretraining_tells_the_measured_difference(tmp_path: Path, m
     assert max(map(len, lines)) <= 100
     again = demo.run_demo(tmp_path / "demo", **given)  # nothing is trained again
     assert again == found
-
-
-@pytest.mark.slow
-def test_a_demo_that_is_killed_at_random_moments_ends_as_one_that_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = (*TINY, "evaluation.baselines=none", "training.checkpoint_seconds=0", "training.checkpoint_steps=1")
-    monkeypatch.setattr(demo, "SETTINGS", settings)
-    started = time.monotonic()
-    expected = run_demo(tmp_path / "whole", print)
-    seconds = 1.5 * (time.monotonic() - started) + 5  # imports included
-    script = f"from ehrsequencing.cli import demo, main; demo.SETTINGS = {settings}; main()"
-    command = [sys.executable, "-c", script, "demo", "--out", str(tmp_path / "killed"), "--subjects", "300"]
-    draw = random.Random(1)
-    for _ in range(12):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(draw.uniform(0, seconds))
-        process.kill()
-        process.wait()
-    found = run_demo(tmp_path / "killed", print)
-    for name in ("data/manifest.json", "run/model.safetensors"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert found["metrics"] == expected["metrics"]
-    assert not list((tmp_path / "killed").rglob(".tmp-*"))

@@ -21,6 +21,7 @@ from ehrsequencing.records.events import (
     Events,
     first_time,
     may_repeat,
+    opens_run,
 )
 
 FIXES = {
@@ -157,6 +158,9 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     rows = np.flatnonzero(~alone)  # that share subject and time with another
     moment = np.cumsum(opens.take(rows)) * len(events.codes) + events.code.take(rows)
     near = may_repeat(moment)
+    near = near[np.argsort(moment.take(near), kind="stable")]  # nearly sorted already
+    twice = np.flatnonzero(~opens_run(moment.take(near)))
+    near = near[np.union1d(twice - 1, twice)]  # that share their code, too
     rows, moment = rows.take(near), moment.take(near)
     columns = [moment, events.value.take(rows).view(np.int32)]
     if events.encounter is not None:

@@ -264,15 +264,25 @@ class _FirstPass(Part):
     """Fits the vocabulary, and keeps every shard's fixed rows in a file."""
 
     def __init__(self, work: ShardWork, jobs: int) -> None:
-        self.work, self.jobs, self.fit = work, jobs, work.new_fit().fit
+        self.work, self.jobs, self.training = work, jobs, work.new_fit()
+        self.fit = self.training.fit
         self.kept: list[KeptRows] = []
+
+    def add(self, events: Events) -> None:
+        """Add the next shard, in this process."""
+        self.training.add(events)
+        kept = keep(events, self.work.folder / _KEPT / f"{len(self.kept)}.rows")
+        kept.number_codes(self.fit.numbers(events.codes))
+        self.kept.append(kept)
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
+        if self.jobs == 1:
+            yield from super().shards(reader)
+            return
         # samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less
         n = len(reader.shards)
-        most = 1 if self.jobs == 1 else min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs))
-        step = max(1, most)
+        step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
         for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
             self.fit.merge(found.part)
