@@ -195,10 +195,10 @@ def test_a_day_after_the_datas_end_needs_a_declared_end(sim_run: Path, few: Path
     with pytest.raises(EhrseqError, match="more than 31 days after the data's last row") as error:
         predict(sim_run, few, out, at=later, overwrite=True)
     assert "data.extracted=" in error.value.fix
-    assert predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later)) > 0
+    predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later), overwrite=True)
     assert {key[1] for key in read(out)} == {parse_date_us(later)}
     with pytest.raises(EhrseqError, match=r"lies after data\.extracted"):
-        predict(sim_run, few, out, at="2200-01-01", facts=DataConfig(extracted=later))
+        predict(sim_run, few, out, at="2200-01-01", overwrite=True, facts=DataConfig(extracted=later))
 
 
 # ---- horizons, foreign codes, files ----------------------------------------------------------------------------------
