@@ -89,7 +89,7 @@ def test_a_model_that_is_not_as_it_was_is_refused(run: Path, sim_data: Path, nam
 def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path) -> None:
     assert predict(run, sim_data, "--recalibrate").exit_code == 0
     save_again(run / RECALIBRATION)
-    done = predict(run, sim_data, "--recalibrate")
+    done = predict(run, sim_data, "--recalibrate", "--overwrite")
     assert done.exit_code == 2
     assert f"{RECALIBRATION}: has changed since it was written (run ehrseq evaluate" in done.stderr
 

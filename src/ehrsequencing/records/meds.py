@@ -293,8 +293,3 @@ def _refuse(error: OSError) -> None:
         return
     what, fix = f"cannot be listed: {error.strerror}", "make it a folder you can read"
     raise EhrseqError(what, where=str(error.filename), fix=fix) from error
-
-
-def listed(folder: Path) -> list[Path]:
-    """What a folder holds."""
-    return sorted(folder.iterdir()) if folder.is_dir() else []
