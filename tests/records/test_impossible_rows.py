@@ -104,3 +104,23 @@ def test_a_death_in_the_far_future_is_no_death(end: str, tmp_path: Path) -> None
     assert max(duration for duration, _ in found.values()) < 10 * 366
     reader = MedsReader(tmp_path / "meds")
     assert sum(np.sum(events.time_us > us("2020-01-01")) for events in reader) == 30
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"index": {"code": "LAST"}, "outcome": {"o": "OUT"}}, "censoring: {dataset_end: true}"),
+        ({"index": {"code": "OUT"}, "outcome": {"o": "OUT"}}, "set recurrent: true"),
+        ({"index": {"code": "IDX"}, "outcome": {"o": "OUT"}, "eligibility": {"min_age": "90y"}}, "eligibility"),
+    ],
+)
+def test_a_task_that_keeps_nobody_is_refused_with_what_helps(
+    task: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    rows = [Row(i, us("2010-01-01 12:00"), "IDX") for i in range(50)]
+    rows += [Row(i, us("2011-01-01 12:00"), "OUT") for i in range(20)]
+    rows += [Row(i, us("2010-06-01 12:00"), "LAST") for i in range(30, 50)]
+    with pytest.raises(EhrseqError, match="keeps nobody") as caught:
+        cohort(rows, tmp_path, **task)
+    assert said in str(caught.value)
+    assert not (tmp_path / "prep").exists()

@@ -26,7 +26,7 @@ from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_js
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.process import safe_children
 from ehrsequencing.core.version import __version__
-from ehrsequencing.records.attrition import Tally
+from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -127,6 +127,9 @@ def prepare(
         for _ in range(left):  # there may be fewer ranges
             tick()
 
+        for task, tally in zip(tasks, tallies, strict=True):
+            if (nobody := nobody_left(task, tally.as_json())) is not None:
+                raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
         codes, choices = list(fit.number), dict[str, dict[str, Any]]()
         for task in tasks:
             if task.outcomes is not None:
