@@ -267,7 +267,9 @@ def visits(
         start = when(at(r, "period.start"))
         if r["resourceType"] != "Encounter" or patient not in people or start is None:
             continue
-        moment = known_at(start, stays.get((patient, stay)))
+        span = stays.get((patient, stay))
+        stay, span = (stay, span) if span is None or fits(start, span) else (None, None)
+        moment = known_at(start, span)
         for concept in r.get("type", []):
             rows |= {(patient, moment, c, None, None, stay) for c in codes(concept)}
     return stays, rows

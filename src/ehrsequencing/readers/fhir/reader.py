@@ -39,7 +39,7 @@ def import_fhir(source: str, job: Import) -> None:
     The files are read twice: only a first look tells which version of a resource counts, and which encounter a
     Condition belongs to.
     """
-    files, path = _files(Path(source)), Path(source)
+    files, path = fhir_files(Path(source)), Path(source)
     zone = ZoneInfo(job.settings.time_zone) if job.settings.time_zone is not None else None
     with job.writer(path, encounter=pa.string()) as writer:
         found, book = Survey(), CodeBook()
@@ -67,7 +67,7 @@ def import_fhir(source: str, job: Import) -> None:
 
 
 @dataclass
-class _File:
+class FhirFile:
     """One file of a source."""
 
     path: Path
@@ -116,7 +116,7 @@ def _opened(path: Path) -> Any:
     return gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
-def _files(source: Path) -> list[_File]:
+def fhir_files(source: Path) -> list[FhirFile]:
     """The files of a folder, also of folders in it, or a single one.
 
     Raises:
@@ -130,7 +130,7 @@ def _files(source: Path) -> list[_File]:
         raise EhrseqError("holds no .ndjson and no .json file", where=str(source), fix=_FIX)
     documents = [path for path, lines in kinds if lines is False]
     return [
-        _File(
+        FhirFile(
             path,
             lines,
             str(path)
