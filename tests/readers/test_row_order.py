@@ -35,7 +35,8 @@ def keys_of(rows: Sequence[tuple[Any, ...]], lost: Sequence[bool] | None = None)
     types = (pa.float32(), pa.large_string(), pa.int64())
     rest = [pa.array(column, kind) for column, kind in zip(columns[3:], types, strict=True)]
     removed = np.zeros(len(rows), dtype=bool) if lost is None else np.array(lost, dtype=bool)
-    return Keys(subject, time_us, code, *rest, removed, np.arange(len(rows)), np.arange(len(rows)))
+    none = np.zeros(len(rows), dtype=bool)
+    return Keys(subject, time_us, code, *rest, removed, np.arange(len(rows)), np.arange(len(rows)), none)
 
 
 def expected(rows: Sequence[tuple[Any, ...]]) -> list[int]:

@@ -176,6 +176,7 @@ def cleaned(
             outside,
             known.source,
             made.row,
+            made.date_only,
         )
     )
     counts["duplicates"] += len(made.row) - len(order)

@@ -26,10 +26,11 @@ class Keys:
     lost: Bools  # (m,) those whose encounter was removed
     source: Ints  # (m,) the number of the source's row
     row: Ints  # (n,) which of the m rows each row was made of
+    date_only: Bools  # (n,) those whose source gave a date, and no time of day
 
 
 def ordered_rows(keys: Keys) -> Ints:
-    """(k,) the rows in their order, each of several equal rows once: the one with the smallest `source`.
+    """(k,) the rows in their order, each of several equal rows once: one with a clock, then the smallest `source`.
 
     A row whose encounter was removed goes where any other row is equal but for the encounter.
     """
@@ -47,7 +48,8 @@ def ordered_rows(keys: Keys) -> Ints:
         _ranks(keys.text.take(row)),
         _ranks(keys.encounter.take(row)),
     ]
-    inner = np.lexsort((keys.source[row], keys.lost[row], *reversed(rest), group))
+    dated = keys.date_only[order[place]]  # of equal rows, one with a clock stays
+    inner = np.lexsort((keys.source[row], dated, keys.lost[row], *reversed(rest), group))
     order[place] = order[place][inner]
     repeats = np.ones(max(len(place) - 1, 0), dtype=bool)
     for key in (group, *rest[:2]):
