@@ -8,8 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.audit.source import Source, follow_up, join
 from ehrsequencing.config import DialectConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.fixes import fix
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import read_events
@@ -83,12 +85,21 @@ def test_whoever_was_followed_far_longer_is_censored_at_the_data_s_end(tmp_path:
     days = [30 + 9 * i for i in range(118)] + [1600, 1950]
     rows = [Row(i, us("2000-01-01 12:00"), "IDX") for i in range(120)]
     rows += [Row(i, us("2000-01-01 12:00") + d * DAY_US, "OUT" if i % 3 == 0 else "END") for i, d in enumerate(days)]
-    _, found = cohort(rows, tmp_path, index={"code": "IDX", "which": "first"}, censoring={"code": "END"})
+    prepared, found = cohort(rows, tmp_path, index={"code": "IDX", "which": "first"}, censoring={"code": "END"})
     assert len(found) == 120
     assert {subject: found[subject] for subject in (3, 4)} == {3: (57.0, 1), 4: (66.0, 0)}
     last = days[117]
     assert [cause for _, cause in (found[118], found[119])] == [0, 0]
     assert all(last <= duration < last + 1 for duration, _ in (found[118], found[119]))
+    source = Source.read(prepared, tmp_path / "meds", wanted=np.array([4, 118]))  # as the audit counts them
+    codes = [CodeMatcher(("OUT",))], CodeMatcher(("END",))
+    for subject, events in source.records.items():
+        index_us = us("2000-01-01 12:00")
+        end_us, cause = follow_up(events, *codes).end(
+            index_us, prepared.task("t"), dataset_end_us=source.dataset_end_us
+        )
+        assert ((end_us - index_us) / DAY_US, cause) == found[subject]
+    assert join([source.records[4], source.records[118]]).beyond.tolist() == [1]
 
 
 @pytest.mark.parametrize("end", ["2099-12-31", "2999-12-31", "9998-12-31 23:59:59"])

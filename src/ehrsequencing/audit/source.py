@@ -126,6 +126,7 @@ def join(parts: list[Events]) -> Events:
         codes=tuple(number),
         value=np.concatenate([part.value for part in parts]),
         encounter=np.concatenate(encounters) if encounters else None,
+        beyond=np.flatnonzero([bool(np.isin(part.subject_id[:1], part.beyond)) for part in parts]),
     )
 
 
@@ -140,6 +141,7 @@ class FollowUp:
     marks_us: list[int]  # times of the censoring codes
     last_us: int  # the record's last event but birth
     death_us: int | None  # death, which ends every follow-up; None without one
+    is_beyond: bool = False  # whether the record goes on after the data's end
 
     def end(
         self, index_us: int, task: TaskConfig, *, dataset_end_us: int, moment_us: int | None = None
@@ -153,8 +155,9 @@ class FollowUp:
         elif task.censoring.dataset_end:
             censoring_us = dataset_end_us
         else:
+            last_us = dataset_end_us if self.is_beyond else self.last_us
             censoring_us = min(
-                (mark for mark in self.marks_us if mark >= index_us), default=self.last_us
+                (mark for mark in self.marks_us if mark >= index_us), default=last_us
             )
         if self.death_us is not None:
             censoring_us = min(censoring_us, self.death_us)
@@ -199,7 +202,8 @@ def follow_up(
         if censoring is not None and censoring(code):
             marks.append(moment)
     when, which = first if first else (None, 0)
-    return FollowUp(when, which, sorted(outcomes), marks, last_us, death_us)
+    is_beyond = bool(np.isin(events.subject_id[:1], events.beyond))
+    return FollowUp(when, which, sorted(outcomes), marks, last_us, death_us, is_beyond)
 
 
 # features that are above 0 where somebody has the code, by the start of their names
