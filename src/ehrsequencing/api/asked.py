@@ -13,8 +13,7 @@ from ehrsequencing.api.progress import progress_bar
 from ehrsequencing.config import DataConfig, format_days, parse_days, validated
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.explain import Question
-from ehrsequencing.explain import subject_records as explained_records
+from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.attention import attention_weights
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS
@@ -221,10 +220,7 @@ def explained(
         )
     if subject is None:
         return explain_cohort(question, records).table
-    record = next(explained_records(records, {subject}), None)
-    if record is None:
-        fix = "name one of the subject_id of run.predict(data)"
-        raise EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
+    record = subject_record(records, subject)
     table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])[1]
     if kind == "all":
         return table

@@ -137,7 +137,7 @@ class TrainedRun(Run):
             >>> list(why.columns[:3]), len(why) > 0
             (['code', 'visit', 'time'], True)
         """
-        question = Question.of(
+        question = Question.for_run(
             self,
             cause=cause,
             horizon_days=None if horizon is None else days_of(horizon)[0],

@@ -12,7 +12,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question
-from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort
+from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
@@ -63,7 +63,7 @@ def code_effects(
     asked = ids[np.unique(rows.subject)]
     chosen = asked[np.argsort(hash_u64(asked.astype(np.uint64)), kind="stable")[:subjects]]
     try:
-        question = Question.of(run)
+        question = Question.for_run(run)
     except EhrseqError as error:  # the run has no answer for the horizon
         return {"codes": [], "reason": f"{error.what}."}
     try:
@@ -72,11 +72,7 @@ def code_effects(
     except EhrseqError:
         return {"codes": [], "reason": CHANGED}
     words = read_descriptions(population.source)
-    kept = [
-        row
-        for row in found.table.to_pylist()
-        if row["age"] == ALL_AGES and row["change_in_risk"] is not None
-    ]
+    kept = found.table.to_pylist()
     return {
         "cause": question.cause_name,
         "horizon_days": question.horizon_days,
@@ -87,7 +83,7 @@ def code_effects(
             {
                 "code": row["code"],
                 "description": words.get(row["code"]),
-                "share": rounded_share(int(row["carriers"].replace(",", "")), found.subjects),
+                "share": rounded_share(row["carriers"], found.subjects),
                 "effect": row["change_in_risk"],
                 "low": row["low"],
                 "high": row["high"],

@@ -174,7 +174,7 @@ def _add_moves(
         found = {
             record.subject_id: record for record in subject_records(NewRecords(run, data), set(ids))
         }
-        question = Question.of(run)
+        question = Question.for_run(run)
     except EhrseqError:
         return
     for row, subject, who in zip(rows, chosen, ids, strict=True):

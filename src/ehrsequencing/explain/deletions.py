@@ -1,15 +1,14 @@
-"""Effects by exact deletion: how far a risk changes when a code, a visit or a pair of codes is struck."""
+"""Effects by exact deletion: how far a risk changes when a code, a visit or a pair of codes is removed."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.explain.edits import Edit, kept_rows
 from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import SubjectRecord
+from ehrsequencing.explain.record import Edit, SubjectRecord, kept_rows
 
-PAIRED_CODES = 20  # the codes with the largest effects, of which all pairs are struck: 190 pairs
+PAIRED_CODES = 20  # the codes with the largest effects, of which all pairs are removed: 190 pairs
 KINDS = ("code", "visit", "code in visit", "pair")
 
 
@@ -19,10 +18,11 @@ class Effect:
 
     Attributes:
         kind: One of `KINDS`.
+        edit: What was removed.
         code: The code; None for a visit.
         other: The second code of a pair.
-        visit: Number of the visit, from 0; None where a code was struck everywhere.
-        count: How many rows that were known at the prediction time were struck.
+        visit: Number of the visit, from 0; None where a code was removed everywhere.
+        count: How many rows that were known at the prediction time were removed.
         effect: Risk with − risk without.
         log_hazard: The same difference of the log cumulative hazard.
         interaction: Of a pair: effect of both − the sum of the effects of each alone.
@@ -30,6 +30,7 @@ class Effect:
     """
 
     kind: str
+    edit: Edit
     code: str | None = None
     other: str | None = None
     visit: int | None = None
@@ -45,18 +46,12 @@ class Deletion:
     """The risk at one prediction time, and the effect of every deletion on it.
 
     Attributes:
-        question: What was asked.
-        row: Number of the prediction time within the record.
-        risk: The risk with nothing struck.
-        log_hazard: Its log cumulative hazard.
+        risk: The risk with nothing removed.
         effects: By kind in the order of `KINDS`; within a kind the largest changes of the risk first, of pairs the
             largest interactions.
     """
 
-    question: Question
-    row: int
     risk: float
-    log_hazard: float
     effects: tuple[Effect, ...]
 
     def of_kind(self, kind: str) -> list[Effect]:
@@ -72,10 +67,10 @@ def deletion(
     kinds: Sequence[str] = KINDS,
     paired_codes: int = PAIRED_CODES,
 ) -> Deletion:
-    """Strike each code, visit, code in one visit and pair of codes, and ask again.
+    """Remove each code, visit, code in one visit and pair of codes, and predict again.
 
-    Only what was known at the prediction time is struck. Pairs cost most, since there are many. All pairs of the
-    `paired_codes` codes with the largest effect on the log hazard are struck, and all pairs at all where a record has
+    Only what was known at the prediction time is removed. Pairs cost most, since there are many. All pairs of the
+    `paired_codes` codes with the largest effect on the log hazard are removed, and all pairs at all where a record has
     no more codes than that.
 
     Args:
@@ -90,57 +85,45 @@ def deletion(
     """
     row = row % len(record.moments)
     codes = (*record.known_codes(row), *record.static_codes)
-    visits = record.known_visits(row)
-    singles = [Effect("code", code) for code in codes]
-    if "visit" in kinds:
-        singles += [Effect("visit", visit=visit) for visit in visits]
-    if "code in visit" in kinds:
-        known = set(codes)
-        singles += [
-            Effect("code in visit", code, visit=visit)
-            for visit in visits
-            for code in dict.fromkeys(record.codes[visit])
-            if code in known
-        ]
-    whole, found = _answered(question, record, row, singles)
+    known = set(codes)
+    singles = [Effect("code", Edit(codes=(code,)), code) for code in codes]
+    for visit in record.known_visits(row):
+        if "visit" in kinds:
+            singles.append(Effect("visit", Edit(visits=(visit,)), visit=visit))
+        if "code in visit" in kinds:
+            for code in dict.fromkeys(record.codes[visit]):
+                if code in known:
+                    edit = Edit(code_at=((visit, code),))
+                    singles.append(Effect("code in visit", edit, code, visit=visit))
+    risk, found = _measured(question, record, row, singles)
     if "pair" in kinds:
         found += _pairs(question, record, row, found[: len(codes)], most=paired_codes)
     chosen = [effect for effect in found if effect.kind in kinds]
-    chosen.sort(
-        key=lambda one: (
-            KINDS.index(one.kind),
-            -abs(one.effect if one.interaction is None else one.interaction),
-        )
-    )
-    return Deletion(question, row, float(whole[0]), float(whole[1]), tuple(chosen))
+    chosen.sort(key=_by_kind_and_size)
+    return Deletion(risk, tuple(chosen))
 
 
-def edit_of(effect: Effect) -> Edit:
-    """The edit whose effect it is."""
-    if effect.code is None:
-        assert effect.visit is not None
-        return Edit.of_visit(effect.visit)
-    if effect.visit is not None:
-        return Edit.of_code_at((effect.visit, effect.code))
-    return Edit.of_code(effect.code, *([effect.other] if effect.other else []))
+def _by_kind_and_size(effect: Effect) -> tuple[int, float]:
+    size = effect.effect if effect.interaction is None else effect.interaction
+    return KINDS.index(effect.kind), -abs(size)
 
 
-def _answered(
-    question: Question, record: SubjectRecord, row: int, asked: Sequence[Effect]
-) -> tuple[Floats, list[Effect]]:
-    """Risk and log hazard with nothing struck, and the effects with their numbers."""
-    kept = [kept_rows(record, Edit()), *(kept_rows(record, edit_of(effect)) for effect in asked)]
-    answers = question.of_copies(record, kept, rows=[row])[:, 0]
-    whole, change = answers[0], answers[0] - answers[1:]
+def _measured(
+    question: Question, record: SubjectRecord, row: int, effects: Sequence[Effect]
+) -> tuple[float, list[Effect]]:
+    """The risk with nothing removed, and the effects with their numbers."""
+    kept = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in effects))]
+    answers: Floats = question.of_copies(record, kept, rows=[row])[:, 0]
+    change = answers[0] - answers[1:]
     could = record.known_rows(row) | record.static_rows
-    return whole, [
+    return float(answers[0, 0]), [
         replace(
             effect,
             count=int((could & ~mask).sum()),
-            effect=float(change[k, 0]),
-            log_hazard=float(change[k, 1]),
+            effect=float(of_risk),
+            log_hazard=float(of_log_hazard),
         )
-        for k, (effect, mask) in enumerate(zip(asked, kept[1:], strict=True))
+        for effect, mask, (of_risk, of_log_hazard) in zip(effects, kept[1:], change, strict=True)
     ]
 
 
@@ -150,9 +133,10 @@ def _pairs(
     """All pairs of the codes with the largest effects."""
     largest = sorted(of_codes, key=lambda effect: -abs(effect.log_hazard))[:most]
     pairs = list(itertools.combinations(largest, 2))
-    if not pairs:
-        return []
-    _, found = _answered(question, record, row, [Effect("pair", a.code, b.code) for a, b in pairs])
+    asked = [
+        Effect("pair", Edit(codes=(*a.edit.codes, *b.edit.codes)), a.code, b.code) for a, b in pairs
+    ]
+    _, found = _measured(question, record, row, asked)
     return [
         replace(
             effect,

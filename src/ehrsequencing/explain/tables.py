@@ -15,10 +15,8 @@ from ehrsequencing.core.outputs import EXPLANATION, is_parquet_of, parquet_mark
 from ehrsequencing.explain.attention import attention_weights, has_attention
 from ehrsequencing.explain.changes import change
 from ehrsequencing.explain.deletions import KINDS, PAIRED_CODES, Deletion, Effect, deletion
-from ehrsequencing.explain.edits import Edit, encode_copies, kept_rows
-from ehrsequencing.explain.gradients import Gradients, integrated_gradients
 from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import SubjectRecord
+from ehrsequencing.explain.record import Edit, SubjectRecord, encode_copies, kept_rows
 
 CHANGE = "since the prediction time before"  # the kind of the rows that add up
 COLUMNS = pa.schema(
@@ -28,7 +26,7 @@ COLUMNS = pa.schema(
         ("with_code", pa.string()),  # the second code of a pair
         ("visit", pa.int64()),  # number of the visit within the record, from 0
         ("time", pa.timestamp("us")),  # start of that visit
-        ("rows", pa.int64()),  # of the record that were struck
+        ("rows", pa.int64()),  # of the record that were removed
         # with − without; the part of the change in the rows of CHANGE
         (
             "change_in_risk",
@@ -37,7 +35,6 @@ COLUMNS = pa.schema(
         ("change_in_log_hazard", pa.float64()),
         ("interaction", pa.float64()),  # of a pair: the effect of both − the sum of each alone
         ("interaction_in_log_hazard", pa.float64()),
-        ("gradient", pa.float64()),  # integrated gradients, on the log hazard of the network
         ("attention", pa.float64()),  # importance within a visit, not cause
     ]
 )
@@ -52,7 +49,7 @@ def explain_subject(
     kinds: Sequence[str] = (*KINDS, CHANGE),
     paired_codes: int = PAIRED_CODES,
 ) -> tuple[Deletion, pa.Table]:
-    """Every effect on one risk, with integrated gradients and attention weights beside those of a code in a visit.
+    """Every effect on one risk, with attention weights beside those of a code in a visit.
 
     Args:
         question: Cause and horizon.
@@ -67,14 +64,14 @@ def explain_subject(
     """
     row = row % len(record.moments)
     found = deletion(question, record, row=row, kinds=kinds, paired_codes=paired_codes)
-    beside = _Beside.of(question, record, row) if "code in visit" in kinds else None
-    rows = [_row(effect, record, beside) for effect in found.effects]
+    attention = _attention(question, record, row) if "code in visit" in kinds else {}
+    rows = [_row(effect, record, attention) for effect in found.effects]
     if CHANGE in kinds and row > 0:
         for part in change(question, record, row=row).rows:
             rows.append(
                 {
                     "kind": CHANGE,
-                    "code": part.code or part.text,
+                    "code": part.text,
                     "visit": part.visit,
                     "change_in_risk": part.change,
                     "time": None if part.visit is None else int(record.visit_us[part.visit]),
@@ -83,37 +80,34 @@ def explain_subject(
     return found, pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
-class _Beside:
-    """What other methods say of each code in each visit, by the token that the model reads there."""
-
-    def __init__(
-        self,
-        gradients: Gradients,
-        attention: dict[tuple[int, str], float],
-        token_of: dict[str, str],
-    ) -> None:
-        self.gradients, self.attention, self.token_of = gradients, attention, token_of
-
-    @classmethod
-    def of(cls, question: Question, record: SubjectRecord, row: int) -> "_Beside":
-        words, names = question.run.vocabulary, tuple(record.code_number)
-        tokens = words.base[words.ids(names)].tolist()
-        attention: dict[tuple[int, str], float] = {}
-        if has_attention(question.run):
-            nothing = kept_rows(record, Edit())[None]
-            lines = encode_copies(words, record, nothing, np.array([row])).timelines
-            visit = np.repeat(np.arange(record.n_visits), np.diff(lines.visit_offsets)).tolist()
-            weights = attention_weights(question.run, lines).tolist()
-            for place, token, weight in zip(
-                visit, words.base[lines.codes].tolist(), weights, strict=True
-            ):
-                name = (place, words.tokens[token])
-                attention[name] = attention.get(name, 0.0) + weight
-        of_names = {name: words.tokens[token] for name, token in zip(names, tokens, strict=True)}
-        return cls(integrated_gradients(question, record, row=row), attention, of_names)
+def _attention(question: Question, record: SubjectRecord, row: int) -> dict[tuple[int, str], float]:
+    """(visit, code) → the weight of its token in the visit's vector; empty where the encoder has no weights."""
+    if not has_attention(question.run):
+        return {}
+    words, names = question.run.vocabulary, tuple(record.code_number)
+    token_of = dict(zip(names, words.base[words.ids(names)].tolist(), strict=True))
+    whole = kept_rows(record, Edit())[None]
+    lines = encode_copies(words, record, whole, np.array([row])).timelines
+    visits = np.repeat(np.arange(record.n_visits), np.diff(lines.visit_offsets)).tolist()
+    weight: dict[tuple[int, int], float] = {}
+    for visit, token, own in zip(
+        visits,
+        words.base[lines.codes].tolist(),
+        attention_weights(question.run, lines).tolist(),
+        strict=True,
+    ):
+        weight[visit, token] = weight.get((visit, token), 0.0) + own
+    return {
+        (visit, code): weight[visit, token_of[code]]
+        for visit, codes in enumerate(record.codes)
+        for code in codes
+        if (visit, token_of[code]) in weight
+    }
 
 
-def _row(effect: Effect, record: SubjectRecord, beside: _Beside | None) -> dict[str, Any]:
+def _row(
+    effect: Effect, record: SubjectRecord, attention: dict[tuple[int, str], float]
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "kind": effect.kind,
         "code": effect.code,
@@ -126,14 +120,8 @@ def _row(effect: Effect, record: SubjectRecord, beside: _Beside | None) -> dict[
         "interaction": effect.interaction,
         "interaction_in_log_hazard": effect.log_hazard_interaction,
     }
-    if beside is not None and effect.kind == "code in visit":
-        assert effect.visit is not None
-        assert effect.code is not None
-        name = (effect.visit, beside.token_of[effect.code])
-        row |= {
-            "gradient": beside.gradients.of_codes.get(name),
-            "attention": beside.attention.get(name),
-        }
+    if effect.kind == "code in visit" and effect.visit is not None and effect.code is not None:
+        row["attention"] = attention.get((effect.visit, effect.code))
     return row
 
 
