@@ -17,11 +17,11 @@ from ehrsequencing.baselines.fit import fit_baselines
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.core.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.records import grid
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.grid import grid_edges
-from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import EDGES, blanked, fit, given_to, with_rows, without

@@ -20,7 +20,7 @@ from ehrsequencing.baselines.fit import fit_baselines, what_is_missing
 from ehrsequencing.baselines.forest import CompetingForest
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.hazards import event_bin, exposure
+from ehrsequencing.core.hazards import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 

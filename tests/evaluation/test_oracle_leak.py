@@ -12,6 +12,7 @@ import pytest
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.core import arrays
+from ehrsequencing.core.hazards import cohort_hazards, event_bin, exposure, hazards_through, horizon_nll
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import (
@@ -25,8 +26,6 @@ from ehrsequencing.evaluation.oracle import (
     other_settings,
 )
 from ehrsequencing.evaluation.oracle_table import oracle_warnings
-from ehrsequencing.evaluation.through_risks import hazards_through
-from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ehrsequencing.core import hazards as numpy_room
 from ehrsequencing.models import hazards as torch_room
-from ehrsequencing.records import hazards as numpy_room
 
 Floats = NDArray[np.float64]
 DAYS = st.floats(0.01, 5000.0)

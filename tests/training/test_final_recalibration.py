@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.hazards import exposure
 from ehrsequencing.models.build import load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import recalibration
 from ehrsequencing.training.inference import nll_of_rows

@@ -19,8 +19,7 @@ from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.models.hazards import cumulative_incidence
-from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.models.hazards import cumulative_incidence, onset_risk
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US

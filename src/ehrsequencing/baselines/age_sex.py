@@ -7,7 +7,7 @@ from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.baselines.piecewise import days_since_index
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.records.hazards import exposure
+from ehrsequencing.core.hazards import exposure
 from ehrsequencing.records.timelines import TaskRecords
 
 

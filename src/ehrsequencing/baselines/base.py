@@ -14,8 +14,8 @@ import numpy as np
 from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
+from ehrsequencing.core.hazards import cohort_hazards, cumulative_incidence
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -13,7 +13,7 @@ from ehrsequencing.baselines.history import OF_CODE, FeatureSpec, fit_feature_sp
 from ehrsequencing.baselines.many_people import feature_cuts
 from ehrsequencing.baselines.trees import Trees
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.records.hazards import event_bin, exposure
+from ehrsequencing.core.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -14,7 +14,7 @@ from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, histo
 from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.hazards import event_bin
+from ehrsequencing.core.hazards import event_bin
 from ehrsequencing.records.timelines import TaskRecords
 
 MOST_ROWS = 2_500  # training prediction times; above, they are drawn at random

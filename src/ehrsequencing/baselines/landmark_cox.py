@@ -9,7 +9,7 @@ from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
 from ehrsequencing.baselines.cox import CoxFit, CoxRows, choose_ridge, cox_incidence
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.records.hazards import cohort_hazards
+from ehrsequencing.core.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -7,8 +7,8 @@ import numpy as np
 from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
 from ehrsequencing.baselines.piecewise import days_since_index
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.hazards import cohort_hazards
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen
-from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRecords
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.hazards import horizon_nll
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.timelines import TaskRows
 
 

@@ -17,9 +17,14 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
-from ehrsequencing.evaluation.through_risks import hazards_through
+from ehrsequencing.core.hazards import (
+    cohort_hazards,
+    event_bin,
+    exposure,
+    hazards_through,
+    horizon_nll,
+)
 from ehrsequencing.models.hazards import cumulative_incidence
-from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 

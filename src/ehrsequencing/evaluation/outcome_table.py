@@ -20,8 +20,7 @@ from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.stratified import StratifiedAuc, StratifiedRows, stratified_auc
-from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.models.hazards import exposure, onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.outcomes import outcome_labels

@@ -1,7 +1,7 @@
-"""Formulas of both heads as pure functions of logits: likelihood, cumulative incidence, exposure (SCIENCE.md §3).
+"""Formulas of both heads as pure functions of logits: likelihood, cumulative incidence, exposure (docs/models.md).
 
 The `horizon` head has hazards per day that are constant in each of K bins. Bin k covers `[τ_{k-1}, τ_k)` days after the
-prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `records/hazards.py`
+prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `core/hazards.py`
 has the same formulas in NumPy, for hazards per day instead of logits; a test compares the two.
 """
 
@@ -200,6 +200,44 @@ def cumulative_incidence(
     return torch.stack(risks, 2) if risks else logits.new_zeros(*logits.shape[:2], 0)
 
 
+def onset_risk(
+    log_hazards: Tensor,
+    competing: Tensor,
+    edges_days: Sequence[float],
+    *,
+    horizons_days: Sequence[float],
+    start_days: float = 0.0,
+) -> Tensor:
+    """Cumulative incidence of each code by each horizon, each code alone against the competing causes.
+
+        F_c(t) = Σ_k λ_{c,k} / (λ_{c,k} + μ_k) · (S_c(τ_{k−1}) − S_c(min(t, τ_k))),   S_c = exp(−Σ (λ_c + μ) · days)
+
+    μ is the sum of the competing causes' hazards (death). Other codes do not compete.
+
+    Args:
+        log_hazards: (N, C, K) of the codes.
+        competing: (N, E, K) log-hazards of the causes that end a record.
+        edges_days: The K − 1 inner edges.
+        horizons_days: H horizons, each above 0.
+        start_days: Given neither the code's event nor a competing one for so long.
+
+    Returns:
+        (N, C, H) in the dtype of `log_hazards`, at least float32.
+    """
+    wide = torch.promote_types(log_hazards.dtype, torch.float32)
+    own = log_hazards.to(wide).clamp(max=LINEAR_ABOVE).exp()
+    total = own + competing.to(wide).clamp(max=LINEAR_ABOVE).exp().sum(1, keepdim=True)
+    share = own / total.clamp(min=torch.finfo(wide).tiny)
+    zero = torch.zeros(1, dtype=torch.float64, device=own.device)
+    out = []
+    for horizon in horizons_days:
+        days = exposure(edges_days, zero + start_days, zero + horizon).to(wide)  # (1, K)
+        hazard = total * days
+        survival = F.pad(-hazard.cumsum(2)[..., :-1], (1, 0)).exp()
+        out.append((share * survival * -torch.expm1(-hazard)).sum(2))
+    return torch.stack(out, 2)
+
+
 def observed_hazards(
     edges_days: Sequence[float],
     *,
@@ -208,7 +246,7 @@ def observed_hazards(
     entry_days: Tensor | None,
     n_causes: int,
 ) -> Tensor:
-    """The cohort's own hazards, events over days at risk, as `records.hazards.cohort_hazards` has them.
+    """The cohort's own hazards, events over days at risk, the twin of `core.hazards.cohort_hazards`.
 
     Half an event is spread over all bins of a cause, so that a bin without an event keeps a finite logarithm.
 

@@ -8,7 +8,7 @@ import torch
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.models.hazards import onset_risk
 from ehrsequencing.records.timelines import TaskRecords
 
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction

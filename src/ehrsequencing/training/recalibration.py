@@ -20,9 +20,9 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.hazards import event_bin, exposure
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.training.feed import feed
 
 FEWEST = 10  # subjects with the event, below which a cause is left as it is

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.hazards import cohort_hazards
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import starting_rates
 from ehrsequencing.records.grid import grid_edges
-from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels, with_outcome_events
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows

@@ -30,6 +30,7 @@ from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
@@ -41,7 +42,6 @@ from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.prediction.divided import part_of
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported

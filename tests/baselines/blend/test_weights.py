@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from ehrsequencing.baselines.blend.weights import BlendRows, Points, blended_hazards, fit_weights
-from ehrsequencing.records.hazards import exposure, horizon_nll
+from ehrsequencing.core.hazards import exposure, horizon_nll
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
 

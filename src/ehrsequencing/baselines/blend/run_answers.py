@@ -8,8 +8,8 @@ from torch import nn
 
 from ehrsequencing.baselines.blend.blend import Blend, in_parts, network_hazards
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.inference import batches, nll_of_rows, risk_of_rows
 from ehrsequencing.training.recalibration import Recalibrated

@@ -36,10 +36,10 @@ from ehrsequencing.config import StudyConfig, TransferConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines, remove_folder, write_bytes
+from ehrsequencing.core.hazards import horizon_nll
 from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
-from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.adapt import adapted

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.hazards import event_bin
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
-from ehrsequencing.records.hazards import event_bin
 
 RESAMPLES = 500  # of subjects, for the intervals of the weights
 # above so many rows × resamples there are fewer, but never under 100
