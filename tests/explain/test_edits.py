@@ -120,7 +120,7 @@ def own_records(run: Run, data: Path, record: SubjectRecord) -> TaskRecords:
 def moment_within_a_visit(record: SubjectRecord) -> int | None:
     """A moment in a visit between the first and the last prediction time, where there is one."""
     first, last = record.prediction_us[[0, -1]].tolist()
-    for start_us, end_us in zip(record.visit_us.tolist(), record.visit_end_us.tolist(), strict=True):
+    for start_us, end_us in zip(record.visit_us.tolist(), record.record.visits.end_us.tolist(), strict=True):
         if start_us > first and end_us <= last and end_us - start_us > MINUTE_US:
             return int(start_us + end_us) // 2
     return None

@@ -21,7 +21,7 @@ from ehrsequencing.export.program import SubjectProgram, seen
 from ehrsequencing.export.samples import sample_questions, worst_difference
 from ehrsequencing.models.build import build_model
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records import hazards
+from ehrsequencing.core import hazards
 from ehrsequencing.records.vocabulary import _Ranks
 from helpers.command_line import ehrseq
 from helpers.serve import subject_rows

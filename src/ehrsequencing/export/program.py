@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.attention import AttentionPlan, Block
+from ehrsequencing.models.attention_blocks import AttentionPlan, Block
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import mean_hazard_logits
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival

@@ -35,7 +35,7 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         """(N, d) packed rows → (N, d); `turn` encodes the distance between rows.
 
-        With `rows` (R,) only these are computed, (R, d): the plan is then of these (`plans.rows_plan`).
+        With `rows` (R,) only these are computed, (R, d): the plan is then of these (`attention_masks.rows_plan`).
         """
         qk, v = self.qkv(self.attention_norm(x)).split([2 * x.shape[1], x.shape[1]], dim=1)
         q, k = (qk if turn is None else turn(qk, heads=2 * self.heads)).chunk(2, dim=1)

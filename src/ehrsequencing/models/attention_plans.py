@@ -1,11 +1,8 @@
-"""Who sees whom: three plans of attention over packed rows, each cut into dense blocks or ragged spans (`attention`).
-
-- `visits_plan`: a subject's visits in time: causal, a sliding window, queries seen by none.
-- `codes_plan`: the codes of one visit, each seeing all of them.
-- `tokens_plan`: all tokens of a subject, causal at visit level, whole visits back up to `max_tokens`.
+"""The fast path of attention: the rules of `attention_masks`, cut into dense blocks or ragged spans.
 
 A plan is built once a batch, on the CPU from what the CPU knows of the batch (`VisitBatch.host`), and shared by all
-layers: nobody waits for a device. Rows of similar length share a block, so that there is little padding and few calls.
+layers, so that nothing waits for a device. Rows of similar length share a block: little padding and few calls. Tests
+compare every plan with the masks and with plain loops.
 """
 
 from dataclasses import dataclass, replace
@@ -14,24 +11,13 @@ import torch
 from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models.attention import AttentionPlan, Block, Plan, RaggedPlan, Spans, Stream
+from ehrsequencing.models.attention import Plan
+from ehrsequencing.models.attention_blocks import AttentionPlan, Block
+from ehrsequencing.models.attention_spans import RaggedPlan, is_ragged, make_stream
 
 CHUNK = 256  # rows of one chunk beyond the window: its keys are the window's more
 FREE_PADS = 128  # rows of padding that are cheaper than one more call
 PAD_SHARE = 1 / 8  # ... and the share of a block's rows that may be padding beyond that
-MOST_SPANS = 2**16 - 1  # of one call of the ragged kernel: one dimension of a CUDA grid
-
-
-def is_ragged(device: torch.device) -> bool:
-    """Whether attention on this device runs in ragged spans: a GPU that has the kernel, and half precision (autocast).
-
-    Elsewhere it runs in dense blocks, in float32.
-    """
-    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
-        return False
-    return torch.get_autocast_dtype("cuda").itemsize == 2 and torch.cuda.get_device_capability(
-        device
-    ) >= (8, 0)
 
 
 class _Blocks:
@@ -98,16 +84,7 @@ class _Blocks:
 
 
 def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> Plan:
-    """Attention over visits (rows: the N visits and queries).
-
-    A real visit sees itself and the `window - 1` real visits before it; `bidirectional`, also as many after it. A
-    query sees itself and the last `window - 1` real visits before it, either way.
-
-    Args:
-        batch: The packed visits.
-        window: Most visits that one visit sees, itself included.
-        bidirectional: Whether real visits also see the future.
-    """
+    """See `attention_masks.visits_mask`."""
     if is_ragged(batch.codes.device):
         return _ragged_visits(batch.host, window, bidirectional).to(batch.codes.device)
     builder = _VisitsPlan(batch.host, window, bidirectional)
@@ -141,7 +118,7 @@ def _ragged_visits(batch: VisitBatch, window: int, bidirectional: bool) -> Ragge
     subjects = _SubjectRows(batch)
     longest = int(subjects.length.max()) if batch.n_subjects else 0
     back = window - 1 if window < longest else -1
-    visits = _stream(
+    visits = make_stream(
         subjects.real_rows, subjects.length, window=(back, back if bidirectional else 0)
     )
     if not len(subjects.query_row):  # all rows in their order
@@ -151,7 +128,9 @@ def _ragged_visits(batch: VisitBatch, window: int, bidirectional: bool) -> Ragge
     nth = _ranges(subjects.before - seen, seen + 1)
     own = torch.cat([subjects.real_rows, subjects.real_rows.new_zeros(1)])[nth]
     own[(seen + 1).cumsum(0) - 1] = subjects.query_row
-    queries = _stream(subjects.query_row, torch.ones_like(seen), key_rows=own, key_lengths=seen + 1)
+    queries = make_stream(
+        subjects.query_row, torch.ones_like(seen), key_rows=own, key_lengths=seen + 1
+    )
     asked = torch.cat([subjects.real_rows, subjects.query_row])
     answer_slot = torch.empty_like(asked)
     answer_slot[asked] = torch.arange(len(asked))
@@ -245,15 +224,10 @@ class _SubjectRows:
 
 
 def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
-    """Full attention within each segment (rows: the items).
-
-    Args:
-        offsets: (N+1,) segment n holds rows `offsets[n]:offsets[n+1]`; may be empty. On the CPU, or there is a wait.
-        device: Where the rows are; None: where the offsets are.
-    """
+    """See `attention_masks.codes_plan`."""
     device, offsets = device or offsets.device, offsets.cpu()
     if is_ragged(device):
-        stream = _stream(None, offsets.diff(), window=(-1, -1))
+        stream = make_stream(None, offsets.diff(), window=(-1, -1))
         return RaggedPlan((stream,) if stream.calls else (), None).to(device)
     blocks = _Blocks(int(offsets[-1]))
     order = offsets.diff().argsort(stable=True)
@@ -275,19 +249,7 @@ def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
 def tokens_plan(
     batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
 ) -> AttentionPlan:
-    """Attention over all tokens of a subject, by whole visits (rows: the tokens). Always in dense blocks.
-
-    A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
-    own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
-    tokens see the past in the same way, and are seen by themselves alone.
-
-    Args:
-        batch: The packed visits.
-        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one. On the CPU, or
-            there is a wait.
-        max_tokens: How far back (and ahead).
-        bidirectional: Whether real visits also see the future.
-    """
+    """See `attention_masks.tokens_mask`; always in dense blocks."""
     builder = _TokensPlan(batch.host, token_offsets.cpu(), max_tokens, bidirectional)
     builder.add_visits()
     builder.add_queries()
@@ -409,42 +371,6 @@ class _TokensPlan(_Blocks):
             self.add_block(size, asked.shape[1], key_length, mask=mask)
             query_rows = (first + asked.minimum(own_tokens - 1)).flatten()
             self.add_rows(query_rows, keys.flatten(), answers=(asked < own_tokens).flatten())
-
-
-# ---- ragged spans ----------------------------------------------------------------------------------------------------
-
-
-def _stream(
-    rows: Tensor | None,
-    lengths: Tensor,
-    *,
-    key_rows: Tensor | None = None,
-    key_lengths: Tensor | None = None,
-    window: tuple[int, int] = (-1, -1),
-) -> Stream:
-    """Spans of so many queries (and keys; none: as many), as few calls as possible; empty spans are left out."""
-    queries = lengths[lengths > 0]
-    keys = queries if key_lengths is None else key_lengths[lengths > 0]
-    calls = tuple(
-        Spans(
-            _span_offsets(q),
-            _span_offsets(k),
-            int(q.sum()),
-            int(k.sum()),
-            int(q.max()),
-            int(k.max()),
-            window,
-        )
-        for q, k in zip(
-            torch.split(queries, MOST_SPANS), torch.split(keys, MOST_SPANS), strict=True
-        )
-        if len(q)
-    )
-    return Stream(rows, key_rows, calls)
-
-
-def _span_offsets(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------
