@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 
 from _measure import Clock, child, own_mib, peak_mib, quartiles
 from ehrsequencing.batches.loader import SubjectLoader
@@ -19,6 +20,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import loop
 from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes
+from ehrsequencing.training.train import Trainer
 
 Row = dict[str, Any]
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
@@ -85,14 +87,12 @@ def _moved(table: pa.Table, by: int) -> pa.Table:
 # ---- training under the clock ----------------------------------------------------------------------------------------
 
 
-def trainer_of(folder: Path, out: Path, *, size: str, epochs: int, **settings: Any) -> loop.Trainer:
+def trainer_of(folder: Path, out: Path, *, size: str, epochs: int, **settings: Any) -> Trainer:
     """A trainer with the default settings, but for the model's size, the number of epochs, and what else is given."""
     data = Prepared(folder)
     model = ModelConfig.model_validate({"size": size})
     training = TrainingConfig(epochs=epochs, patience=epochs, **settings)
-    return loop.Trainer(
-        data, data.only_task(), out, study=StudyConfig(model=model, training=training)
-    )
+    return Trainer(data, data.only_task(), out, study=StudyConfig(model=model, training=training))
 
 
 def time_of_train(
@@ -130,10 +130,10 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
     trainer, clock = trainer_of(folder, out, size=size, epochs=epochs), Clock()
     places = [
         (SurvivalModel, "loss", "forward"), (SurvivalModel, "nll", "forward"), (MaskedCodes, "forward", "forward"),
-        (trainer.fabric, "backward", "backward"), (BesideHazards, "backward", "backward"),
+        (torch.Tensor, "backward", "backward"), (BesideHazards, "backward", "backward"),
         (BesideHazards, "step", "optimiser"),
-        (trainer.fabric, "clip_gradients", "optimiser"), (trainer.optimizer, "step", "optimiser"),
-        (trainer.optimizer, "zero_grad", "optimiser"), (trainer.ema, "update", "averaged weights"),
+        (loop.nn.utils, "clip_grad_norm_", "optimiser"), (trainer.training.optimizer, "step", "optimiser"),
+        (trainer.training.optimizer, "zero_grad", "optimiser"), (trainer.training.ema, "update", "averaged weights"),
         (SubjectLoader, "collate", "collate"), (SubjectLoader, "shuffled", "shuffle"),
         (loop, "save_checkpoint", "checkpoint"), (trainer, "write_run", "write the run"),
     ]  # fmt: skip

@@ -19,17 +19,16 @@ from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
-from ehrsequencing.records.codes import read_descriptions
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
-from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
 
 PANELS = TASKS | FIRST_DIAGNOSES
-CONTROLS = ("shuffled", "other_pairs", "everything", "renamed", "renamed_reworded")
+CONTROLS = ("shuffled", "other_pairs", "everything")
 _ARM = re.compile(
     r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen|lora))?(\[(?P<settings>.*)\])?"
 )
@@ -67,10 +66,7 @@ class Arm:
     @property
     def pretrained(self) -> str:
         """Folder of the pretrained model."""
-        learned = {"renamed": None, "renamed_reworded": "reworded"}.get(
-            self.control or "", self.control
-        )
-        return "pretrained-" + self.source + (f"-{learned}" if learned else "")
+        return "pretrained-" + self.source + (f"-{self.control}" if self.control else "")
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,7 @@ class Site:
             labelled, self.task, self.folder / "none", study=load_study(None, [])
         ).config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
-        return BoostedVisits(data, trials=1).nll(held_out, np.arange(len(held_out)))
+        return BoostedVisits.fit(data, trials=1).nll(held_out, np.arange(len(held_out)))
 
     def _network(self, arm: Arm, n: int | None, run: Path) -> tuple[Floats, dict[str, Any]]:
         study = load_study(
@@ -236,23 +232,13 @@ class Site:
             ]
             asked += ["pretraining.exclude=none"] if arm.control == "everything" else []
             study = load_study(None, [*asked, f"pretraining.objectives={named}"])
-            texts = read_descriptions(Path(self.prepared.manifest["data_path"]))
-            if arm.control == "renamed_reworded":
-                texts = {code: reworded(text) for code, text in texts.items()}
-            trainer = Pretrainer(
-                self.prepared, folder, study=study, task_name=self.task, descriptions=texts
-            )
+            trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task)
             for loader in (trainer.loader, trainer.tuning_loader):
                 loader.timelines = self._changed(loader.timelines, arm.control)
-            trainer.train, trainer.tuning = (
-                trainer.loader.timelines,
-                trainer.tuning_loader.timelines,
-            )
+            trainer.train = trainer.loader.timelines
+            trainer.tuning = trainer.tuning_loader.timelines
             trainer.fit(resume=folder.is_dir())
-        source = Pretrained(folder)
-        if arm.control in ("renamed", "renamed_reworded"):
-            rename(source)
-        return source
+        return Pretrained(folder)
 
     def _changed(self, timelines: Timelines, control: str | None) -> Timelines:
         """The records of a null control."""
@@ -268,21 +254,3 @@ class Site:
             new[partners] = np.roll(partners, 1)
             return replace(timelines, codes=new[timelines.codes])
         return timelines
-
-
-def reworded(text: str) -> str:
-    """A description with its words in another order, and one word more."""
-    return " ".join(sorted(text.split(), reverse=True)) + " (recorded)"
-
-
-def rename(source: Pretrained) -> None:
-    """Give every code of a pretrained model another name; it keeps its description."""
-    names = {code: f"SITE//{number}" for number, code in enumerate(sorted(source.vocabulary.index))}
-    source.descriptions = {
-        names[code]: text for code, text in source.descriptions.items() if code in names
-    }
-    source.vocabulary = _renamed(source.vocabulary, names)
-
-
-def _renamed(vocabulary: Vocabulary, names: dict[str, str]) -> Vocabulary:
-    return replace(vocabulary, codes=tuple(names[code] for code in vocabulary.codes))

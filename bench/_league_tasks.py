@@ -19,7 +19,8 @@ from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.repeated_splits import split_study
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.simulate import SimulationConfig, simulate
 
@@ -268,6 +269,7 @@ def run_foreign(model: str, python: Path, folder: Path, *, seconds: float) -> No
     """Run one foreign model on the folder with its question, in its own Python."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)  # it must not see our package
+    environment.pop("PYTHONSAFEPATH", None)  # its script imports its neighbours
     script = HERE / "contenders" / FOREIGN[model].script
     log = folder / "log.txt"
     with log.open("w") as out:

@@ -20,18 +20,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from _true_risks import true_risk_errors
 from ehrsequencing.config import load_study, load_task
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import write_manifest
-from ehrsequencing.evaluation.oracle import Truth
-from ehrsequencing.evaluation.oracle_table import oracle_table
+from ehrsequencing.evaluation.oracle import Truth, oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
 # informative visits. A visit holds a pair, a code whose order counts, and two of 30 codes that mean nothing.
@@ -134,7 +136,7 @@ def result(
             prepared, "simulated", folder, study=load_study(None, [*RECIPE, *settings])
         )
         if linear:
-            for model in (trainer.model, trainer.averaged, trainer.best):
+            for model in (trainer.model, trainer.training.averaged, trainer.training.best):
                 silence_all_but_wide_head(model)
         started = time.process_time()
         trainer.fit()
@@ -169,15 +171,20 @@ def judged(run: Run, prepared: Prepared) -> Row:
     truth = Truth.read(held_out.source, records, causes=run.task.causes)
     if truth is None:
         raise SystemExit(f"{held_out.source} holds no truth")
+
+    def risk(days: Floats) -> Floats:
+        return risk_of_rows(run.model, records, horizons_days=days).astype(np.float64)
+
     found = oracle_table(
         truth,
-        lambda days: risk_of_rows(run.model, records, horizons_days=days).astype(np.float64),
+        risk,
         nll_of_rows(run.model, records),
         records.rows,
         train=prepared.rows(run.task.name, "train"),
         edges_days=run.study.model.edges_days,
         task=run.task,
     )
+    found |= true_risk_errors(truth, risk, subject=records.rows.subject, task=run.task)
     chosen = {
         key: found[key]
         for key in ("gain_share", "gain_share_se", "beats_oracle_z", "prediction_times")
@@ -267,9 +274,7 @@ def pairs_table(rows: list[Row]) -> str:
 # ---- the figure ------------------------------------------------------------------------------------------------------
 
 # Okabe and Ito's palette: distinct for colour-blind readers; the shape of the mark differs too.
-SERIES = dict(
-    zip(ENCODERS, ("#999999", "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#CC79A7"), strict=True)
-)
+SERIES = dict(zip(ENCODERS, ("#999999", "#0072B2", "#56B4E9", "#D55E00", "#009E73"), strict=True))
 CORNERS = {  # of each encoder's mark, around (0, 0); none: a circle
     "mean": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
     "attention (query)": (),

@@ -2,7 +2,7 @@
 
 DATA is a simulated data set and RUN a run trained on it. At the last prediction time of some held-out subjects:
 
-- **Truth.** Each code's true contribution to the outcome's log hazard (`simulate/contributions.py`), beside what
+- **Truth.** Each code's true contribution to the outcome's log hazard (`bench/_contributions.py`), beside what
   deletion says of the model's log cumulative hazard by 30 days. Pairs are struck as pairs, beside each half alone,
   the interaction (sum of the halves − both), and a swap that turns a match into a mismatch or back. "never" compares
   with the other truth, in which the pair had never been written and older pairs would be one place newer.
@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
+from _contributions import Contribution, Contributions
 from ehrsequencing.audit.shuffled import SMALL, ShuffledLabels
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import read_json, write_json
@@ -39,9 +40,8 @@ from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.simulate import SimulationConfig
-from ehrsequencing.simulate.contributions import Contribution, Contributions
 from ehrsequencing.simulate.dataset import SPLITS, split_of
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 EARLY_DAYS = 30.0  # contributions are those of the prediction time; they are sought in the hazard soon after it
 SHARES = (0.05, 0.1, 0.2, 0.5)  # of a record's codes: struck, or kept alone
@@ -238,7 +238,7 @@ def shuffled_network(run: Run) -> SurvivalModel:
             shuffled, run.task.name, Path(folder) / "run", study=load_study(None, SMALL)
         )
         trainer.fit()
-        return trainer.averaged.cpu().eval()
+        return trainer.training.averaged.cpu().eval()
 
 
 def cost(question: Question, people: Sequence[SubjectRecord]) -> dict[str, float]:

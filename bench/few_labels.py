@@ -3,18 +3,16 @@
 Pretrains on the training subjects of a panel without their labels, and then fits the panel's task with the labels of n
 of them, in several arms: from scratch with the defaults of `ehrseq train` (`scratch`), from scratch with as many steps
 as pretraining and fine-tuning together (`scratch_long`), boosted trees (`trees`), and from a pretrained model in each
-mode (`masked_codes/full`, `masked_codes+next_visit/lora`). `scratch` and `trees` are fitted with all labels, too. Every
-arm of one n stops early on the same tuning subjects, as many as the labels are worth, and is compared on all held-out
-prediction times by mean negative log-likelihood.
+mode (`masked_codes/full`, `masked_codes+time_to_code/lora`). `scratch` and `trees` are fitted with all labels, too.
+Every arm of one n stops early on the same tuning subjects, as many as the labels are worth, and is compared on all
+held-out prediction times by mean negative log-likelihood.
 
 Null controls, whose gain must vanish: `masked_codes-shuffled/full` (pretrained on codes shuffled over all visits) and,
 in simulated panels, `masked_codes-other_pairs/full` (each A_k goes with another B in the records of the pretraining).
-`-renamed` renames every code of the source, which keeps its description. With `-renamed_reworded` the source has been
-pretrained on descriptions in another wording, too.
 `-everything` leaves no code out of the targets (`pretraining.exclude=none`), so that results with and without the
 exclusion stand side by side: `time_to_code-everything/frozen` beside `time_to_code/frozen`.
 
-Without `--arms` all of this is run but the renamed codes: every objective, every mode, what docs/pretraining.md
+Without `--arms` all of this is run: every objective, every mode, what docs/pretraining.md
 recommends for few labels, the same without the exclusion, and both null controls.
 
 Every finished arm is kept below OUT (delete its file to run it again); tables and the figures are made of all that is
@@ -36,28 +34,17 @@ SAME = (
     "scratch[model.dropout=0,model.code_dropout=0,model.wide_head=false,model.age_polynomial=false]"
 )
 BLEND = "[training.blend=true]"
+BOTH = "masked_codes+time_to_code"  # the default of `ehrseq pretrain`
 RECOMMENDED = f"time_to_code/frozen{BLEND}"
 ARMS = (
     *("scratch", SAME, f"scratch{BLEND}", "trees"),
-    *(
-        "masked_codes/full",
-        "swapped_codes/full",
-        "next_visit/full",
-        "marked_time/full",
-        "time_to_code/full",
-    ),
-    *(
-        "masked_codes+next_visit/full",
-        "masked_codes+next_visit/frozen",
-        "masked_codes+next_visit/lora",
-    ),
-    *("masked_codes+swapped_codes/full", f"masked_codes+swapped_codes/full{BLEND}"),
-    *("time_to_code/frozen", "time_to_code/lora", f"time_to_code/full{BLEND}", RECOMMENDED),
+    *(f"{BOTH}/full", f"{BOTH}/full{BLEND}", f"{BOTH}/frozen{BLEND}", "masked_codes/full"),
+    *("time_to_code/full", "time_to_code/frozen", "time_to_code/lora"),
+    *(f"time_to_code/full{BLEND}", RECOMMENDED),
     *(
         f"time_to_code-{control}/frozen{BLEND}"
         for control in ("shuffled", "other_pairs", "everything")
     ),
-    *("masked_codes+next_visit-shuffled/full", "masked_codes+next_visit-other_pairs/full"),
     "scratch_long",  # as many steps as a pretraining had, so that one must be there
 )
 

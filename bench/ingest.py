@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from _cpu import cpu_of, made_once, versions
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.files import write_json
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 
 MUST_RATE, MUST_GIB = 5e6, 0.6  # PERFORMANCE.md: events per CPU-second, and peak memory
 SHARD_ROWS = 1_000_000
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="leave each size's prepared set, as bench/streaming.py wants it",
+        help="leave each size's prepared set",
     )
     parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -23,7 +23,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.optimizer import make_optimizer
+from ehrsequencing.training.loop import make_optimizer
 
 CASES = {  # visits, codes of each
     "1 k visits": (1_000, 10),

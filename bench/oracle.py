@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from _true_risks import run_errors
+
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
 COLUMNS = ("subjects", "encoder", "share of the gain (expected)", "slopes, outcome", "slopes, death", "RMSE of risk",
            "of hazard a year", "learned of each mechanism")  # fmt: skip
@@ -47,7 +49,7 @@ def judged(folder: Path, prepared: Path, settings: list[str]) -> dict[str, Any]:
         run("train", prepared, "--out", folder, "--resume", *settings)
         run("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
     found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())["oracle"]
-    return found
+    return found | run_errors(folder)
 
 
 def slopes(risks: list[dict[str, Any]]) -> str:

@@ -13,11 +13,12 @@ from statistics import fmean
 
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from real import SETS, TRIALS_TABLE, add_trial, study_of, trial_folder
 
 FIRST_SEED = 19000

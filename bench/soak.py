@@ -26,9 +26,10 @@ from pathlib import Path
 
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.prediction.predict import predict
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from serving import bodies
 
 TINY = (

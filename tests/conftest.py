@@ -12,9 +12,10 @@ from hypothesis import settings
 
 from ehrsequencing.baselines import boosted
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.settings import EXAMPLES, TINY
 from helpers.simulate import busy_world
 
@@ -93,16 +94,3 @@ def dead() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many of the broken models (`test_mutants.py`) every check beside them has caught."""
-    caught: dict[str, bool] = {}
-    for outcome in ("passed", "failed", "error"):
-        for report in terminalreporter.getreports(outcome):
-            _, is_mutant, case = report.nodeid.partition("::test_a_mutant_is_caught[")
-            name = case.split("-")[0]
-            if is_mutant:
-                caught[name] = caught.get(name, True) and outcome == "passed"
-    if caught:
-        terminalreporter.write_line(f"{sum(caught.values())} of {len(caught)} mutants caught")

@@ -58,18 +58,6 @@ def type_in(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not end.value.code, arguments
 
 
-def test_there_is_one_page_for_each_source_and_the_overview_leads_there() -> None:
-    overview = (DOCS / "data.md").read_text(encoding="utf-8")
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    for page in SAMPLES:
-        assert f"]({page})" in overview
-        assert f"](docs/{page})" in readme
-        wanted = [step for step in STEPS if step != "import" or page != "data-meds.md"]
-        assert [arguments[0] for arguments in commands(page)] == wanted
-        settings = [arguments[arguments.index("task.yaml") + 1 :] for arguments in commands(page)[-5:-3]]
-        assert settings[0] == [word for word in settings[1] if word not in ("--out", "prepared")], page
-
-
 @pytest.mark.parametrize("page", SAMPLES)
 def test_every_task_on_a_page_is_a_task(page: str, tmp_path: Path) -> None:
     tasks = blocks(page, "name: ")

@@ -9,17 +9,17 @@ import pytest
 
 from ehrsequencing.audit.audit import CHECKS
 from ehrsequencing.audit.data import SPLITS as AUDITED
-from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.presence import Presence
+from ehrsequencing.audit.data import AuditData, Presence
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.meds import find_shards
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.meds import Row
 from reference.records import Records
 

@@ -23,7 +23,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 LABELS = [
     ("subject_id", pa.int64()),

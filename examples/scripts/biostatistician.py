@@ -1,4 +1,4 @@
-"""A biostatistician: outcomes as a flat table, a number checked by hand, a table and figures for a paper."""
+"""A biostatistician: outcomes as a flat table, a number checked by hand, a figure for a paper."""
 
 import ehrsequencing as eh
 
@@ -13,5 +13,4 @@ print(f"C by 1y: {c:.4f} here, {ours.value.iloc[0]:.4f} in the report")
 
 observed = eh.metrics.cumulative_incidence(table.duration_days, table.cause, at=[365.25, 730.5])
 print("observed:", observed.round(3), "predicted:", table[["hf_1y", "hf_2y"]].mean().round(3).tolist())
-ev.to_latex("table2.tex", horizons=["1y"])
-ev.figures("figures/", format="svg", horizons=["1y"])
+ev.plot_calibration("1y").figure.savefig("calibration.svg")

@@ -19,13 +19,13 @@ _PUBLIC = {
     "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
     "ModelConfig": "ehrsequencing.config",
     "VisitBatch": "ehrsequencing.batches.visit_batch",
-    "evaluate": "ehrsequencing.api.evaluating",
-    "fit": "ehrsequencing.api.study",
-    "load": "ehrsequencing.api.loaded",
-    "prepare": "ehrsequencing.api.study",
-    "read_meds": "ehrsequencing.api.study",
-    "score": "ehrsequencing.api.evaluating",
-    "pretrain": "ehrsequencing.training.pretraining.pretrain",
+    "evaluate": "ehrsequencing.api.evaluate",
+    "fit": "ehrsequencing.api.training",
+    "load": "ehrsequencing.api.run",
+    "prepare": "ehrsequencing.api.data",
+    "read_meds": "ehrsequencing.api.data",
+    "score": "ehrsequencing.api.evaluate",
+    "pretrain": "ehrsequencing.api.training",
     "visit_encoder": "ehrsequencing.config.parts",
 }
 _PACKAGES = ("metrics",)  # packages of which people use the functions
@@ -50,17 +50,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ehrsequencing import metrics
+    from ehrsequencing.api.data import prepare, read_meds
     from ehrsequencing.api.estimator import EHRSurvival
-    from ehrsequencing.api.evaluating import evaluate, score
-    from ehrsequencing.api.loaded import load
-    from ehrsequencing.api.study import fit, prepare, read_meds
+    from ehrsequencing.api.evaluate import evaluate, score
+    from ehrsequencing.api.run import load
+    from ehrsequencing.api.training import fit, pretrain
     from ehrsequencing.batches.visit_batch import VisitBatch
     from ehrsequencing.config import ModelConfig
     from ehrsequencing.config.parts import visit_encoder
     from ehrsequencing.core.errors import EhrseqError
     from ehrsequencing.models.behrt import BEHRTForSurvival
     from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-    from ehrsequencing.training.pretraining.pretrain import pretrain
 
 
 def __getattr__(name: str) -> Any:

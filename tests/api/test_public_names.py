@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.api.evaluated import EvaluationResult
-from ehrsequencing.api.loaded import TrainedRun
+from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.run import TrainedRun
 
 NAMES = {"EHRSurvival", "evaluate", "fit", "load", "metrics", "prepare", "read_meds", "score", "visit_encoder"}
 
@@ -24,9 +24,9 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
 def test_each_has_an_example_that_the_doctests_run() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
-    documented += [getattr(eh.metrics, name) for name in dir(eh.metrics)]
-    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk", "plot_history")]
-    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "to_latex")]
+    documented += [getattr(eh.metrics, name) for name in eh.metrics.__all__]
+    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk")]
+    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence")]
     documented += [type(eh.visit_encoder)]
     for one in documented:
         assert any(test.examples for test in finder.find(one, name="x")), one

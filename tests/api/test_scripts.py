@@ -50,5 +50,4 @@ def test_the_biostatistician_finds_the_same_numbers(here: Path, capsys: pytest.C
     theirs.fit(table.duration_days, table.cause, event_of_interest=1)
     by_1y = theirs.cumulative_density_.loc[:365.25].iloc[-1, 0]
     assert found["observed"][0] == pytest.approx(by_1y, abs=1e-9)
-    assert (here / "table2.tex").read_text().count("\\midrule") == 1
-    assert len(list((here / "figures").glob("*.svg"))) == 6
+    assert (here / "calibration.svg").stat().st_size > 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.config import load_study
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.audit import TASK, assemble, hospital_rows, hospital_splits, leaks, task
 from helpers.meds import write_meds
 
@@ -15,7 +15,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "recurrent": ({"recurrent": True}, []),
     "a death that is no cause": ({"competing": {}, "censoring": {"dataset_end": True}}, []),
     "by value": ({"outcome": {name: [codes, "LAB//1 > 1"] for name, codes in OUTCOME.items()}}, []),
-    "ancestors": ({}, ["vocabulary.rollup=ancestors"]),
     "roll-up": ({}, ["vocabulary.rollup=on", "vocabulary.min_subjects=20"]),
 }
 

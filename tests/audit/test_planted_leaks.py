@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ehrsequencing.records.vocabulary_fit as fit_room
-import ehrsequencing.training.loop as loop_room
 import ehrsequencing.training.resolve as resolve_room
+import ehrsequencing.training.train as train_room
 import helpers.planted_inputs  # noqa: F401 (registers its leaks)
 from ehrsequencing.audit.audit import CHECKS
 from ehrsequencing.batches.loader import SubjectLoader
@@ -87,7 +87,7 @@ def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path
 
 def corrected_on(split: str, honest: Path, patch: pytest.MonkeyPatch, *, counted_on: str) -> None:
     """The last step of training is fitted on another split, and told with the counts of a third."""
-    fit, store = loop_room.recalibrate_head, Prepared(honest)
+    fit, store = train_room.recalibrate_head, Prepared(honest)
 
     def elsewhere(model: Any, loader: SubjectLoader, **settings: Any) -> Any:
         fitted = fit(model, SubjectLoader.of_model(model.config, store.records("hospital", split)), **settings)
@@ -95,7 +95,7 @@ def corrected_on(split: str, honest: Path, patch: pytest.MonkeyPatch, *, counted
         subjects = [len(np.unique(counted.subject[counted.cause == cause])) for cause in (1, 2)]
         return replace(fitted, subjects=np.array(subjects))
 
-    patch.setattr(loop_room, "recalibrate_head", elsewhere)
+    patch.setattr(train_room, "recalibrate_head", elsewhere)
 
 
 @planted("recalibration")

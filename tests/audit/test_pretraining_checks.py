@@ -6,8 +6,8 @@ from typing import Any
 
 from ehrsequencing.audit.pretraining_checks import excluded_codes, unseen_subjects
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.pretrained import subjects_digest
-from ehrsequencing.training.pretraining.exclusion import excluded_targets
+from ehrsequencing.training.pretraining.targets import excluded_targets
+from ehrsequencing.training.run_folder import subjects_digest
 
 
 def audited(

@@ -10,19 +10,18 @@ import pytest
 import torch
 
 from ehrsequencing.baselines import boosted
-from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import fit_baselines
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.baselines.marginal import MarginalIncidence
+from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.core.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.records import grid
+from ehrsequencing.records import scales
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import EDGES, blanked, fit, given_to, with_rows, without
 from reference.likelihood import horizon_term
@@ -66,14 +65,14 @@ def test_nobodys_duration_is_a_stored_edge(people: int, monkeypatch: pytest.Monk
     assert bool(owned) == (people >= 5)
     if people == 200:
         np.testing.assert_allclose(sorted(owned), sorted(edges()), atol=6)
-        monkeypatch.setattr(grid, "MOST_EVENTS", 300)
+        monkeypatch.setattr(scales, "MOST_EVENTS", 300)
         np.testing.assert_allclose(sorted(edges(subject=subject, enough=5)), sorted(owned), atol=6)
 
 
 def test_periods_share_out_what_the_cohort_expects_and_every_event(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:
-    model = BoostedVisits(given_to(task, prepared, train, tuning))
+    model = BoostedVisits.fit(given_to(task, prepared, train, tuning))
     rows = train.rows
     periods = model.periods(rows, np.arange(len(rows)))
     days = exposure(EDGES, rows.entry_days, np.asarray(rows.duration_days))
@@ -199,7 +198,7 @@ def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
             hazards = model.landmark_hazards[int(np.argmin([abs(since - days) for days in model.landmarks]))]
         elif isinstance(model, LandmarkCox):
             x = model.covariates(made, row)
-            hazards = model.base * np.array([[math.exp(f.log_hazard(x)[0])] if f else [1.0] for f in model.fits])
+            hazards = model.base * np.array([[math.exp(f.log_hazard(x)[0])] for f in model.fits])
         else:
             hazards = (model.base * model.factor(made, row))[0]
         label = float(rows.entry_days[r]), float(rows.duration_days[r]), int(rows.cause[r])

@@ -1,4 +1,4 @@
-"""Ridge Cox regression: equal to libraries and to a twin of plain loops, and weights of a Cox censoring model."""
+"""Ridge Cox regression: equal to libraries and to a twin of plain loops, and a Cox model of censoring."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 from lifelines import CoxPHFitter
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 
-from ehrsequencing.baselines.censoring_cox import censoring_rows, fit_censoring_cox
+from ehrsequencing.baselines import cox
 from ehrsequencing.baselines.cox import (
     UNWATCHED_RIDGE_PER_EVENT,
     CoxFit,
+    CoxRegression,
     CoxRiskSets,
     CoxRows,
     choose_ridge,
     cox_incidence,
-    fit_cox,
     partial_log_likelihood,
-    partial_log_likelihood_value,
 )
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.baselines.landmark_cox import censoring_rows, fit_censoring_cox
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -32,7 +31,7 @@ from helpers.metric_table import metric_table
 
 
 def sample(seed: int, *, n: int = 60, features: int = 3, ties: bool = True, delayed: bool = True) -> CoxRows:
-    """Rows with a true effect, censoring, and on demand ties and delayed entry; integer weights."""
+    """Rows with a true effect, censoring, and on demand ties and delayed entry."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, features)) * rng.uniform(0.5, 20, features) + rng.normal(size=features)
     beta = rng.normal(size=features) / x.std(axis=0) / 2
@@ -43,7 +42,20 @@ def sample(seed: int, *, n: int = 60, features: int = 3, ties: bool = True, dela
     entry = duration * rng.random(n) * rng.integers(0, 2, n) * delayed
     if ties:
         entry = np.floor(entry * 6) / 6  # entries on event times: not yet at risk there
-    return CoxRows.of(x, duration, event <= censored, entry_days=entry, weights=rng.integers(1, 4, n))
+    return CoxRows(x, entry, duration, event <= censored)
+
+
+def rows_of(x: np.ndarray, duration: np.ndarray, event: np.ndarray) -> CoxRows:
+    """Rows without delayed entry."""
+    return CoxRows(x, np.zeros(len(x)), duration, event)
+
+
+def fit_cox(rows: CoxRows, *, ridge: float = 0.0) -> CoxFit:
+    return CoxRegression(rows).fit(ridge=ridge)
+
+
+def cumulative_hazard(fit: CoxFit, x: np.ndarray, days: np.ndarray) -> np.ndarray:
+    return np.multiply.outer(np.exp(fit.log_hazard(x)), fit.baseline.at(days))
 
 
 def plain_log_likelihood(rows: CoxRows, beta: np.ndarray, *, rule: str = "right") -> float:
@@ -59,10 +71,8 @@ def plain_log_likelihood(rows: CoxRows, beta: np.ndarray, *, rule: str = "right"
                 "no entry": t <= end,
                 "the past": entry < t and end <= t,
             }.get(rule, entry < t <= end)
-            weight = 1.0 if rule == "no weights at risk" else rows.weights[j]
-            at_risk += inside * weight * np.exp(score[j])
-        weight = 1.0 if rule == "no weights of events" else rows.weights[i]
-        total += weight * (score[i] - np.log(at_risk))
+            at_risk += inside * np.exp(score[j])
+        total += score[i] - np.log(at_risk)
     return total
 
 
@@ -71,7 +81,7 @@ def ours(rows: CoxRows, beta: np.ndarray) -> tuple[float, np.ndarray, np.ndarray
     return partial_log_likelihood(rows.x[sets.row], beta, sets)
 
 
-RULES = ("ends are gone", "entries are here", "no entry", "the past", "no weights at risk", "no weights of events")
+RULES = ("ends are gone", "entries are here", "no entry", "the past")
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -80,8 +90,6 @@ def test_likelihood_is_that_of_plain_loops(seed: int) -> None:
     beta = np.random.default_rng(seed).normal(size=3) / rows.x.std(axis=0) / 2
     value = ours(rows, beta)[0]
     assert value == pytest.approx(plain_log_likelihood(rows, beta), rel=1e-11)
-    sets = CoxRiskSets(rows)
-    assert partial_log_likelihood_value(rows.x[sets.row], beta, sets) == pytest.approx(value, rel=1e-12)
     for rule in RULES:
         assert abs(value - plain_log_likelihood(rows, beta, rule=rule)) > 1e-6, rule
 
@@ -89,7 +97,7 @@ def test_likelihood_is_that_of_plain_loops(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_gradient_and_information_are_finite_differences(seed: int) -> None:
     rows = sample(seed)
-    rows = CoxRows(rows.x / rows.x.std(axis=0), rows.entry_days, rows.duration_days, rows.event, rows.weights)
+    rows = CoxRows(rows.x / rows.x.std(axis=0), rows.entry_days, rows.duration_days, rows.event)
     beta = np.random.default_rng(seed).normal(size=3) / 2
     _, gradient, information = ours(rows, beta)
     for f, step in enumerate(np.eye(3) * 1e-5):
@@ -108,47 +116,40 @@ def test_scikit_survival_finds_the_same_coefficients_and_hazards() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             theirs = CoxPHSurvivalAnalysis(alpha=ridge, ties="breslow", tol=1e-13, n_iter=200).fit(z, outcome)
-        fit = fit_cox(CoxRows.of(z, rows.duration_days, rows.event), ridge=ridge)
+        fit = fit_cox(rows_of(z, rows.duration_days, rows.event), ridge=ridge)
         np.testing.assert_allclose(fit.beta, theirs.coef_, atol=1e-6)
         hazard = theirs.cum_baseline_hazard_
         np.testing.assert_allclose(fit.baseline.at(hazard.x), hazard.y, rtol=1e-6, atol=1e-8)
 
 
-def test_lifelines_finds_the_same_coefficients_with_weights_and_delayed_entry() -> None:
+def test_lifelines_finds_the_same_coefficients_with_delayed_entry() -> None:
     """Without ties, which lifelines takes by Efron's rule; its baseline hazard ignores entries, ours does not."""
     for seed in range(100):
         delayed = seed % 2 == 0
         rows = sample(seed, ties=False, delayed=delayed, n=100)
-        columns = {"T": rows.duration_days, "E": rows.event, "entry": rows.entry_days, "w": rows.weights}
+        columns = {"T": rows.duration_days, "E": rows.event, "entry": rows.entry_days}
         frame = pd.DataFrame(columns | {f"x{f}": rows.x[:, f] for f in range(3)})
         fitter = CoxPHFitter()
-        fitter.fit(frame, "T", "E", entry_col="entry", weights_col="w", robust=True, fit_options={"precision": 1e-12})
+        fitter.fit(frame, "T", "E", entry_col="entry", fit_options={"precision": 1e-12})
         fit = fit_cox(rows)
         np.testing.assert_allclose(fit.beta / fit.scale, fitter.params_.to_numpy(), rtol=1e-6, atol=1e-6)
         if delayed:
             continue
         times = fitter.baseline_cumulative_hazard_.index.to_numpy()
         theirs = fitter.predict_cumulative_hazard(frame.iloc[:4], times=times).to_numpy().T
-        np.testing.assert_allclose(fit.cumulative_hazard(rows.x[:4], times), theirs, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(cumulative_hazard(fit, rows.x[:4], times), theirs, rtol=1e-5, atol=1e-8)
 
 
 @given(seed=st.integers(0, 10_000), ridge=st.sampled_from([0.3, 10.0]))
 @settings(max_examples=25, deadline=None)
-def test_a_row_of_weight_two_is_two_rows_and_expected_events_are_those_observed(seed: int, ridge: float) -> None:
+def test_expected_events_are_those_observed(seed: int, ridge: float) -> None:
     rows = sample(seed)
     if not rows.event.any():
         return
-    again = np.repeat(np.arange(len(rows.x)), rows.weights.astype(int))
-    repeated = CoxRows.of(
-        rows.x[again], rows.duration_days[again], rows.event[again], entry_days=rows.entry_days[again]
-    )
-    one, other = fit_cox(rows, ridge=ridge), fit_cox(repeated, ridge=ridge)
-    np.testing.assert_allclose(one.beta, other.beta, atol=1e-9)
-    np.testing.assert_allclose(one.baseline.values, other.baseline.values, rtol=1e-9)
-    hazard = one.baseline.at(rows.duration_days) - one.baseline.at(rows.entry_days)
-    expected = rows.weights @ (np.exp(one.log_hazard(rows.x)) * hazard)
-    happened = rows.weights @ (rows.event & (rows.entry_days < rows.duration_days))
-    assert expected == pytest.approx(happened, rel=1e-8)
+    fit = fit_cox(rows, ridge=ridge)
+    hazard = fit.baseline.at(rows.duration_days) - fit.baseline.at(rows.entry_days)
+    expected = np.exp(fit.log_hazard(rows.x)) @ hazard
+    assert expected == pytest.approx((rows.event & (rows.entry_days < rows.duration_days)).sum(), rel=1e-8)
 
 
 @given(seed=st.integers(0, 10_000))
@@ -157,10 +158,7 @@ def test_units_of_covariates_and_of_time_do_not_matter(seed: int) -> None:
     rows = sample(seed)
     if not rows.event.any():
         return
-    moved = CoxRows.of(
-        rows.x * [1000.0, -1.0, 0.001] + 7.0, rows.duration_days**2, rows.event,
-        entry_days=rows.entry_days**2, weights=rows.weights,
-    )  # fmt: skip
+    moved = CoxRows(rows.x * [1000.0, -1.0, 0.001] + 7.0, rows.entry_days**2, rows.duration_days**2, rows.event)
     one, other = fit_cox(rows, ridge=2.0), fit_cox(moved, ridge=2.0)
     np.testing.assert_allclose(one.log_hazard(rows.x), other.log_hazard(moved.x), atol=1e-7)
     np.testing.assert_allclose(one.baseline.values, other.baseline.values, rtol=1e-7)
@@ -172,7 +170,7 @@ def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:
         x = rng.normal(size=(400, 20))
         event, censored = rng.exponential(np.exp(-strength * x[:, 0])), rng.exponential(2.0, 400)
         parts = [
-            CoxRows.of(x[h], np.minimum(event, censored)[h], (event <= censored)[h])
+            rows_of(x[h], np.minimum(event, censored)[h], (event <= censored)[h])
             for h in (slice(0, 200), slice(200, None))
         ]
         return parts[0], parts[1]
@@ -182,29 +180,17 @@ def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:
     assert np.abs(noise.beta).max() < 0.05
     assert np.abs(signal.beta[0]) > 0.7
     train, tuning = halves(1.0)
-    nobody = CoxRows(tuning.x, tuning.entry_days, tuning.duration_days, np.zeros(200, bool), tuning.weights)
-    assert choose_ridge(train, nobody).ridge == pytest.approx(UNWATCHED_RIDGE_PER_EVENT * train.n_events)
+    nobody = CoxRows(tuning.x, tuning.entry_days, tuning.duration_days, np.zeros(200, bool))
+    assert choose_ridge(train, nobody).ridge == pytest.approx(UNWATCHED_RIDGE_PER_EVENT * train.event.sum())
     again = fit_cox(train, ridge=signal.ridge)  # a warm start ends where a cold one does
     np.testing.assert_allclose(again.beta, signal.beta, atol=1e-8)
 
 
-def test_what_cannot_be_fitted_is_said() -> None:
-    x, days, event = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([1.0, 2.0, 3.0, 4.0]), np.array([1, 1, 0, 0]) > 0
-    with pytest.raises(EhrseqError, match="ridge above 0"):  # whoever has x = 0 has the event: β → −∞
-        fit_cox(CoxRows.of(x, days, event))
-    assert np.isfinite(fit_cox(CoxRows.of(x, days, event), ridge=1e-3).beta).all()
-    with pytest.raises(EhrseqError, match="collinear"):
-        fit_cox(CoxRows.of(np.c_[x, x], days, ~event))
-    with pytest.raises(EhrseqError, match="no row has an event"):
-        fit_cox(CoxRows.of(x, days, event & False))
-    with pytest.raises(EhrseqError, match="missing or not finite"):
-        CoxRows.of(x * np.nan, days, event)
-    with pytest.raises(EhrseqError, match="end before they begin"):
-        CoxRows.of(x, days, event, entry_days=2.0)
-    with pytest.raises(EhrseqError, match="not \\(n, F\\)"):
-        CoxRows.of(x[:3], days, event)
-    with pytest.raises(EhrseqError, match="weights"):
-        CoxRows.of(x, days, event, weights=-1.0)
+def test_without_an_event_there_is_no_hazard() -> None:
+    rows = sample(0)
+    nobody = CoxRows(rows.x, rows.entry_days, rows.duration_days, rows.event & False)
+    never = choose_ridge(nobody, rows)
+    assert not cumulative_hazard(never, rows.x, np.array([1.0, 99.0])).any()
 
 
 def two_causes(seed: int) -> tuple[list[CoxFit], np.ndarray]:
@@ -212,8 +198,7 @@ def two_causes(seed: int) -> tuple[list[CoxFit], np.ndarray]:
     rows = sample(seed, n=80)
     cause = rows.event * rng.integers(1, 3, 80)
     return [
-        fit_cox(CoxRows(rows.x, rows.entry_days, rows.duration_days, cause == e, rows.weights), ridge=2.0)
-        for e in (1, 2)
+        fit_cox(CoxRows(rows.x, rows.entry_days, rows.duration_days, cause == e), ridge=2.0) for e in (1, 2)
     ], rows.x[:10]
 
 
@@ -235,15 +220,17 @@ def test_incidence_is_that_of_plain_loops_and_sums_to_one(seed: int) -> None:
                 incidence += survival * jumps / jumps.sum() * -np.expm1(-jumps.sum())
                 survival *= np.exp(-jumps.sum())
             np.testing.assert_allclose(found[row, :, h], incidence, atol=1e-12)
-    hazard = sum(fit.cumulative_hazard(x, days) for fit in fits)
+    hazard = sum(cumulative_hazard(fit, x, days) for fit in fits)
     np.testing.assert_allclose(found.sum(axis=1), -np.expm1(-hazard), atol=1e-12)  # S + Σ F = 1
     assert (found[:, :, 0].sum(axis=1) > found[:, :, 1].sum(axis=1)).all()  # an event at the horizon is one by it
     assert (found[:, :, 2] == 0).all()
-    coarse = cox_incidence(fits, x, days, most_times=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cox, "_MOST_TIMES", 5)
+        coarse = cox_incidence(fits, x, days)
     np.testing.assert_allclose(coarse.sum(axis=1), found.sum(axis=1), atol=1e-12)
     np.testing.assert_allclose(coarse, found, atol=0.05)
-    with_none = cox_incidence([None, fits[1]], x, days)
-    np.testing.assert_allclose(with_none[:, 1], -np.expm1(-fits[1].cumulative_hazard(x, days)), atol=1e-12)
+    with_none = cox_incidence([CoxFit.without_events(3), fits[1]], x, days)
+    np.testing.assert_allclose(with_none[:, 1], -np.expm1(-cumulative_hazard(fits[1], x, days)), atol=1e-12)
     assert (with_none[:, 0] == 0).all()
 
 
@@ -269,9 +256,8 @@ def test_without_covariates_censoring_is_kaplan_meier_exactly(seed: int, last_is
     rng = np.random.default_rng(seed)
     duration, cause = rng.integers(1, 8, 40).astype(float), rng.integers(0, 3, 40)
     duration[:8], cause[:8] = 9.0, 0 if last_is_censored else 1  # the end of a study takes many at once
-    weights = rng.integers(0, 3, 40).astype(float) + (np.arange(40) == 0)
-    model = fit_censoring_cox(censoring_rows(np.zeros((40, 1)), duration, cause, weights=weights))
-    expected = censoring_survival(duration, cause, weights=weights)
+    model = fit_censoring_cox(censoring_rows(np.zeros((40, 1)), duration, cause))
+    expected = censoring_survival(duration, cause)
     days = np.arange(0.0, 11.0, 0.5)
     row = model.of_rows(np.zeros((40, 1)))
     np.testing.assert_allclose(row.before(days), np.tile(expected.before(days), (40, 1)), atol=1e-10)

@@ -14,13 +14,13 @@ from sksurv.nonparametric import nelson_aalen_estimator
 
 from ehrsequencing.baselines import fit as baselines
 from ehrsequencing.baselines import forest as module
-from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import fit_baselines, what_is_missing
 from ehrsequencing.baselines.forest import CompetingForest
+from ehrsequencing.baselines.simple import AgeAndSex
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.hazards import event_bin, exposure
+from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -150,7 +150,6 @@ def test_a_cause_without_events_and_nobody_to_tune_by(data: FittingData) -> None
 
 def test_without_its_library_all_goes_on_and_says_so(data: FittingData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "has_forest", lambda: False)
-    monkeypatch.setattr(module, "has_forest", lambda: False)
     note = what_is_missing("all")
     assert note is not None
     assert 'not installed (pip install "ehrsequencing[forest]")' in note
@@ -164,7 +163,8 @@ def test_forest_comes_with_the_fast_baselines(data: FittingData, monkeypatch: py
     quick = partial(AgeAndSex, data)
     for name in ("BoostedVisits", "LandmarkCox"):
         slow = getattr(baselines, name)
-        monkeypatch.setattr(baselines, name, type(name, (), {"name": slow.name, "__new__": lambda *_, **__: quick()}))
+        fake = {"name": slow.name, "__new__": lambda *_: quick(), "fit": staticmethod(lambda *_, **__: quick())}
+        monkeypatch.setattr(baselines, name, type(name, (), fake))
     fitted = fit_baselines("forest", data)
     names = sorted(one.model.name for one in fitted)
     assert names == ["Aalen–Johansen", *["age + sex"] * 3, "competing-risk forest"]

@@ -248,17 +248,6 @@ def test_codes_carry_numbers_only_where_values_are_kept(mode: str, numeric: tupl
     assert features(TaskRecords(timelines, every_moment(timelines)), vocabulary(mode), spec).shape == (10, len(spec))
 
 
-def test_a_subject_without_rows_chooses_nothing() -> None:
-    timelines = one_code_per_subject([[4], [3]])
-    rows = every_moment(timelines)
-    only = rows.row_offsets[1]
-    first = {f: getattr(rows, f)[:only] for f in ("prediction_us", "index_us", "is_query", "visits_before", "cause")}
-    first |= {f: getattr(rows, f)[:only] for f in ("age_years", "delta_days", "duration_days", "entry_days")}
-    first |= {"unfinished_codes": rows.unfinished_codes[:only]}
-    kept = replace(rows, row_offsets=np.array([0, only, only]), carry_offsets=rows.carry_offsets[: only + 1], **first)
-    assert fit_feature_spec(TaskRecords(timelines, kept), vocabulary()).codes == (4,)
-
-
 def subjects_with_both(timelines: Timelines, rows: TaskRows, first: int, second: int) -> int:
     """Plain loops: subjects who have both codes in one visit before their last row."""
     found = 0

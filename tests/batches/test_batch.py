@@ -1,7 +1,7 @@
 """The packed batch: what it accepts, what it refuses, and its padded edge."""
 
 import random
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -47,23 +47,6 @@ def test_indices_are_those_of_the_records(subjects: Records) -> None:
     ]
     assert batch.visit_index.tolist() == expected
     assert batch.visit_index is batch.visit_index  # made once
-
-
-def test_defaults() -> None:
-    batch = small()
-    assert batch.is_query.tolist() == [False] * 4
-    assert batch.static_codes.tolist() == []
-    assert batch.static_offsets.tolist() == [0, 0, 0]
-    assert batch.values is None
-    assert batch.at_risk is None
-    with pytest.raises(FrozenInstanceError):
-        batch.codes = batch.codes  # type: ignore[misc]
-
-
-def test_an_empty_batch() -> None:
-    batch = pack([])
-    assert (batch.n_subjects, batch.n_visits, batch.n_codes) == (0, 0, 0)
-    assert batch.to_padded(torch.zeros(0, 3)).shape == (0, 0, 3)
 
 
 def test_repr_tells_sizes_and_no_patient_value() -> None:
@@ -168,28 +151,6 @@ def test_from_padded_reads_the_real_slots_in_row_major_order(subjects: Records, 
     assert torch.equal(again.codes, batch.codes)
 
 
-def test_from_padded_by_hand() -> None:
-    codes = torch.tensor([[[11, 99], [99, 12], [99, 99]], [[99, 99], [99, 99], [13, 14]]])
-    code_mask = torch.tensor([[[1, 0], [0, 1], [0, 0]], [[1, 1], [1, 1], [1, 1]]]).bool()
-    visit_mask = torch.tensor([[True, False, True], [False, False, True]])
-    ages = torch.tensor([[50.0, NAN, 51.0], [1e30, 1e30, NAN]])
-    batch = VisitBatch.from_padded(codes, code_mask, ages, torch.zeros(2, 3), visit_mask)
-    assert batch.codes.tolist() == [11, 13, 14]  # the second visit is a pad, the third is empty
-    assert batch.visit_offsets.tolist() == [0, 1, 1, 3]
-    assert batch.subject_offsets.tolist() == [0, 2, 3]
-    assert batch.to_padded(torch.tensor([1, 2, 3])).tolist() == [[1, 0, 2], [0, 0, 3]]
-    assert batch.to_padded(torch.tensor([True, True, True])).tolist() == visit_mask.tolist()
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 2), (2, 3, 0)])
-def test_from_padded_without_slots(shape: tuple[int, int, int]) -> None:
-    real = torch.ones(shape[:2], dtype=torch.bool)
-    none = torch.zeros(shape, dtype=torch.int64)
-    batch = VisitBatch.from_padded(none, none, torch.zeros(shape[:2]), torch.zeros(shape[:2]), real)
-    assert (batch.n_subjects, batch.n_visits) == (shape[0], shape[0] * shape[1])
-    assert batch.to_padded(torch.ones(batch.n_visits)).shape == shape[:2]
-
-
 def test_from_padded_refuses() -> None:
     codes, mask, flat = torch.ones(2, 3, 4, dtype=torch.int64), torch.ones(2, 3, 4), torch.ones(2, 3)
     with pytest.raises(EhrseqError, match=r"codes.*\(B, V, C\)"):
@@ -218,21 +179,6 @@ def test_to_padded_of_a_packed_batch_stands_on_the_left() -> None:
 
 
 # ---- from_flat -------------------------------------------------------------------------------------------------------
-
-
-def test_from_flat_by_hand() -> None:
-    codes = torch.tensor([[5, 6, 7, 8, 99], [99, 1, 2, 3, 99]])
-    ages = torch.tensor([[30.0, 31.0, 32.0, 33.0, NAN], [NAN, 60.0, 61.0, 62.0, 1e30]])
-    ids = torch.tensor([[0, 2, 0, 2, -9], [50, 1, 0, 1, 50]])
-    mask = torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 0]]).bool()
-    batch = VisitBatch.from_flat(codes, ages, ids, mask)
-    assert batch.codes.tolist() == [5, 7, 6, 8, 2, 1, 3]
-    assert batch.visit_offsets.tolist() == [0, 2, 4, 5, 7]
-    assert batch.subject_offsets.tolist() == [0, 2, 4]
-    assert batch.age_years.tolist() == [30.0, 31.0, 61.0, 60.0]  # of each visit's first token
-    assert batch.delta_days.tolist() == [0.0] * 4
-    assert batch.padded_shape == (2, 3)
-    assert batch.to_padded(torch.tensor([1, 2, 3, 4])).tolist() == [[1, 0, 2], [3, 4, 0]]
 
 
 @settings(deadline=None)

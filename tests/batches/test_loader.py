@@ -1,6 +1,5 @@
 """Collating against plain loops, and who shares a step."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +57,6 @@ def test_every_prediction_time_sees_exactly_its_past(arrays: TaskRecords) -> Non
             answered += 1
         assert int(step.batch.at_risk.sum()) == len(step.rows)
     assert answered == len(rows)
-
-
-def test_a_row_that_sees_one_visit_more_is_noticed(arrays: TaskRecords) -> None:
-    rows = arrays.rows
-    step = SubjectLoader(arrays).collate(np.flatnonzero(np.diff(rows.row_offsets) > 2)[:5])
-    shifted = [
-        same(visible(step, p), expected(arrays, r + 1))
-        for r, p in zip(step.rows[:-1].tolist(), step.positions[:-1].tolist(), strict=True)
-    ]
-    assert not all(shifted)
 
 
 def test_nothing_after_the_last_prediction_time_is_loaded(arrays: TaskRecords) -> None:
@@ -137,11 +126,6 @@ def test_length_does_not_decide_who_shares_a_step(arrays: TaskRecords) -> None:
     assert within_step_share(loader, [loader._pack(by_length, 250)]) < 0.3  # the broken rule is seen
 
 
-def test_one_subject_beyond_the_budget_is_a_step_of_its_own(arrays: TaskRecords) -> None:
-    loader = SubjectLoader(arrays)
-    assert all(len(step) == 1 for step in loader.shuffled(0, seed=0, visit_budget=1))
-
-
 def check_types(step: Step, code_types: np.ndarray) -> None:
     """Every code of every visit and query has its own token's type, also where queries stand between visits."""
     assert step.batch.code_types is not None
@@ -158,12 +142,3 @@ def test_codes_carry_the_type_of_their_token(arrays: TaskRecords, sim_prepared: 
     assert step.batch.code_types is not None
     assert len(set(step.batch.code_types.tolist())) > 2
     assert SubjectLoader(arrays, queries=queries).collate(loader.subjects[:3]).batch.code_types is None
-
-
-def test_types_one_code_off_are_noticed(arrays: TaskRecords, sim_prepared: Path) -> None:
-    code_types = Prepared(sim_prepared).vocabulary.code_types
-    step = SubjectLoader(arrays, code_types=code_types).collate(np.arange(20))
-    assert step.batch.code_types is not None
-    shifted = replace(step, batch=replace(step.batch, code_types=step.batch.code_types.roll(1)))
-    with pytest.raises(AssertionError):
-        check_types(shifted, code_types)

@@ -17,7 +17,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from helpers.long_records import random_records
 from helpers.models import make_model
@@ -243,23 +243,6 @@ def test_parts_are_bounded_and_look_back_on_half_as_much_at_most(kind: str) -> N
     assert context <= 0.55 * own
 
 
-def test_only_what_prediction_times_can_see_is_loaded() -> None:
-    records = random_records((500,), seed=6, density=1.0)
-    timelines, rows = records.timelines, records.rows
-    late = np.flatnonzero(np.asarray(rows.visits_before) > 480)
-    keep = {name: getattr(rows, name)[late] for name in ("prediction_us", "index_us", "is_query", "visits_before")}
-    keep |= {name: getattr(rows, name)[late] for name in ("age_years", "delta_days", "duration_days", "entry_days")}
-    keep["unfinished_codes"] = 0 * rows.unfinished_codes[late]
-    none = {"carry_codes": np.zeros(0, np.int32), "carry_values": np.zeros((0, 2), np.float32)}
-    few = TaskRows(
-        row_offsets=np.array([0, len(late)]), cause=rows.cause[late], carry_offsets=np.zeros(len(late) + 1, np.int64),
-        **keep, **none,
-    )  # fmt: skip
-    loader = SubjectLoader(TaskRecords(timelines, few), reach=Reach(layers=2, window=5))
-    batches = [step.batch for step in loader.in_order(visit_budget=100)]
-    assert sum(batch.n_visits - int(batch.is_query.sum()) for batch in batches) <= 20 + 2 * 4
-
-
 def test_short_records_stay_together_and_uncut() -> None:
     loader = SubjectLoader(random_records((5, 90, 7), seed=0, inside=0.0), reach=Reach(layers=2, window=4))
     together, *parts = loader.steps(loader.subjects, visit_budget=20)
@@ -309,25 +292,4 @@ def test_attention_among_too_many_codes_of_a_visit_is_refused(chosen: dict[str, 
     SubjectLoader.of_model(ModelConfig(), one_visit_of(MAX_VISIT_CODES + 1))
 
 
-def test_pooling_takes_a_visit_of_a_hundred_thousand_codes() -> None:
-    assert np.isfinite(nll_of_rows(model_of("attention").float(), one_visit_of(100_000))).all()
-
-
 # ---- the batch -------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_knows_what_it_skipped() -> None:
-    step = SubjectLoader(random_records((4, 3), seed=0)).collate(np.array([0, 1]))
-    batch = replace(step.batch, visits_skipped=torch.tensor([10, 0]))
-    shift = torch.tensor([10, 0])[batch.subject_of_visit]
-    assert torch.equal(batch.visit_index, batch.visits_before + shift)
-    assert torch.equal(batch.visits_before, step.batch.visit_index)
-    for wrong in (torch.tensor([1]), torch.tensor([-1, 0]), torch.tensor([0.0, 1.0])):
-        with pytest.raises(EhrseqError, match="visits_skipped"):
-            replace(step.batch, visits_skipped=wrong)
-
-
-def test_a_moved_batch_remembers_the_cpu_one() -> None:
-    batch = SubjectLoader(random_records((4, 3), seed=0)).collate(np.array([0, 1])).batch
-    assert batch.host is batch
-    assert batch.to("meta").host is batch

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import ehrsequencing as eh
 from ehrsequencing import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
 
@@ -55,22 +54,6 @@ def test_every_field_is_taken_from_the_real_slots(seed: int) -> None:
     for name, tensor in expected.items():
         torch.testing.assert_close(getattr(batch, name), tensor, equal_nan=True, check_dtype=name != "entry_days")
     assert torch.equal(batch.to_padded(batch.is_query), given_["is_query"])
-
-
-def test_a_query_changes_no_other_answer() -> None:
-    """A query sees the past and nobody sees it: hazards of the visits stay, with values and static codes there."""
-    torch.manual_seed(0)
-    given_ = padded(4)
-    config = eh.ModelConfig(vocab_size=9, dim=16, heads=2, layers=1, values="polynomial", edges_days=(30.0,))
-    model = eh.HierarchicalBEHRTForSurvival(config).eval()
-    del given_["code_types"]
-    whole = VisitBatch.from_padded(**given_)
-    without = VisitBatch.from_padded(**{**given_, "visit_mask": given_["visit_mask"] & ~given_["is_query"]})
-    with torch.no_grad():
-        torch.testing.assert_close(model(whole)[~whole.is_query], model(without))
-    blind = VisitBatch.from_padded(**{name: t for name, t in given_.items() if name not in ("values", "static_mask")})
-    with torch.no_grad():
-        assert not torch.allclose(model(blind)[~blind.is_query], model(without))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The experiment of docs/what-each-encoder-learns.md: what its claims rest on."""
 
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,30 +71,3 @@ def test_a_smaller_sample_is_the_first_subjects_and_all_that_are_held_out(bench:
     assert subjects("part", "held_out") == subjects("all", "held_out") != set()
     listed = pq.read_table(tmp_path / "part" / "metadata" / "subject_splits.parquet")["subject_id"].to_pylist()
     assert set(listed) == {*others[:20], *subjects("all", "held_out")}
-
-
-def test_every_run_has_its_mark_in_the_figure(bench: ModuleType) -> None:
-    shares, errors = dict.fromkeys(bench.MECHANISMS, 0.5), {"pair": 0.1}
-    rows = [
-        {"encoder": name, "subjects": size, "shares": shares, "gain_share": 0.4}
-        for name in bench.ENCODERS
-        for size in (1000, 4000, 4000)  # two seeds of one cell
-    ]
-    pair_rows = [
-        {"encoder": name, "mlp": mlp, "reader": reader, "subjects": 4000, "shares": shares, "share_se": errors}
-        for name in bench.POOLING
-        for mlp in (False, True)
-        for reader in bench.READERS
-    ]
-    root = ET.fromstring(bench.figure(rows, pair_rows))
-    marks = [element for element in root if element.tag.rpartition("}")[2] in ("circle", "polygon")]
-    legend = len(bench.ENCODERS)
-    assert len(marks) == len(rows) * (len(bench.MECHANISMS) + 1) + len(pair_rows) + legend
-
-
-@pytest.mark.slow
-def test_the_whole_experiment_runs(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["encoders.py", str(tmp_path), "--quick"])
-    bench.main()
-    assert len(list((tmp_path / "quick").glob("*.json"))) > 30
-    ET.parse(tmp_path / "quick" / "encoders.svg")

@@ -91,59 +91,6 @@ def test_a_wrong_reference_would_be_seen(bench: ModuleType) -> None:
         load_packed(PaddedFlat(ModelConfig.model_validate({**SEEDS, "architecture": "flat"})), ours.state_dict())
 
 
-def test_drawn_records_have_the_sizes_of_the_design(bench: ModuleType) -> None:
-    chance = torch.Generator().manual_seed(0)
-    sizes = bench.Shape.draw((12, 152), 10**6, (100_000,), chance).double()
-    assert abs(float(sizes.median()) - 12) <= 1
-    assert abs(float(sizes.quantile(0.99)) - 152) < 8
-    dense = bench.padded(bench.SHAPES["dense"], 2, seed=0)
-    assert bool(dense.code_mask.all())
-    assert tuple(dense.codes.shape) == (2, 50, 30)
-
-
-def test_interleaving_takes_turns_and_ratios_are_of_one_round(bench: ModuleType) -> None:
-    measure = importlib.import_module("_measure")
-    calls: list[str] = []
-    contenders = {
-        name: measure.Contender(lambda number: number, lambda _, name=name: calls.append(name), lambda _: 1.0)
-        for name in "ab"
-    }
-    found = measure.interleaved(contenders, rounds=3, burst=0.0)
-    assert calls == ["a", "b", *"ab", *"ba", *"ab"]  # a first call each, then rounds whose order turns
-    assert [len(times) for times in found.values()] == [3, 3]
-    assert measure.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 2.0]) == [2.0, 2.0, 2.5]
-
-
-def test_the_clock_counts_nested_time_once() -> None:
-    measure = importlib.import_module("_measure")
-    clock, now = measure.Clock(), [0.0]
-
-    def passes(seconds: float) -> None:
-        now[0] += seconds
-
-    inner = clock.wrap(lambda: passes(2.0), "inner")
-    outer = clock.wrap(lambda: (passes(1.0), inner(), inner(), passes(0.5)), "outer")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(measure.time, "perf_counter", lambda: now[0])
-        outer()
-    assert clock.seconds == {"inner": 4.0, "outer": 1.5}
-
-
-def test_copies_are_other_subjects_with_the_same_records(bench: ModuleType, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    train = importlib.import_module("_engine_train")
-    from ehrsequencing.simulate import simulate
-
-    simulate(tmp_path / "one", subjects=6, seed=0)
-    train.copies(tmp_path / "one", tmp_path / "three", 3)
-    once, thrice = (pq.read_table(tmp_path / name / "data").to_pandas() for name in ("one", "three"))
-    assert thrice.subject_id.nunique() == 18
-    assert sorted(thrice.groupby("subject_id").size()) == sorted([*once.groupby("subject_id").size()] * 3)
-    splits = pq.read_table(tmp_path / "three" / "metadata" / "subject_splits.parquet")
-    assert splits.num_rows == 18
-
-
 def test_step_section_measures_every_row(bench: ModuleType, tmp_path: Path) -> None:
     bench.main(["--quick", "--only", "step", "--out", str(tmp_path / "new" / "engine.json")])
     found = json.loads((tmp_path / "new" / "engine.json").read_text())
@@ -160,39 +107,3 @@ def test_step_section_measures_every_row(bench: ModuleType, tmp_path: Path) -> N
     shares = [row for row in rows if row["section"] == "share"]
     assert {row["shape"] for row in shares} == set(bench.SHAPES)
     assert all(0 < row["share"][1] < 1 for row in shares)
-
-
-def test_train_section_names_where_the_time_goes(bench: ModuleType, tmp_path: Path) -> None:
-    train = importlib.import_module("_engine_train")
-    (row,) = train.time_of_train(tmp_path, tmp_path, subjects=100, repeats=1, quick=True)
-    assert {"forward", "backward", "optimiser", "collate", "rest"} <= row["parts"].keys()
-    assert sum(share[1] for share in row["parts"].values()) == pytest.approx(1)
-    assert 0 < row["collate"][1] < row["outside"][1] < 1
-
-
-@pytest.mark.slow
-def test_sections_with_child_processes(bench: ModuleType, tmp_path: Path) -> None:
-    bench.main(["--quick", "--only", "memory", "scaling", "--out", str(tmp_path / "engine.json")])
-    rows = json.loads((tmp_path / "engine.json").read_text())["rows"]
-    assert {row["contender"] for row in rows if row["section"] == "memory"} == {"flat", "padded", "ours", "ours mini"}
-    assert all(row["peak_mib"] > 0 for row in rows if row["section"] == "memory")
-    assert [row["subjects"] for row in rows if row["section"] == "scaling"] == [120, 240]
-
-
-def test_the_table_of_goals_shows_what_was_measured_and_what_was_not(bench: ModuleType) -> None:
-    cell = {"shape": "dense", "mode": "train", "dim": 128, "layers": 4, "threads": 1}
-    rows: list[dict[str, Any]] = [
-        {"section": "ratio", **cell, "slow": "flat", "fast": "ours", "ratio": [50.0, 52.0, 53.0]},
-        {"section": "ratio", **cell, "slow": "flat", "fast": "ours", "ratio": [80.0, 82.0, 83.0], "threads": 2},
-        {"section": "memory", "contender": "flat", "peak_mib": 600.0},
-        {"section": "memory", "contender": "ours", "peak_mib": 100.0},
-        {"section": "train", "data": "simulated", "collate": [0.03, 0.031, 0.04], "outside": [0.06, 0.06, 0.06]},
-        {"section": "scaling", "subjects": 1000, "against_smallest": [1.0, 1.0, 1.0]},
-        {"section": "scaling", "subjects": 10_000, "against_smallest": [0.9, 0.94, 1.0]},
-    ]
-    lines = {line.split(" | ")[0].strip("| "): line for line in bench.goals_table(rows).splitlines()}
-    assert "| 45 | 58 | 52.0 (50.0–53.0) | 82.0 (80.0–83.0) |" in lines["dense 50×30, train, flat ÷ ours, d128"]
-    assert "not in this run" in lines["dense 50×30, train, flat ÷ ours, d256"]
-    assert "| 6.0 | not in this run |" in lines["peak memory, dense B=32, flat ÷ ours"]
-    assert "3.1 (3.0–4.0) %" in lines["collate ÷ step, simulated"]
-    assert "-6.0 (-10.0–0.0) %" in lines["cost against data, subjects"]

@@ -1,4 +1,4 @@
-"""`bench/few_labels.py`: finished arms become lines that can be kept, and tables come from them."""
+"""`bench/few_labels.py`: a bare run has all arms, finished ones become lines, and tables come from them."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from ehrsequencing.config.parts import objective
 from helpers.bench import load_bench
 
 SUBJECTS = [0, 0, 1, 2, 2, 2]
@@ -55,16 +56,14 @@ def test_the_table_has_each_seed_and_the_share_of_the_gap(out: Path, results: Mo
     assert "+0.1000 +0.2000" in bench.markdown(list(found.values()))
 
 
-def test_what_is_kept_gives_the_same_table_and_new_lines_replace_old_ones(out: Path, results: ModuleType) -> None:
+def test_a_bare_run_has_every_objective_mode_and_control() -> None:
     bench = load_bench("few_labels")
-    rows = results.finished(out)
-    results.keep(rows)
-    assert bench.markdown(bench.collect(results.kept())) == bench.markdown(bench.collect(results.joined([], rows)))
-    text = (results.FOLDER / "world-100.json").read_text()
-    assert "nll" in text
-    assert str(SUBJECTS) not in text
-    arm(out, 0, "time_to_code/full", 50, BASE - 0.3)
-    results.keep(results.finished(out))
-    assert len(results.kept()) == len(rows)
-    (changed,) = [row for row in results.kept() if (row.arm, row.seed) == ("time_to_code/full", "seed-0")]
-    assert changed.gain[0] == pytest.approx(0.3)
+    arms = [bench.Arm.read(name) for name in bench.ARMS]
+    sources = {name for arm in arms if arm.mode for name in arm.source.split("+")}
+    assert sources == set(objective.parts)
+    assert {arm.mode for arm in arms} == {None, "full", "frozen", "lora"}
+    assert {"scratch", "scratch_long", "trees"} <= {arm.source for arm in arms}
+    recommended = [arm for arm in arms if arm.source == "time_to_code" and arm.mode == "frozen" and arm.settings]
+    assert [arm.control for arm in recommended] == [None, "shuffled", "other_pairs", "everything"]
+    assert not bench.Arm.read("time_to_code-other_pairs/full").fits("nafld")
+    assert bench.Arm.read("time_to_code-other_pairs/full").fits("sim_pairs")

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ehrsequencing.evaluation.through_risks import nll_through
+from ehrsequencing.evaluation.risk_source import nll_through
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.simulate import SimulationConfig, simulate
 
@@ -197,17 +196,3 @@ def test_every_foreign_model_gets_a_score(place: Any, model: str) -> None:
     text = run_and_print(place, model)
     line = next(line for line in text.splitlines() if line.startswith(f"| {tasks.NAMES[model]}"))
     assert "not run" not in line
-
-
-@pytest.mark.slow
-def test_our_models_are_compared_with_the_strongest_rival(place: Any) -> None:
-    league, tables = importlib.import_module("league"), importlib.import_module("_league_tables")
-    quick = replace(place, more=("training.epochs=1", "model.dim=8", "model.heads=2", "model.layers=1",
-                                 "training.blend_folds=2"))  # fmt: skip
-    for model in ("cox", "network", "blend"):
-        league.run_cell(quick, model, [], trial_seconds=0.0)
-    one = tables.score_place(quick, resamples=20)
-    assert one.strongest == "cox"
-    assert all(one.gap(ours, "cox", "nll") is not None for ours in ("network", "blend"))
-    assert "the strongest rival is lifelines Cox" in tables.claims([one])
-    league.run_cell(quick, "network", [], trial_seconds=0.0)  # a finished cell is kept

@@ -34,7 +34,7 @@ def test_reading_records_needs_no_torch_and_no_scikit_learn(data: Path, task: Pa
     run = "import sys; from typer.testing import CliRunner; from ehrsequencing.cli.app import app"
     given = [["check", str(data), "--task", str(task)], ["codes", str(data), "A"]]
     lines = f"{run}; codes = [CliRunner().invoke(app, words).exit_code for words in {given}]"
-    heavy = "[m for m in ('torch', 'sklearn', 'scipy', 'lightning_fabric') if m in sys.modules]"
+    heavy = "[m for m in ('torch', 'sklearn', 'scipy') if m in sys.modules]"
     command = [sys.executable, "-c", f"{lines}; print(codes, {heavy})"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[0, 0] []\n"
 

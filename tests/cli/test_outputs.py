@@ -1,17 +1,14 @@
 """No command overwrites what it did not write, nor its own input; what is refused is left as it was, byte for byte."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.core.files import read_json
-from ehrsequencing.core.outputs import MANIFEST, PREDICTIONS, is_parquet_of
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.report import PAGES
 from helpers.command_line import TASK, ehrseq
@@ -83,14 +80,17 @@ def test_only_a_folder_of_the_same_kind_is_replaced(inputs: dict[str, Path], tmp
     source, out = inputs[name], tmp_path / "parents" / "are" / "made"
     assert ehrseq(*command(name, source, out)).exit_code == 0
     first = everything(out)
-    assert ehrseq(*command(name, source, out)).exit_code == 0
+    assert "add --overwrite" in refused(tmp_path, *command(name, source, out))
+    again = (*command(name, source, out), "--overwrite")
+    assert ehrseq(*again).exit_code == 0
     assert everything(out) == first
     assert not list(tmp_path.rglob(".tmp-*"))
     other, this = ("synthea", "a prepared") if name == "prepare" else ("prepare", "an imported")
-    assert f"holds {this} data set, not a" in refused(tmp_path, *command(other, inputs[other], out))
+    assert f"holds {this} data set, not a" in refused(tmp_path, *command(other, inputs[other], out), "--overwrite")
     (out / "notes.txt").write_text("mine")
-    assert "'notes.txt', which ehrseq did not write" in refused(tmp_path, *command(name, source, out))
-    assert "is not empty" in refused(tmp_path, *command(name, source, mine(tmp_path / "app")))
+    assert "'notes.txt', which ehrseq did not write" in refused(tmp_path, *again)
+    app = (*command(name, source, mine(tmp_path / "app")), "--overwrite")
+    assert "is not empty" in refused(tmp_path, *app)
 
 
 def test_a_database_file_inside_the_output_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -106,65 +106,39 @@ def test_simulate_replaces_a_simulation_and_nothing_else(tmp_path: Path) -> None
     knobs = ("--subjects", "5", "truth_futures=4")
     out = tmp_path / "a" / "sim"
     assert ehrseq("simulate", out, *knobs).exit_code == 0
-    assert ehrseq("simulate", out, *knobs, "--seed", "1").exit_code == 0
+    assert "add --overwrite" in refused(tmp_path, "simulate", out, *knobs)
+    assert ehrseq("simulate", out, *knobs, "--seed", "1", "--overwrite").exit_code == 0
     assert read_json(out / MANIFEST)["seed"] == 1
     settings = out / "knobs.yaml"
     settings.write_text("truth_futures: 4\n")
-    message = refused(tmp_path, "simulate", out, "--subjects", "5", "--config", settings)
+    message = refused(tmp_path, "simulate", out, "--subjects", "5", "--overwrite", "--config", settings)
     assert "'knobs.yaml', which ehrseq did not write" in message
-    assert "is not empty" in refused(tmp_path, "simulate", mine(tmp_path / "app"), *knobs)
+    assert "is not empty" in refused(tmp_path, "simulate", mine(tmp_path / "app"), *knobs, "--overwrite")
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def text_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def parquet_of_mine(path: Path) -> None:
-    pq.write_table(pa.table({"subject_id": [1], "risk": [0.5]}), path)
-
-
-def parquet_that_says_otherwise(path: Path) -> None:
-    schema = pa.schema([("risk", pa.float32())], metadata={"ehrsequencing": '{"kind": "other", "format": 1}'})
-    pq.write_table(pa.table({"risk": [0.5]}, schema=schema), path)
-
-
-STRANGE_FILES: dict[str, Callable[[Path], object]] = {
-    "text": text_file,
-    "nothing in it": Path.touch,
-    "JSON": lambda path: path.write_text('{"kind": "something"}'),
-    "Parquet": parquet_of_mine,
-    "Parquet of another program's mark": parquet_that_says_otherwise,
-    "a folder": Path.mkdir,
-}
-
-
-@pytest.mark.parametrize("kind", STRANGE_FILES)
-def test_predict_and_check_overwrite_only_their_own_files(
-    sim_run: Path, sim_data: Path, tmp_path: Path, kind: str
-) -> None:
-    target = tmp_path / "target"
-    STRANGE_FILES[kind](target)
-    for arguments in (("predict", sim_run, sim_data, "--out", target), ("check", sim_data, "--out", target)):
-        assert "is there already, and ehrseq did not write it" in refused(tmp_path, *arguments)
-
-
-def test_predictions_are_replaced_by_predictions(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
-    predict = ("predict", sim_run, sim_data, "--at", "last", "--out")
-    out = tmp_path / "a" / "p.parquet"
-    for _ in range(2):
-        assert ehrseq(*predict, out).exit_code == 0
-    assert is_parquet_of(out, PREDICTIONS)
-    inside = sim_data / "data" / "p.parquet"
-    assert "overlaps the input" in refused(sim_data, *predict, inside)
-
-
-def test_a_check_is_replaced_by_a_check(inputs: dict[str, Path], tmp_path: Path) -> None:
-    for _ in range(2):
-        assert ehrseq("check", inputs["prepare"], "--out", tmp_path / "found.json").exit_code == 0
-    assert json.loads((tmp_path / "found.json").read_text())["kind"] == "check"
+@pytest.mark.parametrize("name", ["predict", "check", "explain", "explore"])
+def test_a_file_is_replaced_only_as_ehrseq_wrote_it(sim_run: Path, sim_data: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "a" / ("x.html" if name == "explore" else "x.csv")
+    words = {
+        "predict": ("predict", sim_run, sim_data, "--at", "last"),
+        "check": ("check", sim_data),
+        "explain": ("explain", sim_run, sim_data, "--subjects", "2"),
+        "explore": ("explore", sim_run, sim_data, "--patients", "2"),
+    }
+    make = (*words[name], "--out", out)
+    done = ehrseq(*make)
+    assert done.exit_code == 0, done.output
+    assert "add --overwrite" in refused(tmp_path, *make)
+    done = ehrseq(*make, "--overwrite")
+    assert done.exit_code == 0, done.output
+    out.write_text("mine")
+    assert "has changed since it was written" in refused(tmp_path, *make, "--overwrite")
+    if name == "predict":
+        inside = sim_data / "data" / "p.parquet"
+        assert "overlaps the input" in refused(sim_data, *words[name], "--out", inside)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -231,8 +205,8 @@ def test_an_external_validation_has_a_folder_of_its_own(sim_run: Path, sim_data:
     for out in (data, data / "deep" / "out"):
         assert "overlaps the input" in refused(tmp_path, *evaluate, out)
     for out, what in ((run, "a run"), (Path(Run(run).manifest["prepared"]), "a prepared data set")):
-        assert f"holds {what}, not an external validation" in refused(tmp_path, *evaluate, out)
-    assert "is not empty" in refused(tmp_path, *evaluate, mine(tmp_path / "app"))
+        assert f"holds {what}, not an external validation" in refused(tmp_path, *evaluate, out, "--overwrite")
+    assert "is not empty" in refused(tmp_path, *evaluate, mine(tmp_path / "app"), "--overwrite")
 
 
 def test_the_demo_starts_in_no_folder_of_somebody_else(tmp_path: Path) -> None:
@@ -240,15 +214,3 @@ def test_the_demo_starts_in_no_folder_of_somebody_else(tmp_path: Path) -> None:
         if folder.name == "file":
             folder.write_text("mine")
         assert "holds something else" in refused(tmp_path, "demo", "--out", folder, "--subjects", "300")
-
-
-def test_the_working_folder_is_no_output_while_it_holds_something(
-    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(mine(tmp_path / "app"))
-    assert "is not empty" in refused(tmp_path, *command("prepare", inputs["prepare"], Path(".")))
-    os.mkdir("empty")
-    monkeypatch.chdir("empty")
-    assert ehrseq(*command("prepare", inputs["prepare"], Path("."))).exit_code == 0
-    assert ehrseq(*command("prepare", inputs["prepare"], Path("."))).exit_code == 0
-    assert Path("manifest.json").is_file()

@@ -10,31 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.cli import progress
-from ehrsequencing.cli.output import output_of
+from ehrsequencing.api import progress
+from ehrsequencing.cli.console import bar, output_of
 from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.core.files import read_json_lines
 
 # Training of three epochs by a loop that does nothing; SAY prints a line while the bar is there.
 TRAINS = """
 import sys, time
-from ehrsequencing.cli import output, progress
+from ehrsequencing.api import progress
+from ehrsequencing.cli import console
 from types import SimpleNamespace
 progress.BAR_AFTER = 0.0
 say = {say}
 with progress.training_bar() as show:
     time.sleep(0.3)
     for epoch in (1, 2, 3):
-        facts = dict(epoch=epoch, epochs=3, steps=2, subjects_per_second=9.0, member=1, members=1, trials=0)
+        facts = dict(epoch=epoch, epochs=3, steps=2, subjects_per_second=9.0, member=1, members=1)
         for step in (1, 2):
             show(SimpleNamespace(**facts, step=step, loss=1.0, tuning_nll=None, ended=False, best=False))
             time.sleep(0.05)
         show(SimpleNamespace(**facts, step=2, loss=1.0, tuning_nll=2.0, ended=True, best=epoch == 1))
         say(f"note {{epoch}}")
         time.sleep(0.05)
-output.say("done")
+console.say("done")
 """
-THROUGH_THE_BAR, PAST_IT = "output.note", "lambda text: (sys.__stderr__.write(text), sys.__stderr__.flush())"
+THROUGH_THE_BAR, PAST_IT = "console.note", "lambda text: (sys.__stderr__.write(text), sys.__stderr__.flush())"
 
 
 def in_a_terminal(script: str, **environment: str) -> str:
@@ -109,7 +110,7 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
         stage("risk curves")
         time.sleep(0.15)
     assert capsys.readouterr().err.startswith("risk curves: ")
-    with output_of("x", as_json=False, quiet=True), progress.bar("fitting") as tick:
+    with output_of("x", as_json=False, quiet=True), bar("fitting") as tick:
         time.sleep(0.15)
     assert capsys.readouterr() == ("", "")
 

@@ -157,14 +157,6 @@ def test_an_unknown_preset_is_one_clear_error() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_removed_preset_says_why_and_what_to_do() -> None:
-    with pytest.raises(
-        EhrseqError, match=r"large_cohort was removed: it was never measured; .* leave preset out"
-    ) as caught:
-        load_study(None, ["preset=large_cohort"])
-    assert "\n" not in str(caught.value)
-
-
 # ---- settings that the chosen parts do not have ----------------------------------------------------------------------
 
 IDLE = {

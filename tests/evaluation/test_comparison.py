@@ -20,13 +20,12 @@ from ehrsequencing.evaluation.estimates import (
     nll_row,
     scope_estimates,
 )
-from ehrsequencing.evaluation.tables import censoring, follow_up
+from ehrsequencing.evaluation.results import censoring, follow_up
 from ehrsequencing.metrics import bootstrap
-from ehrsequencing.metrics.accuracy import brier
+from ehrsequencing.metrics.accuracy import brier, decision_curve
 from ehrsequencing.metrics.bootstrap import percentile_interval
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, median_follow_up_days
-from ehrsequencing.metrics.decision import decision_curve
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken

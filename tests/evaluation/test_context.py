@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
-from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import evaluate as evaluate_module
@@ -29,14 +28,15 @@ from ehrsequencing.evaluation.context import (
     split_overlap,
     time_zero,
 )
+from ehrsequencing.evaluation.drift import instability, spread
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.evaluation import split
 from helpers.metric_table import metric_table
 
@@ -148,19 +148,6 @@ def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepa
     late = [row for row in result["decision"] if row["horizon_days"] == 20000.0]
     assert late
     assert all(value is None for row in late for value in row["net_benefit"])
-
-
-def test_the_visit_head_has_the_same_keys(
-    sim_data: Path, sim_run: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
-    task = load_task(sim_data / "task.yaml").model_copy(update={"competing": {}, "name": "visits"})
-    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
-    settings = ["model.dim=16", "model.heads=2", "model.layers=1", "model.head=visit", "training.epochs=1"]
-    Trainer(Prepared(tmp_path / "set"), "visits", tmp_path / "run", study=load_study(None, settings)).fit()
-    result = evaluate(tmp_path / "run", settings=QUICK)
-    assert set(result) == set(evaluate(sim_run, settings=PLAIN))
-    assert not any("at risk" in text for text in result["warnings"])
-    assert result["inputs"]["by_split"]["train"]["subjects"] > 0
 
 
 # ---- whom a run is judged on ----------------------------------------------------------------------------------------
@@ -352,15 +339,17 @@ def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prep
 
 
 def test_spread_of_members_by_hand() -> None:
-    found = spread(np.array([[0.1, 0.6], [0.3, 0.2]]))
+    low, high = np.tile([0.1, 0.2], 11), np.tile([0.3, 0.6], 11)
+    found = spread(np.stack([low, high]))
     assert found["mape"] == pytest.approx((0.1 + 0.1 + 0.2 + 0.2) / 4)
     assert found["resamples"] == 2
-    assert found["points"] == [
+    assert found["groups"] == [
         pytest.approx({"risk": 0.2, "low": 0.1, "high": 0.3}), pytest.approx({"risk": 0.4, "low": 0.2, "high": 0.6})
     ]  # fmt: skip
-    many = spread(np.random.default_rng(0).random((3, 1000)))["points"]
-    assert len(many) == 200
-    risks = [point["risk"] for point in many]
+    assert spread(np.array([[0.1, 0.6], [0.3, 0.2]]))["groups"] == []
+    many = spread(np.random.default_rng(0).random((3, 1000)))["groups"]
+    assert len(many) == 15
+    risks = [group["risk"] for group in many]
     assert risks == sorted(risks)
 
 

@@ -1,5 +1,6 @@
 """Evaluation: the oracle against plain loops, the protocol at landmarks, and a run that stays valid."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,14 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.oracle import Truth, oracle_gap
+from ehrsequencing.evaluation.repeated_splits import repeated_splits
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.metric_table import metric_table
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
@@ -115,21 +119,22 @@ def test_a_run_is_valid_at_every_moment_of_an_evaluation(sim_run: Path) -> None:
     Run(sim_run)
     (sim_run / "metrics.json").write_bytes(b"[]\n")
     assert Run(sim_run).altered == {"metrics.json": "has changed since it was written"}
+    with pytest.raises(EhrseqError, match="has changed since it was written"):
+        add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
+    (sim_run / "metrics.json").unlink()
     add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
 
 
-def test_visit_head_goes_the_whole_way_without_a_calendar(
-    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
+def test_the_visit_head_is_refused_in_one_line(sim_data: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
     task = load_task(sim_data / "task.yaml").model_copy(update={"competing": {}, "name": "visits"})
     prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
     study = load_study(
         None, ["model.dim=16", "model.heads=2", "model.layers=1", "model.head=visit", "training.epochs=2"]
     )
     Trainer(Prepared(tmp_path / "set"), "visits", tmp_path / "run", study=study).fit()
-    result = evaluate(tmp_path / "run", settings=QUICK)
-    assert {m["metric"] for m in result["metrics"]} == {"nll", "oe"}
-    assert any("no calendar" in text for text in result["warnings"])
+    for judge in (evaluate, partial(validate, data=sim_data), partial(repeated_splits, splits=2)):
+        with pytest.raises(EhrseqError, match=r"model\.head=horizon"):
+            judge(tmp_path / "run", settings=QUICK)
 
 
 def test_another_prepared_set_is_refused(

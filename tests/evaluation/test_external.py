@@ -17,10 +17,11 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import External, read_external, validate
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import joined
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq, refused
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)

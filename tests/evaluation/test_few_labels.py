@@ -13,7 +13,7 @@ from ehrsequencing.core.files import sha256
 from ehrsequencing.evaluation.few_labels import LEAST_TUNING, FewLabels
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 
 def labels_of(prepared: Path, task: TaskConfig, n: int | None) -> FewLabels:

@@ -6,9 +6,10 @@ import pytest
 
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 NOTHING = {
     "pair_effect": 0, "gap_effect": 0, "order_effect": 0, "decay_effect": 0, "chronic_effect": 0, "lab_effect": 0,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
+from ehrsequencing.baselines.simple import AgeAndSex
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import repeated_splits as module
@@ -29,7 +29,8 @@ from ehrsequencing.evaluation.repeated_splits import (
     summarise,
 )
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from helpers.command_line import ehrseq, refused
 from helpers.training import Interrupted
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.core.hazards import cumulative_incidence, hazards_through, horizon_nll
-from ehrsequencing.evaluation.through_risks import nll_through, risk_through
+from ehrsequencing.evaluation.risk_source import hazards_through, nll_through, risk_through
+from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 
 
 def test_the_curve_through_risks_of_constant_hazards_is_theirs() -> None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.core.minimum_counts import BIASED, TOO_FEW
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.comparison import OURS, Comparison
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
+    BIASED,
     difference_rows,
     metric_rows,
     nll_row,
@@ -20,8 +21,8 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
+from ehrsequencing.evaluation.results import at_risk, follow_up
 from ehrsequencing.evaluation.subgroups import subgroup_rows
-from ehrsequencing.evaluation.tables import at_risk, follow_up
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.terminal import metric_lines

@@ -11,7 +11,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.api.loaded import TrainedRun
+from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
@@ -140,9 +141,9 @@ def test_cohort_effects_are_means_among_carriers(runs: dict[str, Run], sim_data:
     ]
     effects = [float(risk[0, 0, 0, 0]) - float(risk[1, 0, 0, 0]) for risk in risks]
     assert female["low"] <= female["change_in_risk"] <= female["high"]
-    assert female["carriers"] == len(effects)
+    assert int(female["carriers"]) == shareable_count(len(effects))
     assert female["change_in_risk"] == pytest.approx(np.mean(effects), abs=1e-6)
-    assert min(row["carriers"] for row in rows) >= 11
+    assert min(int(row["carriers"]) for row in rows) >= 11
 
 
 # ---- the report's patients -------------------------------------------------------------------------------------------
@@ -186,8 +187,8 @@ def test_the_command_explains_a_subject_and_a_cohort(
     told = json.loads(ehrseq("explain", sim_run, sim_data, "--subjects", 25, "--out", cohort, "--json").stdout)
     assert told["result"]["subjects"] == 25
     assert pq.read_table(cohort).num_rows
-    again = ehrseq("explain", sim_run, sim_data, "--subject", record.subject_id, "--out", cohort)
-    assert again.exit_code == 0, again.output  # ours: replaced
+    again = ehrseq("explain", sim_run, sim_data, "--subject", record.subject_id, "--out", cohort, "--overwrite")
+    assert again.exit_code == 0, again.output
 
 
 def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
@@ -204,13 +205,13 @@ def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Pat
 
 
 def test_python_gives_a_frame(sim_run: Path, sim_data: Path, record: SubjectRecord) -> None:
-    run = TrainedRun(sim_run, frames="arrow")
+    run = TrainedRun(sim_run)
     table = run.explain(sim_data, subject=record.subject_id, horizon="1y", progress=False)
-    assert table.column_names[:3] == ["code", "visit", "time"]
+    assert list(table.columns[:3]) == ["code", "visit", "time"]
     sizes = np.abs(table["change_in_risk"].to_numpy())
     assert (np.diff(sizes) <= 1e-12).all()
     parts = run.explain(sim_data, subject=record.subject_id, kind=CHANGE, progress=False)
     found = change(Question.for_run(run), record)
-    assert sum(parts["change_in_risk"].to_pylist()) == pytest.approx(found.now - found.before, abs=1e-6)
+    assert parts["change_in_risk"].sum() == pytest.approx(found.now - found.before, abs=1e-6)
     with pytest.raises(EhrseqError, match="no kind"):
         run.explain(sim_data, subject=record.subject_id, kind="organ", progress=False)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ehrsequencing.explorer.packing import differences, hundredths, pack, quantised, rounded_floats, zigzag
+from ehrsequencing.explorer.page import differences, hundredths, pack, quantised, rounded_floats, zigzag
 from helpers.explorer_page import unpacked
 
 RISKS = arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1))

@@ -12,38 +12,15 @@ from typing import Any
 import pytest
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training.loop import Trainer
-from helpers.command_line import ehrseq
+from ehrsequencing.training.train import Trainer
 from helpers.faults import driver
 from helpers.faults.sources import write_sources
 from helpers.simulate import busy_world
 
 Faults = Callable[..., list[dict[str, Any]]]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The figures of docs/reliability.md: faults by kind and command, and how many left an unfinished file."""
-    found = [
-        told
-        for outcome in ("passed", "failed")
-        for report in terminalreporter.getreports(outcome)
-        for name, told in getattr(report, "user_properties", ())
-        if name == "fault"
-    ]
-    if not found:
-        return
-    terminalreporter.section("faults at calls that change the disk")
-    for kind in dict.fromkeys(str(one["kind"]) for one in found):
-        own = [one for one in found if one["kind"] == kind]
-        by = ", ".join(f"{one['command']} {one['faults']} of {one['calls']}" for one in own)
-        total, inside, again, cpu = (
-            sum(one[key] for one in own) for key in ("faults", "inside", "again", "cpu_seconds")
-        )
-        left = f"{inside} left an unfinished file; {again} left what no earlier one did; {cpu:.0f} s of processor time"
-        line = f"{kind}: {total} ({left}): {by}"
-        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
@@ -52,23 +29,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_sources(tmp_path_factory.mktemp("faults"))
     simulate(folder / "sim", subjects=60, seed=5, config=busy_world(outcome_per_year=0.3, truth_futures=4))
     task = load_task(folder / "sim" / "task.yaml")
-    prepare(folder / "sim", folder / "prepared", study=load_study(None, []), tasks=[task])
+    prepare(folder / "sim", folder / "prepared", study=load_study(None, ["vocabulary.min_subjects=11"]), tasks=[task])
     Trainer(Prepared(folder / "prepared"), task.name, folder / "run", study=load_study(None, driver.TINY)).fit()
     return folder
-
-
-@pytest.fixture(scope="session")
-def further(inputs: Path) -> Path:
-    """What `score` and `study` start from, beside that."""
-    run, sim = inputs / "run", inputs / "sim"
-    for words in (
-        ("predict", run, sim, "--at", "all", "--out", inputs / "risks.csv"), ("study", "pack", run, inputs / "pack"),
-        *(("study", "run", inputs / "pack", sim, "--name", name, "--out", inputs / f"{name}.json", "--resamples", 10)
-          for name in ("n", "s")),
-    ):  # fmt: skip
-        done = ehrseq(*words)
-        assert done.exit_code == 0, done.output
-    return inputs
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +47,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def faults(inputs: Path, shim: Path) -> Faults:
-    """Runs the driver: `faults("train=kill:20")` for kills at 20 drawn calls, with 0 a fault at every call."""
+    """Runs the driver: `faults("train=kill:20")` for kills at 20 drawn calls."""
 
     def run(*asked: str, seed: int = 0) -> list[dict[str, Any]]:
         environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -175,11 +175,10 @@ COMMANDS: dict[str, Told] = {
         lambda d, o: ["check", d, "--task", d / "task.yaml", "--out", o / "check.json"], writes=("check.json",),
         quick=True,
     ),
-    "check --untrusted": Told(lambda d, o: ["check", d, "--task", d / "task.yaml", "--untrusted"]),
     "codes": Told(lambda d, o: ["codes", d, "a"]),
     "prepare": Told(
-        lambda d, o: ["prepare", d, "--task", d / "task.yaml", "--out", o / "prepared"], writes=("prepared",),
-        holds=frozenset({"the id", "the birth"}), quick=True,
+        lambda d, o: ["prepare", d, "--task", d / "task.yaml", "--out", o / "prepared", "vocabulary.min_subjects=11"],
+        writes=("prepared",), holds=frozenset({"the id", "the birth"}), quick=True,
     ),
     "train": Told(
         lambda d, o: ["train", o / "prepared", "--out", o / "run", *TINY], needs="prepare", writes=("run",), quick=True
@@ -205,15 +204,10 @@ COMMANDS: dict[str, Told] = {
         lambda d, o: ["evaluate", o / "run", "--data", d, "--out", o / "external", *FEW], needs="train",
         writes=("external",),
     ),
-    "report": Told(lambda d, o: ["report", o / "run"], needs="evaluate", writes=("run",)),
     "audit": Told(lambda d, o: ["audit", o / "run", "--subjects", 3], needs="train", writes=("run",)),
     "predict": Told(
         lambda d, o: ["predict", o / "run", d, "--at", "last", "--out", o / "risks.csv.gz"], needs="train",
         writes=("risks.csv.gz",), holds=frozenset(ROWS),
-    ),
-    "predict --untrusted": Told(
-        lambda d, o: ["predict", o / "run", d, "--at", "last", "--untrusted", "--out", o / "risks.parquet"],
-        needs="train", writes=("risks.parquet",), holds=frozenset(ROWS),
     ),
     "score": Told(
         lambda d, o: ["score", o / "all.csv", d, "--task", d / "task.yaml", "--prepared", o / "prepared", "--out",
@@ -243,18 +237,6 @@ COMMANDS: dict[str, Told] = {
     "export --format share": Told(
         lambda d, o: ["export", o / "run", "--format", "share", "--out", o / "shared"], needs="train",
         writes=("shared",),
-    ),
-    "export --format torch": Told(
-        lambda d, o: ["export", o / "run", "--format", "torch", "--out", o / "program"], needs="train",
-        writes=("program",),
-    ),
-    "study pack": Told(lambda d, o: ["study", "pack", o / "run", o / "pack"], needs="train", writes=("pack",)),
-    "study run": Told(
-        lambda d, o: ["study", "run", o / "pack", d, "--name", "n", "--out", o / "n.json", "--resamples", 10],
-        needs="study pack", writes=("n.json",),
-    ),
-    "study merge": Told(
-        lambda d, o: ["study", "merge", o / "n.json", "--out", o / "study"], needs="study run", writes=("study",)
     ),
     "import csv": _importing("csv", "--map", "map.yaml"),
     "import fhir": _importing("fhir"),

@@ -26,7 +26,7 @@ from pathlib import Path
 from ehrsequencing.cli.app import app
 from ehrsequencing.cli.console import run
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 data, out, processes = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
 def ehrseq(*words):

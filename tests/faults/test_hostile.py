@@ -1,9 +1,7 @@
 """Folders and files of strangers: nothing is executed, no memory is taken, and the answer is one clear error."""
 
-import ast
 import gzip
 import json
-import pickle
 import shutil
 import struct
 import time
@@ -12,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.core import expansion
+from ehrsequencing.core import files
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
-from ehrsequencing.export.example import matches
-from ehrsequencing.prediction.prediction_file import read_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
 from ehrsequencing.readers.fhir.source import open_fhir
@@ -25,93 +21,7 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import MedsReader
 
-SOURCE = Path(__file__).parents[2] / "src" / "ehrsequencing"
-BANNED_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "runpy"}
-BANNED_NAMES = {  # as they are called where they are defined; `eval` and its like are `builtins.eval`
-    *("builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__", "importlib.__import__"),
-    *("torch.load", "torch.save", "yaml.unsafe_load", "yaml.full_load", "joblib.load", "joblib.dump"),
-    *("numpy.save", "pandas.read_pickle", "pandas.read_hdf", "pandas.to_pickle", "os.system", "os.popen"),
-}
-PICKLES = {"numpy.load": 2, "numpy.lib.format.read_array": 1}  # how many arguments come before `allow_pickle`
-IMPORTED = {  # modules that are imported by a name that is no literal: the name comes from a table in the package
-    "config/parts.py": "self._modules[name]", "readers/registry.py": "module.name", "__init__.py": "_PUBLIC[name]",
-    "api/frames.py": "name",
-}  # fmt: skip
-
-
-def banned(tree: ast.AST, *, imports: str | None = None) -> list[str]:
-    """What could run code that a file holds, in a parsed source file, under whatever name it was imported.
-
-    Args:
-        tree: The file.
-        imports: What may be imported by `import_module` beside literals and modules of the package.
-    """
-    found, known = [], {name: f"builtins.{name}" for name in ("eval", "exec", "compile", "__import__")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [name.name for name in node.names if name.name.split(".")[0] in BANNED_MODULES]
-            known |= {name.asname or name.name.split(".")[0]: name.name if name.asname else name.name.split(".")[0]
-                      for name in node.names}  # fmt: skip
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-            full = {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
-            found += [name for name in full.values() if name.split(".")[0] in BANNED_MODULES or name in BANNED_NAMES]
-            known |= full
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Name) and _named(node, known) in BANNED_NAMES:
-            found.append(ast.unparse(node))  # also without a call: it may be given another name
-        elif isinstance(node, ast.Call) and _is_banned_call(node, _named(node.func, known), imports):
-            found.append(ast.unparse(node))
-    return found
-
-
-def _named(node: ast.expr, known: dict[str, str]) -> str:
-    """The full name of what an expression names, with its import resolved."""
-    root, *rest = ast.unparse(node).split(".")
-    return ".".join([known.get(root, root), *rest])
-
-
-def _is_banned_call(node: ast.Call, name: str, imports: str | None) -> bool:
-    keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
-    if any(keywords.get(word, "False") != "False" for word in ("shell", "allow_pickle")):
-        return True
-    if name == "importlib.import_module":
-        what, text = node.args[0], ast.unparse(node.args[0])
-        return not (isinstance(what, ast.Constant) or text.startswith("f'ehrsequencing.") or text == imports)
-    if name == "yaml.load":
-        return keywords.get("Loader") != "_Strict"
-    return len(node.args) > PICKLES.get(name, 99)
-
-
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_no_file_of_the_package_can_run_what_it_reads(path: Path) -> None:
-    imports = IMPORTED.get(path.relative_to(SOURCE).as_posix())
-    assert banned(ast.parse(path.read_text(encoding="utf-8")), imports=imports) == []
-
-
-@pytest.mark.parametrize("line", [
-    "import pickle", "from pickle import loads", "import torch; torch.load(p)", "eval(text)",
-    "import yaml; yaml.load(t)", "import yaml; yaml.load(t, Loader=yaml.Loader)", "f(p, allow_pickle=True)",
-    "subprocess.run(c, shell=True)", "from torch import load", "from torch import load as read; read(p)",
-    "from yaml import load; load(t)", "import torch as t; f = t.load", "import builtins; builtins.eval(t)",
-    "from builtins import eval as e", "f = eval", "import runpy", "from runpy import run_path",
-    "from importlib import import_module; import_module(x)", "import importlib as i; i.import_module(sys.argv[1])",
-    "import numpy as np; np.lib.format.read_array(f, True)", "import numpy; numpy.load(p, None, True)",
-    "from numpy.lib.format import read_array as r; r(f, allow_pickle=given)", "import pandas as pd; pd.read_hdf(p)",
-    "from pandas import read_pickle", "from os import system", "import joblib; joblib.load(p)",
-    "subprocess.run(c, shell=given)",
-])  # fmt: skip
-def test_the_ban_sees(line: str) -> None:
-    assert banned(ast.parse(line))
-
-
-@pytest.mark.parametrize("line", [
-    "model.eval()", "import re; re.compile(p)", "import numpy as np; np.load(p, mmap_mode='r', allow_pickle=False)",
-    "from importlib import import_module; import_module('json')", "from safetensors.torch import load, save; load(p)",
-    "import yaml; yaml.load(t, Loader=_Strict)", "subprocess.run(c)",
-])  # fmt: skip
-def test_the_ban_lets_pass(line: str) -> None:
-    assert banned(ast.parse(line)) == []
-
+# Calls that run what a file holds (pickle, eval, torch.load …) are banned by ruff (pyproject.toml).
 
 # ---- model folders ---------------------------------------------------------------------------------------------------
 
@@ -121,28 +31,17 @@ def tensors(header: bytes | dict[str, object], body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
-class Evil:
-    """Unpickled, it would write a file."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (Path("/tmp/ehrseq-executed"),)
-
-
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
 )
 FILES: dict[str, tuple[str, bytes, str]] = {
-    "a header beyond the file": ("model.safetensors", struct.pack("<Q", 2**62) + b"{}", "not a safetensors"),
-    "a pickle": ("model.safetensors", pickle.dumps(Evil()), "not a safetensors"),
     "an absurd shape": ("model.safetensors", tensors(
         {"a": {"dtype": "F32", "shape": [2**40, 2**20], "data_offsets": [0, 4]}}, b"\0" * 4), "not a safetensors"),
     "a deep header": ("model.safetensors", tensors(b"[" * 100_000), "not a safetensors"),
-    "deep JSON": ("config.json", b"[" * 100_000, "nested too deeply"),
     "a deep vocabulary": ("vocabulary.json", b'{"a":' * 100_000, "nested too deeply"),
     "an object of Python": ("config.yaml", b'!!python/object/apply:os.system ["touch /tmp/ehrseq-executed"]', "YAML"),
-    "a bomb of aliases": ("config.yaml", BOMB.encode(), "too large with its aliases"),
+    "a bomb of aliases": ("config.yaml", BOMB.encode(), "has an alias"),
 }  # fmt: skip
-NUMBERS = {"dim": (10**9, "no possible model"), "vocab_size": (10**12, "expected float"), "layers": (10**7, "fewer")}
 
 
 def hostile(sim_run: Path, folder: Path, name: str, content: bytes) -> Path:
@@ -161,14 +60,6 @@ def test_a_hostile_model_folder_is_refused(sim_run: Path, tmp_path: Path, kind: 
     with pytest.raises(EhrseqError, match=says):
         Run(hostile(sim_run, tmp_path, name, content)).model  # noqa: B018
     assert not Path("/tmp/ehrseq-executed").exists()
-
-
-@pytest.mark.parametrize("setting", NUMBERS)
-def test_an_absurd_size_takes_no_memory(sim_run: Path, tmp_path: Path, setting: str) -> None:
-    number, says = NUMBERS[setting]
-    config = json.dumps(read_json(sim_run / "config.json") | {setting: number, "heads": 1}).encode()
-    with pytest.raises(EhrseqError, match=says):
-        Run(hostile(sim_run, tmp_path, "config.json", config)).model  # noqa: B018
 
 
 def test_a_link_out_of_a_model_folder_is_refused(sim_run: Path, tmp_path: Path) -> None:
@@ -206,13 +97,6 @@ def test_a_pattern_means_whole_codes(pattern: str, yes: list[str], no: list[str]
     assert matcher.mask(tuple(yes + no)).tolist() == [True] * len(yes) + [False] * len(no)
 
 
-def test_an_exported_program_matches_patterns_as_the_run_does() -> None:
-    """In time that grows with the length of a code: Python's own patterns would take years for the first."""
-    assert not matches("(a+)+b", "a" * 5_000)
-    for pattern, yes, no in (("a|bc", "bc", "abc"), (r"(?i)icd\d{2}", "ICD10", "ICD10\n"), ("é.", "éa", "e")):
-        assert (matches(pattern, yes), matches(pattern, no)) == (True, False)
-
-
 def test_a_long_line_in_a_gzip_file_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "person.csv.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
@@ -228,17 +112,13 @@ def fhir_of(path: Path) -> list[list[object]]:
 
 
 GZIP: dict[str, tuple[str, bytes, bytes, Callable[[Path], object]]] = {  # file, its begin, what repeats, who reads it
-    "a table": ("person.csv.gz", b"a,b\n", b"1,2\n", read_csv_lines),
     "index times": ("cohort.csv.gz", b"subject_id,prediction_time\n", b"1,2020-01-01 00:00:00\n", read_index_times),
-    "predictions": ("preds.csv.gz", b"subject_id,prediction_time,cause,horizon_days,risk\n",
-                    b"1,2020-01-01 00:00:00,died,365,.1\n", read_predictions),
     "a FHIR bundle": ("bundle.json.gz", b'{"resourceType": "Bundle", "entry": []', b" " * 40, fhir_of),
-    "FHIR lines": ("Patient.ndjson.gz", b"", b'{"resourceType": "Patient", "id": "anna"}\n', fhir_of),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", GZIP)
-def test_a_gzip_file_that_expands_far_too_much_is_refused(
+def test_a_gzip_file_that_holds_far_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     name, begin, again, read = GZIP[what]
@@ -246,8 +126,8 @@ def test_a_gzip_file_that_expands_far_too_much_is_refused(
     with gzip.open(path, "wb") as file:
         file.write(begin + again * 100_000 + (b"}" if name == "bundle.json.gz" else b""))
     read(path)  # small enough to be harmless
-    monkeypatch.setattr(expansion, "HARMLESS_BYTES", 100_000)
-    with pytest.raises(EhrseqError, match=r"expands to more than \d+ times its size") as error:
+    monkeypatch.setattr(files, "UNPACKED_BYTES", 100_000)
+    with pytest.raises(EhrseqError, match=r"holds more than .* GiB when it is unpacked") as error:
         read(path)
     assert (name in str(error.value)) == (name != "bundle.json.gz"), "a document may be called after its patient"
 

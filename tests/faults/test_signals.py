@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import load_study
-from ehrsequencing.core.signals import Stopped, noted_signals, raise_at_signals
+from ehrsequencing.core.signals import Stopped, noted_signals
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import load_checkpoint, saved_at_signals
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.train import Trainer
 from helpers.faults.driver import TINY
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
@@ -55,7 +55,7 @@ def test_a_training_saves_and_goes_on_to_the_same_bytes(inputs: Path, tmp_path: 
         with pytest.raises(Stopped) as stopped:
             trainer.fit(resume=True, on_progress=tell)
         assert stopped.value.number == number
-        saved = load_checkpoint(out / "checkpoints", fingerprint=trainer.fingerprint)
+        saved = load_checkpoint(out / "checkpoints")
         assert saved is not None
         assert saved[0].global_step > 0
         assert not (out / "manifest.json").exists()
@@ -132,87 +132,3 @@ def test_nothing_is_saved_in_the_middle_of_a_step(numbers: tuple[int, ...], save
     with pytest.raises(Stopped, match="SIGTERM"):
         train()
     assert len(saved) == saves
-
-
-def test_handlers_are_as_before_and_other_threads_are_left_alone() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with noted_signals() as stop:
-        stop.leave_if_asked()
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-    errors: list[BaseException] = []
-
-    def other() -> None:
-        try:
-            with noted_signals() as stop:
-                stop.leave_if_asked()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert errors == []
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    """As under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        raise_at_signals()
-        with noted_signals() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            stop.leave_if_asked()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@pytest.mark.parametrize(("processes", "saves"), [("1", 0), ("2", 1)])
-def test_one_of_several_processes_takes_two_signals_at_once_for_one(
-    processes: str, saves: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm signals every process of a job, and the process that started this one passes the signal on."""
-    monkeypatch.setenv("WORLD_SIZE", processes)
-    saved: list[int] = []
-
-    def train(pause: float) -> None:
-        with saved_at_signals(lambda: saved.append(1)):
-            for wait in (0.01, pause):
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(wait)
-
-    with pytest.raises(Stopped, match="SIGTERM"):
-        train(0.01)
-    assert len(saved) == saves
-    monkeypatch.setattr("ehrsequencing.core.signals.ECHO_SECONDS", 0.0)
-    with pytest.raises(Stopped, match="SIGTERM"):
-        train(0.01)  # later, a second one stops at once
-    assert len(saved) == saves
-
-
-def test_an_echo_does_not_interrupt_the_cleaning_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    cleaned: list[bool] = []
-    with noted_signals():  # forgets what came before
-        before = [signal.getsignal(number) for number in SIGNALS]
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        raise_at_signals()
-        with pytest.raises(Stopped):
-            stopped_twice(cleaned)
-    finally:
-        for number, handler in zip(SIGNALS, before, strict=True):
-            signal.signal(number, handler)
-    assert cleaned == [True]
-
-
-def stopped_twice(cleaned: list[bool]) -> None:
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1)
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)
-        cleaned.append(True)

@@ -13,8 +13,9 @@ import torch
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import TaskConfig, load_study, validated
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.train import Trainer
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 
 FIRST_ID = 7_310_500  # ids that nothing else in a report would look like
@@ -102,13 +103,14 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     trainer = Trainer(store, store.only_task(), out, study=load_study(None, [*TINY, *settings]))
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in trainer.best.parameters():
+        for parameter in trainer.training.best.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
     out.mkdir(parents=True)
     trainer.tuning_nll = lambda model: 0.0  # type: ignore[method-assign]  # it refuses labels that are to be audited
+    best: Any = trainer.training.best
     corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
-    facts = {"best_epoch": 0, "tuning_nll": 0.0} | (trainer._recalibrate() if corrects else {})
-    trainer.write_run(trainer.best, [], facts)
+    facts = {"best_epoch": 0, "tuning_nll": 0.0} | (trainer.recalibrate(best) if corrects else {})
+    trainer.write_run(best, [], facts)
     return out
 
 

@@ -33,7 +33,7 @@ def without(split: TaskRecords, cause: int) -> TaskRecords:
 
 def fit(kind: type, task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords) -> Baseline:
     """Any of the fast baselines."""
-    made: Baseline = kind(given_to(task, prepared, train, tuning))
+    made: Baseline = getattr(kind, "fit", kind)(given_to(task, prepared, train, tuning))
     return made
 
 

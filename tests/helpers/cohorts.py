@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, load_study, validated
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.meds import (
     CODES,
     DAY_US,
@@ -97,12 +97,6 @@ class HandMade:
             data = write_meds(Path(folder) / "data", self.rows, splits=self.splits, shards=3, parents=PARENTS)
             prepare(data, Path(folder) / "out", study=study("visits.ignore=[IGN]"), tasks=self.tasks)
             yield Path(folder) / "out"
-
-
-def broken_rules(names: Mapping[str, object]) -> list[type[Records]]:
-    """List the oracles with a broken rule among the names of a test file: the subclasses of `Records`."""
-    kinds = [kind for kind in names.values() if isinstance(kind, type) and issubclass(kind, Records)]
-    return [kind for kind in kinds if kind is not Records]
 
 
 # ------------------------------------------------------------------------------------------------ reading what was made

@@ -5,7 +5,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import NEVER, CohortBuilder
 from ehrsequencing.records.events import Events
-from ehrsequencing.records.record import make_record
+from ehrsequencing.records.visits import make_record
 
 
 def record_of_events(run: Run, events: Events, *, as_of_us: int) -> SubjectRecord:

@@ -1,4 +1,4 @@
-"""Reads an explorer's page as its script does, written from the format's description in `explorer/packing.py`."""
+"""Reads an explorer's page as its script does, written from the format's description in `explorer/page.py`."""
 
 import base64
 import json

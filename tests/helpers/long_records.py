@@ -11,7 +11,8 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import offsets
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.train import Trainer
 from helpers.strategies import VOCAB
 
 
@@ -91,12 +92,12 @@ def train(prepared: Path, out: Path, *extra: str, resume: bool = False, stop_at:
     """Train; returns how many batches each step had."""
     trainer = Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *extra]))
     batches, calls = [0], 0
-    backward = trainer._backward
+    add_gradients = trainer.training.add_gradients
 
     def counted(step: Step) -> Tensor:
         batches[-1] += 1
         batches.extend([0] * step.is_last)
-        return backward(step)
+        return add_gradients(step)
 
     def stop(progress: Progress) -> None:
         nonlocal calls
@@ -104,7 +105,7 @@ def train(prepared: Path, out: Path, *extra: str, resume: bool = False, stop_at:
         if calls == stop_at:
             raise InterruptedError
 
-    trainer._backward = counted  # type: ignore[method-assign]
+    trainer.training.add_gradients = counted  # type: ignore[method-assign]
     trainer.fit(resume=resume, on_progress=stop)
     return batches[:-1]
 

@@ -88,7 +88,7 @@ def example(
         },
         "question": "For adults 48 hours after their first admission to intensive care: will they die?",
         "data": {
-            "name": "invented records", "span": None,
+            "name": "invented records", "span": None, "simulated": oracle is not None,
             "subjects": {s: int((split == s).sum()) for s in ("train", "tuning", "held_out")},
             "visits": {"train": 81234, "tuning": 17345, "held_out": 17456},
         },
@@ -205,7 +205,8 @@ def complete(**kind: Any) -> dict[str, Any]:
         "subgroups": [r for place in places for r in _subgroups(place, people)],
         "censoring": {
             "model": "kaplan-meier", "note": "At 5 years fewer than one in ten are still followed.",
-            "smallest_g": [{"landmark_days": d, "horizon_days": h, "g": max(0.03, 0.9 - h / YEAR / 6)}
+            "smallest_g": [{"landmark_days": d, "horizon_days": h, "g": max(0.03, 0.9 - h / YEAR / 6),
+                            "thin": False}
                            for d in metrics["landmarks_days"] for h in horizons],
         },
         "follow_up": [{"landmark_days": d, "median_days": 2400.0 - d / 2, "low": 2250.0 - d / 2, "high": 2500.0 - d / 2}
@@ -220,7 +221,7 @@ def complete(**kind: Any) -> dict[str, Any]:
             "parameters": 187_204, "tuning_trials": 12, "seeds": [0, 1, 2], "members": 3,
         },
         "instability": {"resamples": 3, "horizon_days": horizons[-1], "mape": 0.021,
-                        "points": _points(people, horizons)},
+                        "groups": _risk_groups(people, horizons)},
         "external": None, "recalibration": _recalibration(causes, horizons), "repeated_splits": _splits(metrics),
         "recalibrated_in_training": True,
     }  # fmt: skip
@@ -279,6 +280,7 @@ def _decision(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]
         benefit = true - (flagged.mean(0) if len(flagged) else np.nan * at - true) * at / (1 - at)
         half = 0.4 * np.sqrt(np.maximum(true, 0) / max(here.sum(), 1)) + 0.002
         yield {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h, "thresholds": at.tolist(),
+               "above": (people.risk(k, h)[here][:, None] >= at).sum(0).tolist(),
                "net_benefit": benefit.tolist(), "low": (benefit - half).tolist(), "high": (benefit + half).tolist(),
                "treat_all": (share - (1 - share) * at / (1 - at)).tolist(), "n": int(here.sum()),
                "events": int(event.sum())}  # fmt: skip
@@ -335,9 +337,10 @@ def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
     return {"by_split": by, "drift": drift}  # fmt: skip
 
 
-def _points(people: Cohort, horizons: list[float]) -> list[dict[str, float]]:
-    risk = people.risk(0, horizons[-1])[people.judged][:200]
-    return [{"risk": float(r), "low": float(r * 0.85), "high": float(min(1, r * 1.2))} for r in risk]
+def _risk_groups(people: Cohort, horizons: list[float]) -> list[dict[str, float]]:
+    risk = np.sort(people.risk(0, horizons[-1])[people.judged])
+    means = [float(part.mean()) for part in np.array_split(risk, 8) if len(part)]
+    return [{"risk": r, "low": r * 0.85, "high": min(1, r * 1.2)} for r in means]
 
 
 def _recalibration(causes: tuple[str, ...], horizons: list[float]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 import ehrsequencing.records.encoding as encoding_room
-import ehrsequencing.records.record as record_room
+import ehrsequencing.records.visits as record_room
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.models import plans
 from ehrsequencing.records.cohort import CohortBuilder

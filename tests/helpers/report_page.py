@@ -1,11 +1,8 @@
-"""Reads the report's page: tags, text and figures; and the wrong way to hide small counts."""
+"""Reads the report's page: tags, text and figures."""
 
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
-from typing import Any
-
-from ehrsequencing.disclosure.small_counts import Count
 
 
 class Page(HTMLParser):
@@ -47,8 +44,3 @@ class Page(HTMLParser):
 
 def svgs(html: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
-
-
-def only_small_ones(counts: dict[Any, Count]) -> dict[Any, str]:
-    """The broken mutant: small counts hidden, everything else printed."""
-    return {key: "<11" if 1 <= count.value <= 10 else str(count.value) for key, count in counts.items()}

@@ -3,7 +3,7 @@
 import html
 from typing import Any
 
-from ehrsequencing.reporting import summary
+from ehrsequencing.reporting import verdict
 from ehrsequencing.reporting.report import environment
 from ehrsequencing.reporting.scores import Scores
 
@@ -16,17 +16,17 @@ def sentence(macro: str, case: Any) -> str:
 
 def compared(scores: Scores) -> str:
     """The summary's comparison with the strongest baseline."""
-    return sentence("compared", summary.compared(scores))
+    return sentence("compared", verdict.compared(scores))
 
 
 def how_well(scores: Scores) -> str:
     """The summary's sentences about ranking, error and calibration."""
-    return sentence("how_well", summary.how_well(scores))
+    return sentence("how_well", verdict.how_well(scores))
 
 
 def not_for(scores: Scores) -> str:
     """The summary's list of uses that the numbers do not support."""
-    return sentence("not_for", summary.not_for(scores))
+    return sentence("not_for", verdict.not_for(scores))
 
 
 def checklist() -> Any:

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.serve.access import Access
-from ehrsequencing.serve.explorer_page import LivePage
-from ehrsequencing.serve.limits import Limits
+from ehrsequencing.serve.app import listener, server
+from ehrsequencing.serve.page import LivePage
 from ehrsequencing.serve.predictor import Predictor
-from ehrsequencing.serve.start import listener, server
+from ehrsequencing.serve.security import Access, Limits
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Client:
 def running(predictor: Predictor, access: Access | None = None, live: LivePage | None = None) -> Iterator[Client]:
     """A server in a thread of this process."""
     with listener("127.0.0.1", 0) as found:
-        own = server(predictor, access or Access(), limits=predictor.limits, live=live)
+        own = server(predictor, access, live)
         thread = threading.Thread(target=own.run, kwargs={"sockets": [found]}, daemon=True)
         thread.start()
         while not own.started:

@@ -1,4 +1,4 @@
-"""A small set of files under the storage contract, and kills at every change of the disk while it is replaced."""
+"""A small set of files, and kills at every change of the disk while it is replaced."""
 
 import os
 import shutil
@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.core import replacing, storage
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import sweep_temporaries, write_bytes
-from ehrsequencing.core.outputs import MANIFEST, Kind, complete_folder, read_manifest, write_manifest
+from ehrsequencing.core.files import write_bytes
+from ehrsequencing.core.outputs import Kind, complete_folder, read_manifest, write_manifest
 
 SET = Kind("set", "a set")
 CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk
@@ -23,8 +22,8 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def make_set(folder: Path, content: bytes, *, then: Callable[[], None] = lambda: None) -> None:
-    with complete_folder(folder, SET) as temporary:
+def make_set(folder: Path, content: bytes, *, overwrite: bool = True, then: Callable[[], None] = lambda: None) -> None:
+    with complete_folder(folder, SET, overwrite=overwrite) as temporary:
         write_bytes(temporary / "part" / "x.bin", content)
         write_manifest(temporary, SET.facts)
         then()
@@ -36,15 +35,12 @@ def in_a_process(call: str) -> tuple[list[str], dict[str, str]]:
     return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def kill_everywhere(folder: Path, *, stays: bool, exchanges: bool = True) -> int:
+def kill_everywhere(folder: Path) -> int:
     """Kill a process that replaces a set before its first, second, … change of the disk, and look at what is left.
 
     Returns:
         How often it was killed.
     """
-    storage.must_stay = lambda place: stays
-    if not exchanges:  # as a file system without it says
-        replacing.exchange = lambda first, second: False
     killed = 0
     while True:
         shutil.rmtree(folder, ignore_errors=True)
@@ -57,9 +53,6 @@ def kill_everywhere(folder: Path, *, stays: bool, exchanges: bool = True) -> int
         if os.waitpid(child, 0)[1] == 0:
             return killed
         killed += 1
-        for old in folder.glob(".tmp-*-old-*"):
-            read_manifest(old, what="a set")  # what would be moved back is whole
-        sweep_temporaries(folder)
         read_manifest(folder / "set", what="a set")
         assert (folder / "set" / "part" / "x.bin").read_bytes() in (b"one", b"two"), killed
         make_set(folder / "set", b"three")
@@ -76,30 +69,6 @@ def fill_disk(folder: Path) -> None:
     assert set(everything(folder)) == {"set/part/x.bin", "set/manifest.json"}, everything(folder).keys()
     assert (folder / "set" / "part" / "x.bin").read_bytes()[:1] == b"1"
     make_set(folder / "set", b"3" * 300_000)
-
-
-def kill_simulations(folder: Path) -> int:
-    """Kill simulations everywhere, then make one; returns how often it was killed."""
-    from ehrsequencing.simulate import SimulationConfig, simulate
-
-    def make() -> None:
-        simulate(folder / "sim", subjects=5, seed=0, config=SimulationConfig(truth_futures=4))
-
-    killed = 0
-    while True:
-        child = os.fork()
-        if child == 0:
-            be_killed(iter(range(6 * killed, -1, -1)))
-            make()
-            os._exit(0)
-        if os.waitpid(child, 0)[1] == 0:
-            return killed
-        killed += 1
-        if (folder / "sim" / MANIFEST).exists():
-            read_manifest(folder / "sim", what="a simulation")
-        for left in folder.glob(".tmp-*-new-*"):
-            assert left.stat().st_mode & 0o077 == 0 or (left / MANIFEST).is_file(), "only what is complete is opened"
-        shutil.rmtree(folder / "sim", ignore_errors=True)
 
 
 def be_killed(left: Iterator[int]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from scipy.special import expit, logit
 
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import (
     calibration_intercept_slope,
     distance_indices,
@@ -17,7 +18,6 @@ from ehrsequencing.metrics.calibration import (
     ks_calibration,
     smooth_calibration,
 )
-from ehrsequencing.metrics.calibration_null import calibration_null
 from ehrsequencing.metrics.censoring import aalen_johansen, aalen_johansen_se, censoring_survival
 from ehrsequencing.metrics.outcomes import ScoredRows
 from reference import metrics_bruteforce as twin

@@ -15,6 +15,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import discrimination
 from ehrsequencing.metrics.accuracy import (
     brier,
+    decision_curve,
     index_of_prediction_accuracy,
     integrated_brier,
     null_brier,
@@ -29,7 +30,6 @@ from ehrsequencing.metrics.censoring import (
     kaplan_meier,
     median_follow_up_days,
 )
-from ehrsequencing.metrics.decision import decision_curve
 from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.metric_table import metric_table

@@ -11,7 +11,7 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc
-from ehrsequencing.metrics.metric import Metric
+from ehrsequencing.metrics.outcomes import Metric
 from ehrsequencing.metrics.registry import METRICS, register
 from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.scores import Scores

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
-from ehrsequencing.metrics.decision import decision_curve
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.metric_table import metric_table
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.ensemble import Ensemble, MeanOutcomes
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
@@ -84,27 +83,3 @@ def test_the_likelihood_is_that_of_the_mean_hazards(seed: int) -> None:
 def test_the_mean_of_the_likelihoods_would_be_seen() -> None:
     with pytest.raises(AssertionError):
         agree(mean_of_likelihoods, 3)
-
-
-def test_hazards_are_the_mean_of_the_members_and_states_stand_beside_one_another() -> None:
-    model = ensemble(1)
-    mask = torch.ones(2, 3, 4, dtype=torch.bool)
-    batch = VisitBatch.from_padded(
-        torch.randint(1, 9, (2, 3, 4)), mask, torch.full((2, 3), 60.0).double(), torch.zeros(2, 3).double(),
-        mask.any(-1),
-    )  # fmt: skip
-    assert model.outcomes is not None
-    with torch.no_grad():
-        x, z = model.states(batch)
-        some = model.outcomes.log_hazards(z, torch.tensor([3, 1])).exp()
-        own = [member.states(batch)[1] for member in model.members]
-        expected = torch.stack([
-            member.outcomes.log_hazards(state).exp() for member, state in zip(model.members, own, strict=True)
-        ]).mean(0)  # fmt: skip
-        torch.testing.assert_close(some, expected[:, [3, 1]])
-        torch.testing.assert_close(model.hazard_logits(z, wide=x), model(batch))
-        without = [
-            member.hazard_logits(state, wide=None).exp() for member, state in zip(model.members, own, strict=True)
-        ]
-        torch.testing.assert_close(model.hazard_logits(z, wide=None).exp(), torch.stack(without).mean(0))
-    assert z.shape == (6, MEMBERS * DIM)

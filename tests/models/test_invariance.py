@@ -94,12 +94,6 @@ def test_beside_a_very_long_subject(settings: dict[str, object]) -> None:
     check_composition(make_model(**settings).float(), sample_records(lengths=(4, 1100, 1, 9)), tolerance=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [*LONG, *LONG_FLAT], ids=str)
-def test_beside_a_subject_of_ten_thousand_visits(settings: dict[str, object]) -> None:
-    check_composition(make_model(**settings).float(), sample_records(lengths=(4, 10_000, 1, 9)), tolerance=1e-5)
-
-
 # ---- pads ------------------------------------------------------------------------------------------------------------
 
 
@@ -124,13 +118,6 @@ def test_causality(subjects: Records, kind: str) -> None:
     check_causality(make_model(**MODELS[kind]), subjects)
 
 
-@every_model
-def test_causality_on_the_sample(kind: str) -> None:
-    model = make_model(**MODELS[kind])
-    check_causality(model, sample_records(lengths=(9, 1, 6)))
-    check_causality(model.float(), sample_records(lengths=(9, 1, 6)), tolerance=1e-5)
-
-
 @pytest.mark.parametrize("kind", [*SETS, "flat", "flat sinusoidal"])
 def test_gradient_to_the_future_is_exactly_zero(kind: str) -> None:
     settings = {**MODELS[kind], "max_visits": 512}
@@ -151,11 +138,6 @@ def test_prefix(subjects: Records, kind: str) -> None:
 @given(records(max_subjects=2), any_model)
 def test_queries(subjects: Records, kind: str) -> None:
     check_queries(make_model(**MODELS[kind]), subjects)
-
-
-@every_model
-def test_queries_on_the_sample(kind: str) -> None:
-    check_queries(make_model(**MODELS[kind]), sample_records(lengths=(6, 0, 1)))
 
 
 @pytest.mark.parametrize("settings", [{"max_visits": 3}, {"architecture": "flat", "max_tokens": 9}], ids=str)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
-from ehrsequencing.models.head import HazardHead
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll
 from helpers.likelihood_checks import (
     EDGES,
     check_extremes,
@@ -51,16 +50,6 @@ def test_visit_nll_of_several_subjects() -> None:
     torch.testing.assert_close(nll, expected)
     (gradient,) = torch.autograd.grad(nll.sum(), logits)
     torch.testing.assert_close(gradient, torch.stack([h[0], *h.new_zeros(1), h[2] - 1, h[3], *h.new_zeros(2)]))
-
-
-def test_visit_nll_gradcheck() -> None:
-    at_risk = torch.tensor([True, True, False, True, True, True])
-    cause = torch.tensor([0, 1, 0, 0, 0, 0])
-    offsets = torch.tensor([0, 3, 6])
-    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda x: subject_nll(x, at_risk, cause=cause, subject_offsets=offsets), logits, atol=1e-8
-    )
 
 
 @pytest.mark.parametrize(
@@ -234,13 +223,6 @@ def test_bias_starts_at_the_cohorts_own_hazards() -> None:
             head.set_bias(wrong)
 
 
-def test_head_is_differentiable() -> None:
-    model = make_model()
-    z = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
-    assert isinstance(model.head, HazardHead)
-    assert torch.autograd.gradcheck(model.head, z, atol=1e-8)
-
-
 @pytest.mark.parametrize("head", ["horizon", "visit"])
 def test_loss_is_the_mean_over_labelled_prediction_times(head: str) -> None:
     model, subjects = make_model(head=head), sample_records()
@@ -288,11 +270,3 @@ def test_models_refuse_what_cannot_be_answered() -> None:
     event_early = pack([Subject((Visit(cause=1), Visit(cause=1)))])
     with pytest.raises(EhrseqError, match="last at risk"):
         make_model(head="visit").loss(event_early)
-
-
-def test_terms_of_rows_not_at_risk_are_zero() -> None:
-    terms = visit_nll(
-        torch.zeros(3), torch.tensor([True, False, True]), cause=torch.tensor([0, 0, 1]),
-        subject_offsets=torch.tensor([0, 3]),
-    )  # fmt: skip
-    torch.testing.assert_close(terms, torch.tensor([math.log(2), 0.0, math.log(2)]))

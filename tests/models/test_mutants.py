@@ -2,9 +2,8 @@
 
 import pytest
 
-from helpers.mutants import CHECKS, Mutant, assert_caught, attention, codes, edges, time
+from helpers.mutants import CHECKS, MUTANTS, Mutant
 
-MUTANTS: list[Mutant] = [*attention.MUTANTS, *codes.MUTANTS, *time.MUTANTS, *edges.MUTANTS]
 CASES = [pytest.param(mutant, check, id=f"{mutant.name}-{check}") for mutant in MUTANTS for check in mutant.caught_by]
 
 
@@ -15,10 +14,11 @@ def test_every_check_passes_on_the_model(name: str) -> None:
 
 @pytest.mark.parametrize(("broken", "check"), CASES)
 def test_a_mutant_is_caught(broken: Mutant, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_caught(broken, check, monkeypatch)
+    broken.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        CHECKS[check]()
 
 
 def test_every_check_has_a_mutant() -> None:
     caught = {check for mutant in MUTANTS for check in mutant.caught_by}
     assert set(CHECKS) - caught == set()
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 80

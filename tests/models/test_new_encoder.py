@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ehrsequencing as eh
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.config import load_study
 from ehrsequencing.config.parts import KINDS, Part, declared_in, visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import build
@@ -66,20 +66,6 @@ def test_one_class_trains_a_step_and_is_kept(tmp_path: Path) -> None:
     again = build.load_model(tmp_path)
     assert isinstance(again.visit_encoder.pooling, LoudestCode)
     assert torch.equal(again(batch), model(batch))
-
-
-def test_a_run_is_trained_with_it_by_the_settings_alone(
-    sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
-    from ehrsequencing.prediction.run import Run
-    from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.training.loop import Trainer
-
-    declare()
-    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
-    study = load_study(None, [*tiny, "model.visit_encoder=loudest"])
-    Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study).fit()
-    assert Run(tmp_path / "run").model.config.visit_encoder == "loudest"
 
 
 def test_settings_refuse_what_it_does_not_use() -> None:

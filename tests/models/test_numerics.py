@@ -19,8 +19,10 @@ LENGTHS = (9, 1, 14, 6)
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["query", "transformer", "max", "flat", "flat 9"])
+@pytest.mark.parametrize(
+    ("kind", "threads"),
+    [("query", 1), ("query", 2), ("transformer", 1), ("max", 1), ("flat", 1), ("flat 9", 1)],
+)
 def test_same_seed_same_bits(kind: str, threads: int) -> None:
     subjects = sample_records(lengths=(40, 30, 3, 60, 25, 1, 1, 2))
     torch.set_num_threads(threads)
@@ -34,15 +36,6 @@ def test_same_seed_same_bits(kind: str, threads: int) -> None:
         torch.set_num_threads(1)
     assert torch.equal(runs[0][0], runs[1][0])
     assert all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
-
-
-@every_model
-def test_dropout_is_on_in_training_and_off_in_evaluation(kind: str) -> None:
-    torch.manual_seed(0)
-    model, batch = make_model(**MODELS[kind], dropout=0.3), pack(sample_records())
-    assert torch.equal(model(batch), model(batch))
-    model.train()
-    assert not torch.equal(model(batch), model(batch))
 
 
 def test_dropout_keeps_the_mean_and_drops_its_share() -> None:

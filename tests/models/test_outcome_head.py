@@ -152,20 +152,6 @@ def test_impossible_labels_are_refused(rows: list[int], codes: list[int], days: 
                      entry_days=entry, labels=labels)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("vectors", "bias", "stop", "where"),
-    [((3, 4), (3, 1), (2,), "vectors"), ((3, 2), (3, 2), (2,), "bias"), ((3, 2), (3, 1), (3,), "stop_days")],
-)
-def test_shapes_that_do_not_fit_are_named(
-    vectors: tuple[int, ...], bias: tuple[int, ...], stop: tuple[int, ...], where: str
-) -> None:
-    """Two rows with one bin and rank 2, three codes: one of the other tensors has another shape."""
-    none = OutcomeLabels(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-    with pytest.raises(EhrseqError, match=rf"^{where}: expected shape"):
-        outcomes_nll(torch.zeros(2, 1, 2), torch.zeros(vectors), torch.zeros(bias), edges_days=(),
-                     stop_days=torch.ones(stop), entry_days=torch.zeros(stop), labels=none)  # fmt: skip
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000))
 def test_onset_risk_is_the_incidence_of_each_code_alone_against_death(seed: int) -> None:
@@ -194,18 +180,17 @@ def test_head_starts_at_the_training_rates() -> None:
         head.set_bias(rates.T)
 
 
-@pytest.mark.parametrize("codes", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_memory_does_not_grow_with_the_number_of_codes(codes: int) -> None:
-    """2,048 rows and 20 bins: loss and gradients stay under 300 MiB, where one dense array of hazards has 312 or more.
+def test_memory_does_not_grow_with_the_number_of_codes() -> None:
+    """2,048 rows and 20 bins: loss and gradients stay under 300 MiB, where one dense array of hazards has 312.
 
     Measured in a process of its own, since the peak of this one is that of other tests.
     """
-    script = f"""
+    script = """
 import resource, torch
 from ehrsequencing.models.hazards import onset_risk
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
 torch.manual_seed(0)
-head = OutcomeHead(64, outcomes={codes}, rank=32, edges_days=[float(k) for k in range(1, 20)])
+head = OutcomeHead(64, outcomes=2000, rank=32, edges_days=[float(k) for k in range(1, 20)])
 z = torch.randn(2048, 64, requires_grad=True)
 rows = torch.arange(2048).repeat_interleave(40)
 labels = OutcomeLabels(rows, torch.arange(40).repeat(2048), torch.rand(len(rows)) * 20)

@@ -80,14 +80,6 @@ def test_packed_equals_padded_on_the_sample(combination: Combination) -> None:
     check_combination(combination, sample_records(seed, lengths=(4, 0, 1, 5)), seed=seed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", [*ENCODERS, "flat"])
-def test_packed_equals_padded_in_every_combination_again_and_again(encoder: str) -> None:
-    chosen = [c for c in (*COMBINATIONS, *FLAT_COMBINATIONS) if c[0].split()[0] == encoder]
-    for seed, combination in enumerate(chosen * 4):
-        check_combination(combination, sample_records(seed, lengths=(5, 0, 1, 8, 3)), seed=seed)
-
-
 @pytest.mark.parametrize("head", ["horizon", "visit"])
 @pytest.mark.parametrize(("dim", "heads"), [(4, 1), (6, 3), (7, 1)])
 def test_other_widths(dim: int, heads: int, head: str) -> None:

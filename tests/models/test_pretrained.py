@@ -1,6 +1,5 @@
 """`save_pretrained` and `from_pretrained`: the same model again, and nothing else is ever loaded."""
 
-import json
 import pickle
 from pathlib import Path
 
@@ -8,11 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival as Model
 from helpers.models import MODELS, make_model
-from helpers.strategies import VOCAB, pack, sample_records
+from helpers.strategies import pack, sample_records
 
 SETTINGS: list[dict[str, object]] = [
     *MODELS.values(),
@@ -135,28 +133,3 @@ def test_hostile_configuration(tmp_path: Path, text: str, message: str) -> None:
     (saved(tmp_path) / "config.json").write_text(text)
     with pytest.raises(EhrseqError, match=message):
         Model.from_pretrained(tmp_path)
-
-
-def test_config_is_readable_json(tmp_path: Path) -> None:
-    config = json.loads((saved(tmp_path) / "config.json").read_text())
-    assert config["vocab_size"] == VOCAB
-    assert ModelConfig.model_validate(config) == make_model().config
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EhrseqError, match="cannot be written"):
-        make_model().save_pretrained(tmp_path / "file" / "run")
-
-
-def test_a_failed_write_keeps_the_old_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (saved(tmp_path) / "model.safetensors").read_bytes()
-
-    def no_space(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("ehrsequencing.core.temporaries.os.fsync", no_space)
-    with pytest.raises(EhrseqError, match="No space left"):
-        make_model(seed=1).save_pretrained(tmp_path)
-    assert (tmp_path / "model.safetensors").read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

@@ -1,16 +1,13 @@
 """Rotary places: distances in days and visits, counted by hand, and what attention can see through them."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing import ModelConfig, VisitBatch
-from ehrsequencing.models.build import build_model, load_model
-from ehrsequencing.models.rotary import Rotation, days_since_first, rotation
+from ehrsequencing.models.build import build_model
+from ehrsequencing.models.rotary import days_since_first, rotation
 
 
 def batch_of(
@@ -65,17 +62,6 @@ def test_products_depend_on_differences_alone(gaps: list[float], later: float, s
     torch.testing.assert_close(products(gaps[0]), products(gaps[0] + later), rtol=0, atol=1e-8)
 
 
-def test_only_both_sides_turned_alike_give_differences() -> None:
-    """The broken twin of the property above: keys left as they are."""
-    q, k = torch.randn(2, 3, 16, dtype=torch.float64)
-
-    def products(first_gap: float) -> torch.Tensor:
-        turn: Rotation = rotation(batch_of([first_gap, 20.0, 30.0]), head_dim=16, dtype=torch.float64)
-        return turn(q, heads=1) @ k.T
-
-    assert not torch.allclose(products(0.0), products(20.0), atol=1e-3)
-
-
 @pytest.mark.parametrize("rotary", [True, False])
 def test_attention_sees_the_distance_of_two_visits(rotary: bool) -> None:
     """Without any embedding of time, two records that differ in a gap differ to a rotary model only."""
@@ -91,16 +77,3 @@ def test_attention_sees_the_distance_of_two_visits(rotary: bool) -> None:
         near, far = (model(batch_of([0, gap, 10])) for gap in (5, 200))
     assert torch.equal(near[0], far[0])  # the first visit knows nothing of what follows
     assert torch.allclose(near[2], far[2], atol=1e-6) != rotary
-
-
-def test_a_model_saved_before_there_was_rotation_has_none(tmp_path: Path) -> None:
-    config = ModelConfig(vocab_size=6, dim=16, heads=2, layers=1, rotary=False, edges_days=(30.0,))
-    model = build_model(config).eval()
-    model.save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    del saved["rotary"]
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    again = load_model(tmp_path)
-    assert again.config == config
-    batch = batch_of([0, 100, 10])
-    assert torch.equal(model.float()(batch), again(batch))

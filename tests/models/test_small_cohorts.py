@@ -1,13 +1,11 @@
 """What small cohorts need: `code_dropout`, by which training loses whole codes, and `age_polynomial`."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from ehrsequencing.config import ModelConfig, load_study
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding, CodeVectors
 from helpers.model_checks import check_changes_in_training_only
 from helpers.models import make_model
@@ -60,19 +58,3 @@ def test_age_polynomial_adds_a_cubic_to_the_bins() -> None:
     years = torch.tensor([50.0, 54.9, 55.0], dtype=torch.float64)
     assert torch.equal(plain(years[:1]), plain(years[1:2]))  # within a bin all ages are one
     assert not torch.equal(embedding(years[:1]), embedding(years[1:2]))
-
-
-@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
-def test_ages_within_a_bin_differ_in_both_architectures(architecture: str) -> None:
-    batch = pack(sample_records())
-    ages = (batch.age_years // 5) * 5 + 1
-    for polynomial in (False, True):
-        torch.manual_seed(0)
-        model = make_model(architecture=architecture, age_polynomial=polynomial)
-        one, other = (model(replace(batch, age_years=ages + years)) for years in (0.0, 3.0))
-        assert torch.equal(one, other) is not polynomial
-
-
-def test_a_polynomial_without_an_age_embedding_is_refused() -> None:
-    with pytest.raises(EhrseqError, match="age_bin_years"):
-        load_study(None, ["model.age_polynomial=true", "model.age_bin_years=0"])

@@ -9,15 +9,15 @@ import torch
 import ehrsequencing as eh
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import StudyConfig, load_study
-from ehrsequencing.core import hazards
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.hazards import cohort_hazards
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.models.build import build_model
 from ehrsequencing.models.hazards import observed_hazards
+from ehrsequencing.records import hazards
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 
 def test_both_packages_count_the_same_rates() -> None:

@@ -1,6 +1,7 @@
 """Prediction in use: the same answers as on prepared data, whatever comes later in the record."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +12,11 @@ import pytest
 
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, refuse_foreign_file, write_json
 from ehrsequencing.prediction.predict import Moment, NewRecords, predict
-from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
+from ehrsequencing.training.inference import risk_of_rows
 from helpers.meds import DAY_US, us
 
 Key = tuple[int, int, str, float]
@@ -60,12 +59,6 @@ def test_predictions_hold_every_prepared_prediction_time_with_the_same_risk(
             for e, cause in enumerate(run.task.causes):
                 for h, horizon in enumerate(run.task.horizons):
                     assert answers[(*key, cause, horizon)] == pytest.approx(float(risk[r, e, h]), abs=1e-5)
-
-
-def test_use_knows_no_censoring(sim_prepared: Path, answers: dict[Key, float]) -> None:
-    """Someone who was censored is still asked about at later visits; nobody is after an outcome."""
-    cohort = pq.read_table(sim_prepared / "tasks" / "simulated" / "cohort.parquet")
-    assert len({key[:2] for key in answers}) >= len(cohort)
 
 
 def truncated(data: Path, out: Path, until_us: int) -> Path:
@@ -116,43 +109,6 @@ def test_as_of_a_day_asks_everybody_then_at_risk_and_uses_nothing_later(
     assert {key[1] for key in now} == {parse_date_us(date)}
     assert {key[3] for key in now} == {90.0, 700.0}
     assert max(abs(now[key] - then[key]) for key in now) < 1e-5
-
-
-def test_risk_rises_with_the_horizon_and_sums_below_one(answers: dict[Key, float]) -> None:
-    curves: dict[tuple[int, int], dict[str, list[float]]] = {}
-    for (subject, time, cause, _), risk in answers.items():
-        curves.setdefault((subject, time), {}).setdefault(cause, []).append(risk)
-    for causes in curves.values():
-        assert all(np.all(np.diff(curve) >= -1e-7) for curve in causes.values())
-        assert sum(curve[-1] for curve in causes.values()) <= 1 + 1e-6
-
-
-def test_nll_of_rows_is_the_mean_that_training_saw(sim_run: Path, sim_prepared: Path) -> None:
-    run, prepared = Run(sim_run), Prepared(sim_prepared)
-    nll = nll_of_rows(run.model, prepared.records("simulated", "tuning"))
-    assert nll.mean() == pytest.approx(run.manifest["tuning_nll"], rel=1e-5)
-
-
-@pytest.mark.parametrize("at", ["yesterday", "2026", "2026-13-45"])
-def test_an_impossible_moment_is_refused(sim_run: Path, sim_data: Path, tmp_path: Path, at: str) -> None:
-    with pytest.raises(EhrseqError):
-        predict(sim_run, sim_data, tmp_path / "p.parquet", at=at)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_run_whose_parts_do_not_belong_together_is_refused(sim_run: Path, tmp_path: Path) -> None:
-    import shutil
-
-    copy = tmp_path / "run"
-    shutil.copytree(sim_run, copy)
-    vocabulary = read_json(copy / "vocabulary.json")
-    vocabulary["tokens"][-1] = "OTHER//CODE"
-    write_json(copy / "vocabulary.json", vocabulary)
-    with pytest.raises(EhrseqError, match="has changed"):
-        Run(copy)
-    (copy / "manifest.json").unlink()
-    with pytest.raises(EhrseqError, match="finished run"):
-        Run(copy)
 
 
 # ---- where the data ends ---------------------------------------------------------------------------------------------
@@ -237,33 +193,15 @@ def test_a_day_after_the_datas_end_needs_a_declared_end(sim_run: Path, few: Path
     soon, later = (str(np.datetime64(end + days * DAY_US, "us"))[:10] for days in (20, 400))
     assert predict(sim_run, few, out, at=soon) > 0, "today, a little after the last row"
     with pytest.raises(EhrseqError, match="more than 31 days after the data's last row") as error:
-        predict(sim_run, few, out, at=later)
+        predict(sim_run, few, out, at=later, overwrite=True)
     assert "data.extracted=" in error.value.fix
-    assert predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later)) > 0
+    predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later), overwrite=True)
     assert {key[1] for key in read(out)} == {parse_date_us(later)}
     with pytest.raises(EhrseqError, match=r"lies after data\.extracted"):
-        predict(sim_run, few, out, at="2200-01-01", facts=DataConfig(extracted=later))
-
-
-def test_a_declared_end_lets_moments_up_to_its_day_be_answered(sim_run: Path, few: Path) -> None:
-    later = str(np.datetime64(last_us(few) + 4000 * DAY_US, "us"))[:10]
-    late = []
-    for facts in (None, DataConfig(extracted=later)):
-        records = NewRecords(asked_by_age(Run(sim_run), 70), few, facts)
-        assert sum(map(len, records.encoded(Moment()))) == records.moments - records.late
-        late.append(records.late)
-    assert late[0] > late[1]
+        predict(sim_run, few, out, at="2200-01-01", overwrite=True, facts=DataConfig(extracted=later))
 
 
 # ---- horizons, foreign codes, files ----------------------------------------------------------------------------------
-
-
-def test_a_horizon_that_the_model_never_learned_about_is_refused(sim_run: Path, few: Path, tmp_path: Path) -> None:
-    last = Run(sim_run).model.config.edges_days[-1]
-    predict(sim_run, few, tmp_path / "p.parquet", horizons_days=[last])
-    with pytest.raises(EhrseqError, match="beyond"):
-        predict(sim_run, few, tmp_path / "q.parquet", horizons_days=[30.0, last + 1.0])
-    assert not (tmp_path / "q.parquet").exists()
 
 
 def renamed(data: Path, share: float) -> Path:
@@ -318,22 +256,20 @@ def test_csv_holds_what_parquet_holds(sim_run: Path, few: Path, tmp_path: Path, 
     assert not list(tmp_path.glob(".tmp*"))
 
 
-@pytest.mark.parametrize("name", ["p.xlsx", "p", "p.gz", "p.parquet.txt"])
-def test_a_file_of_another_kind_is_refused(sim_run: Path, sim_data: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(EhrseqError, match="does not end in a format") as error:
-        predict(sim_run, sim_data, tmp_path / name)
-    assert ".csv" in error.value.fix
+@pytest.mark.parametrize(
+    ("name", "asked", "says"),
+    [
+        ("p.xlsx", {}, "does not end in a format"),
+        ("p.parquet.txt", {}, "does not end in a format"),
+        ("p.parquet", {"at": "yesterday"}, "is not a date"),
+        ("p.parquet", {"at": "2026-13-45"}, "date"),
+        ("p.parquet", {"horizons_days": [30.0, 1e6]}, "beyond"),
+        ("p.parquet", {"horizons_days": [0.0]}, "positive"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(
+    sim_run: Path, sim_data: Path, tmp_path: Path, name: str, asked: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(EhrseqError, match=says):
+        predict(sim_run, sim_data, tmp_path / name, **asked)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
-def test_only_our_own_predictions_are_overwritten(name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
-    facts = {"causes": ["a"], "horizons_days": [30.0], "start_days": 0.0, "banded": False}
-    with prediction_file(out, **facts):  # type: ignore[arg-type]
-        pass
-    refuse_foreign_file(out, is_predictions)
-    out.write_text("subject_id,prediction_time,note\n1,2020-01-01,mine\n")
-    with pytest.raises(EhrseqError, match="ehrseq did not write it"):
-        refuse_foreign_file(out, is_predictions)
-    assert "mine" in out.read_text()

@@ -50,10 +50,7 @@ def labels(risks: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("cause", "horizon", "style", "kind"),
-    [(None, 365.0, "meds-dev", pa.float64()), ("death", 90.0, "meds-evaluation", pa.float32())],
-)
+@pytest.mark.parametrize(("cause", "horizon"), [(None, 365.0), ("death", 90.0)])
 def test_each_label_gets_the_risk_that_predict_gives(
     sim_run: Path,
     sim_data: Path,
@@ -62,14 +59,10 @@ def test_each_label_gets_the_risk_that_predict_gives(
     tmp_path: Path,
     cause: str | None,
     horizon: float,
-    style: str,
-    kind: pa.DataType,
 ) -> None:
     said: list[str] = []
     out = tmp_path / "predictions.parquet"
-    count = predict_labels(
-        sim_run, sim_data, out, labels=labels, style=style, cause=cause, horizons_days=[horizon], say=said.append
-    )
+    count = predict_labels(sim_run, sim_data, out, labels=labels, cause=cause, horizons_days=[horizon], say=said.append)
     found = pq.read_table(out)
     LabelSchema.validate(found.select(["subject_id", "prediction_time", "boolean_value"]))
     wanted = risks.filter(
@@ -84,7 +77,7 @@ def test_each_label_gets_the_risk_that_predict_gives(
     assert joined["boolean_value"].equals(joined["label"])
     assert (joined["predicted_boolean_value"].to_numpy() == (probability >= 0.5)).all()
     assert any("1 of" in text and "no prediction" in text for text in said)
-    assert found.schema.field("predicted_boolean_probability").type == kind
+    assert found.schema.field("predicted_boolean_probability").type == pa.float64()
 
 
 def test_labels_that_say_nothing_are_refused(labels: Path, tmp_path: Path) -> None:
@@ -108,14 +101,14 @@ def test_labels_that_say_nothing_are_refused(labels: Path, tmp_path: Path) -> No
 def test_options_that_do_not_fit_are_one_line(sim_run: Path, sim_data: Path, labels: Path, tmp_path: Path) -> None:
     of_meds = ("--format", "meds-dev", "--labels", labels)
     for words, says in (
-        (("--format", "csv"), "is not a format"),
-        (("--labels", labels), "need --format meds-dev"),
-        (("--format", "meds-dev"), "needs the labels"),
-        ((*of_meds, "--at", "last"), "takes its moments from the labels"),
-        ((*of_meds, "--cause", "flu", "--horizons", "90d"), "is no cause of the run"),
+        (("--format", "csv"), "is not a choice"),
+        (("--labels", labels), "does not belong to --format share"),
+        (("--format", "meds-dev"), "needs DATA and --labels"),
+        ((*of_meds, "--license", "MIT"), "does not belong to --format meds-dev"),
+        ((*of_meds, "--cause", "flu", "--horizon", "90d"), "is no cause of the run"),
         (of_meds, "one horizon"),
     ):
-        done = ehrseq("predict", sim_run, sim_data, "--out", tmp_path / "p.parquet", *words)
+        done = ehrseq("export", sim_run, sim_data, "--out", tmp_path / "p.parquet", *words)
         assert done.exit_code == 2, done.output
         assert says in done.stderr
         assert not (tmp_path / "p.parquet").exists()

@@ -21,9 +21,10 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
 Array = npt.NDArray[Any]
@@ -128,27 +129,6 @@ def test_members_give_a_band_of_the_same_risks(
     assert np.mean(high - low) > 1e-4
 
 
-def test_the_visit_heads_hazard_has_no_days(
-    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
-) -> None:
-    run, out = Run(runs("visit")), tmp_path / "p.csv"
-    with pytest.raises(EhrseqError, match="has no horizons in days"):
-        predict(run.folder, sim_data, out, horizons_days=[90.0])
-    predict(run.folder, sim_data, tmp_path / "p.parquet")
-    table = pq.read_table(tmp_path / "p.parquet")
-    assert set(table["horizon_days"].to_pylist()) == {None}
-    assert set(table["start_days"].to_pylist()) == {0.0}
-    judged = Population.of_split(Prepared(store), run.task, "held_out")
-    hazard = risk_of_rows(run.model, judged.records, horizons_days=[])[:, 0, 0]
-    keys = zip(table["subject_id"].to_pylist(), table["prediction_time"].cast(pa.int64()).to_pylist(), strict=True)
-    found = dict(zip(keys, table["risk"].to_pylist(), strict=True))
-    who = judged.records.subject_id
-    for r in np.flatnonzero(~np.isnan(hazard))[::5]:
-        assert found[(int(who[r]), int(judged.records.rows.prediction_us[r]))] == pytest.approx(
-            float(hazard[r]), abs=2e-6
-        )
-
-
 @pytest.mark.parametrize("name", ["blanking", "landmarks"])
 def test_recalibrated_risks_are_those_that_evaluate_reports(
     runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path, name: str
@@ -178,10 +158,33 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
         np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
 
 
-@pytest.mark.parametrize("days", [45.0, 90.0])
-def test_a_horizon_within_the_blanking_is_refused(
-    runs: Callable[[str], Path], sim_data: Path, tmp_path: Path, days: float
+@pytest.mark.parametrize(
+    ("name", "days", "says"),
+    [
+        ("visit", 90.0, "has no horizons in days"),
+        ("blanking", 45.0, "within the task's blanking of 90d"),
+        ("blanking", 90.0, "within the task's blanking of 90d"),
+    ],
+)
+def test_a_horizon_without_an_answer_is_refused(
+    runs: Callable[[str], Path], sim_data: Path, tmp_path: Path, name: str, days: float, says: str
 ) -> None:
-    with pytest.raises(EhrseqError, match="within the task's blanking of 90d"):
-        predict(runs("blanking"), sim_data, tmp_path / "p.parquet", horizons_days=[days, 300.0])
+    with pytest.raises(EhrseqError, match=says):
+        predict(runs(name), sim_data, tmp_path / "p.parquet", horizons_days=[days, 300.0])
     assert not (tmp_path / "p.parquet").exists()
+
+
+def test_the_visit_heads_risk_has_no_days(
+    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
+) -> None:
+    run = Run(runs("visit"))
+    predict(run.folder, sim_data, tmp_path / "p.parquet")
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert set(table["horizon_days"].to_pylist()) == {None}
+    records = Prepared(store).records(run.task.name, "held_out")
+    hazard = risk_of_rows(run.model, records, horizons_days=[])[:, 0, 0]
+    keys = zip(table["subject_id"].to_pylist(), table["prediction_time"].cast(pa.int64()).to_pylist(), strict=True)
+    found = dict(zip(keys, table["risk"].to_pylist(), strict=True))
+    for r in np.flatnonzero(~np.isnan(hazard))[::5]:
+        key = int(records.subject_id[r]), int(records.rows.prediction_us[r])
+        assert found[key] == pytest.approx(float(hazard[r]), abs=2e-6)

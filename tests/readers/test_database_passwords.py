@@ -30,7 +30,6 @@ SHAPES = {
     "no scheme": "me:{raw}@127.0.0.1/cdm",
     "DSN": "host=127.0.0.1 port=1 user=me password={raw}",
     "DuckDB": "duckdb://me:{raw}@cdm.duckdb",
-    "Spark": "spark://me:{raw}@127.0.0.1:1/cdm",
     "unknown": "what{raw}://me:{raw}@host/cdm",
     "another": "mysql://me:{raw}@127.0.0.1:1/cdm",
     "password only": "{raw}://",

@@ -356,7 +356,7 @@ def test_lines_longer_than_memory_together_are_read(tmp_path: Path, monkeypatch:
         (
             "Patient.ndjson.gz",
             gzip.compress(b'{"resourceType": "Patient"}\n' * 99, mtime=0)[:-30],
-            "it is cut off or damaged",
+            "check that the file is whole",
         ),
         (
             "Patient.ndjson",

@@ -238,14 +238,14 @@ def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, mon
 def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "meds").mkdir()
     (tmp_path / "meds" / "mine.txt").write_text("mine")
-    with pytest.raises(EhrseqError, match="not empty"):
+    with pytest.raises(EhrseqError, match="is there already"):
         import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
     assert (tmp_path / "meds" / "mine.txt").read_text() == "mine"
 
 
 def test_simulated_records_come_back(sim_data: Path, tmp_path: Path) -> None:
     """MEDS → OMOP → MEDS gives the same rows; and so the same cohort, labels and visits."""
-    from ehrsequencing.records.prepared import prepare
+    from ehrsequencing.records.prepare import prepare
 
     table = pa.concat_tables([pq.read_table(p) for p in sorted((sim_data / "data").rglob("*.parquet"))])
     rows = [tuple(r[c] for c in ("subject_id", "time", "code", "numeric_value")) for r in table.to_pylist()]

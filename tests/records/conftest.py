@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.records.prepared import prepare
-from helpers.clusters import STUDY
+from ehrsequencing.records.prepare import prepare
 from helpers.cohorts import HandMade
 from helpers.meds import write_meds
-from helpers.shards import PARENTS, TASK, files, rows_of
+from helpers.shards import PARENTS, STUDY, TASK, files, rows_of
 
 
 @pytest.fixture(scope="module")

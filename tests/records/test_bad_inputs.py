@@ -98,7 +98,7 @@ class Case(NamedTuple):
     spoil: Change
     says: str = ""
     fixes: Mapping[str, int] = MappingProxyType({})
-    row: int | None = None  # the row that the message or the fix must name
+    row: int | None = None  # the row that the message must name
     settings: tuple[str, ...] = ()
     predicts: bool = True  # whether `predict` meets the input as well
     task: str = TASK
@@ -122,20 +122,20 @@ CASES = [
     Case(8, "empty code", R, cell("code", 9, ""), "empty or blank", row=9),
     Case(9, "string time", R, every_shard(column("time", lambda c: c.cast(pa.string()))), "'time' has type string"),
     Case(10, "nanoseconds", F, every_shard(column("time", lambda c: c.cast(pa.timestamp("ns")))),
-         fixes={"time_unit": 161}, row=1, as_clean=True),
-    Case(10, "dates", F, every_shard(column("time", lambda c: c.cast(pa.date32()))), fixes={"time_unit": 161}, row=1,
+         fixes={"time_unit": 161}, as_clean=True),
+    Case(10, "dates", F, every_shard(column("time", lambda c: c.cast(pa.date32()))), fixes={"time_unit": 161},
          as_clean=True),
     Case(10, "milliseconds beyond microseconds", F, together(
         every_shard(column("time", lambda c: c.cast(pa.timestamp("ms")))), cell("time", 4, 2**62)),
-        fixes={"time_unit": 161, "bad_year": 1}, row=1),
+        fixes={"time_unit": 161, "bad_year": 1}),
     Case(11, "time zone", R, every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))), "time_zone="),
     Case(11, "time zone, clock named", F, every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))),
-         fixes={"time_zone": 161}, row=1, settings=("dialect.time_zone=America/New_York",)),
+         fixes={"time_zone": 161}, settings=("dialect.time_zone=America/New_York",)),
     Case(12, "dictionary code", A, column("code", lambda c: c.dictionary_encode()), as_clean=True),
     Case(13, "float64 value", F, every_shard(column("numeric_value", lambda c: c.cast(pa.float64()))),
-         fixes={"value_type": 30}, row=3, as_clean=True),
+         fixes={"value_type": 30}, as_clean=True),
     Case(13, "integer value", F, every_shard(column("numeric_value", lambda c: pa.array(
-        [None if x is None else 2**60 for x in c.to_pylist()], pa.int64()))), fixes={"value_type": 30}, row=3),
+        [None if x is None else 2**60 for x in c.to_pylist()], pa.int64()))), fixes={"value_type": 30}),
     Case(14, "types differ by shard", R, column("time", lambda c: c.cast(pa.timestamp("ns"))), "is timestamp["),
     Case(14, "value types differ", R, column("numeric_value", lambda c: c.cast(pa.float64())), "'numeric_value' is"),
     Case(14, "string and integer widths differ", A, together(
@@ -148,12 +148,12 @@ CASES = [
     Case(17, "duplicate column", R, edit(lambda t: t.append_column("code", t["code"])), "'code' twice"),
     # identity
     Case(18, "unsorted times", F, edit(lambda t: t.take([0, 1, 3, 2, *range(4, len(t))])), as_clean=True,
-         fixes={"unsorted": 1}, row=3),
+         fixes={"unsorted": 1}),
     Case(19, "scattered rows", F, edit(lambda t: t.take([*range(6), *range(7, len(t)), 6])),
-         fixes={"not_contiguous": 1}, row=ROWS - 1, as_clean=True),
+         fixes={"not_contiguous": 1}, as_clean=True),
     Case(20, "subject in two shards", R, move_half_of_a_record, "a subject is in two shards"),
     Case(21, "duplicate rows", F, edit(lambda t: t.take([0, 1, 2, 2, 2, *range(3, len(t))])), fixes={"duplicates": 2},
-         row=3, as_clean=True),
+         as_clean=True),
     Case(22, "subject in two splits", R, edit(lambda t: pa.concat_tables([t, pa.table(
         {"subject_id": [FIRST_ID], "split": ["tuning"]})]), SPLIT_FILE), "in two splits", predicts=False),
     Case(23, "subject without a split", R, edit(lambda t: t.slice(1), SPLIT_FILE), "have no split", predicts=False),
@@ -164,25 +164,25 @@ CASES = [
     # time
     Case(26, "after the extraction", R, insert((1, day(400), "A")), "after the date of extraction", row=14,
          settings=("data.extracted=2019-12-31",)),
-    Case(27, "year 1850", F, insert((1, dt.datetime(1850, 1, 1), "A")), fixes={"bad_year": 1}, row=8, as_clean=True),
-    Case(27, "year 9999", F, insert((1, dt.datetime(9999, 12, 31), "A")), fixes={"bad_year": 1}, row=14, as_clean=True,
+    Case(27, "year 1850", F, insert((1, dt.datetime(1850, 1, 1), "A")), fixes={"bad_year": 1}, as_clean=True),
+    Case(27, "year 9999", F, insert((1, dt.datetime(9999, 12, 31), "A")), fixes={"bad_year": 1}, as_clean=True,
          settings=("data.extracted=2030-01-01",)),
-    Case(28, "before birth", F, insert((1, dt.datetime(1930, 1, 1), "A")), fixes={"before_birth": 1}, row=8,
+    Case(28, "before birth", F, insert((1, dt.datetime(1930, 1, 1), "A")), fixes={"before_birth": 1},
          as_clean=True),
     Case(29, "two births", R, insert((1, dt.datetime(1850, 1, 1), "A"), (1, dt.datetime(1950, 1, 2), "MEDS_BIRTH")),
-         "two births", row=10),  # its row in the file, though one before it was dropped
+         "two births"),
     Case(30, "no birth", A, only(lambda r: r["code"] != "MEDS_BIRTH"), "20 without a birth"),
-    Case(31, "after death", F, insert((0, day(40), "A")), fixes={"after_death": 1}, row=7, as_clean=True),
+    Case(31, "after death", F, insert((0, day(40), "A")), fixes={"after_death": 1}, as_clean=True),
     Case(32, "age over 120", F, cell("time", 1, dt.datetime(1850, 1, 1)), fixes={"old_age": 4}),
     Case(33, "static rows", A, insert((1, None, "RACE//X")), "31 without a time"),
-    Case(34, "only static rows", F, insert((-1, None, "SEX//F")), fixes={"static_only": 1}, row=0, as_clean=True),
+    Case(34, "only static rows", F, insert((-1, None, "SEX//F")), fixes={"static_only": 1}, as_clean=True),
     Case(35, "equal timestamps", A, insert(*((1, day(0), f"X//{n}") for n in range(50)))),
     Case(36, "29 February", A, insert((1, dt.datetime(2020, 2, 29, 23, 59), "A"))),
     Case(37, "a gap of a century", A, together(
         only(lambda r: r["code"] != "MEDS_BIRTH" or r["subject_id"] != FIRST_ID + 1),
         insert((1, dt.datetime(1915, 5, 5), "A")))),
     # values
-    *(Case(number, name, F, cell("numeric_value", 3, value), fixes={"bad_value": 1}, row=3) for number, name, value in (
+    *(Case(number, name, F, cell("numeric_value", 3, value), fixes={"bad_value": 1}) for number, name, value in (
         (38, "NaN", float("nan")), (39, "+inf", float("inf")), (39, "-inf", float("-inf")), (40, "1e38", 1e38))),
     Case(41, "a code of 1 MB", R, cell("code", 4, "X" * 1_000_000), "over 1 MB", row=4),
     Case(41, "a code of 1 MB in 250,000 signs", R, cell("code", 4, "😀" * 250_000), "over 1 MB", row=4),
@@ -200,8 +200,8 @@ CASES = [
     Case(49, "no subjects", R, every_shard(edit(lambda t: t.slice(0, 0))), "holds no subject"),
     Case(50, "one subject", A, one_subject, "1 train"),
     Case(51, "one visit", A, only(lambda r: r["code"] in ("A", "MEDS_DEATH"))),
-    Case(53, "10,000 visits", A, insert(*((1, day(30 + n), "A") for n in range(10_000))), "at most 10,00"),
-    Case(54, "5,000 codes in a visit", A, insert(*((1, day(9), f"X//{n}") for n in range(5_000))), "at most 5,00",
+    Case(53, "10,000 visits", A, insert(*((1, day(30 + n), "A") for n in range(10_000)))),
+    Case(54, "5,000 codes in a visit", A, insert(*((1, day(9), f"X//{n}") for n in range(5_000))),
          as_clean=True),  # of one subject, beside its rare code: all are the one unknown code
     Case(55, "no event of interest", A, every_shard(only(lambda r: r["code"] != "MEDS_DEATH")), "0 death"),
     Case(56, "event at the index", F, insert(*((s, day(0), "OUT") for s in (1, 2))), "(−2)",
@@ -250,25 +250,20 @@ def test_a_bad_input_ends_as_declared(case: Case, data: Path, prepared: Path, ru
     check = ehrseq("check", data, *case.settings, "--task", task, "--out", found)
     prepare = ehrseq("prepare", data, *case.settings, "--task", task, "--out", store)
     predict = ehrseq("predict", run, data, *case.settings, "--out", risks, "--at", "last") if case.predicts else None
-    report = json.loads(found.read_text())
-    assert not any(canary in found.read_text() for canary in CANARIES)
-    found.unlink()
     if case.outcome == R:
         assert snapshot(tmp_path) == before, "something was left behind"
         for result in filter(None, (check, prepare, predict)):
             line = refused(result)
             assert case.says in line or (case.number == 49 and "nobody has a prediction time" in line)
             assert case.row is None or f"row {case.row}:" in line or f"row {case.row}," in line
-        assert any(case.says in why["what"] + why["fix"] for why in report["refused"])
         return
-    assert report["refused"] == []
+    report = json.loads(found.read_text())
+    assert not any(canary in found.read_text() for canary in CANARIES)
     assert {fix["kind"]: fix["count"] for fix in report["fixes"]} == case.fixes
     for output in (done(check), done(prepare)):
         assert output.count("fixed: ") == len(case.fixes)
         assert all(f"fixed: {count:,} " in output for count in case.fixes.values())
     assert case.says in check.output
-    if case.row is not None:
-        assert any(fix["example"].endswith(f"row {case.row}") for fix in report["fixes"])
     assert predict is None or done(predict)
     assert case.as_clean == (arrays_of(store) == arrays_of(prepared))
     assert not any("tmp" in name for name in snapshot(tmp_path) if "meds" not in name)

@@ -1,25 +1,19 @@
 """`ehrseq check`: facts counted by hand, fixes as `prepare` counts them, every refusal at its place, fair warnings."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.records.check import TaskCheck, _Spread, check_data
-from ehrsequencing.records.check_text import format_check
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.check import check_data, format_check
+from ehrsequencing.records.prepare import prepare
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
@@ -77,40 +71,6 @@ def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, sha
     assert "warning" not in ehrseq("prepare", data, "--out", tmp_path / "1", "vocabulary.min_subjects=1").stdout
 
 
-# ---- many outcomes ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["first", "next"])
-def test_outcomes_are_counted_as_prepare_counts_them(tmp_path: Path, kind: str) -> None:
-    often = [f"-8000 MEDS_BIRTH, 0 A, 5 COMMON, {k % 2 + 7} OTHER, 90 END, 95 LATE" for k in range(8)]
-    data = write(tmp_path / "meds", *often, "0 A, 5 SELDOM, 9 MEDS_DEATH", held_out=["0 A, 5 SELDOM"] * 9)
-    asked = {"codes": ["COMMON", "OTH*", "SELDOM", "LATE", "MEDS_*", "NOTHING*"], "min_subjects": 8, "kind": kind}
-    task, out = task_of(outcomes=asked, competing={}), tmp_path / "set"
-    found = checked(data, "vocabulary.min_subjects=1", task=task)
-    assert not found["refused"]
-    found = found["tasks"][0]
-    assert found["attrition"]["outcomes"] == {"kept": 2, "rare": 2, "ends": 2, "unmatched": ["NOTHING*"]}
-    study = load_study(None, ["vocabulary.min_subjects=1"])
-    prepare(data, out, study=study, tasks=[task])
-    assert read_json(out / "tasks" / "t" / "attrition.json") == found["attrition"]
-    text = format_check(check_data(data, study=study, tasks=[task]))
-    assert (
-        "outcomes: 2 kept, 2 with an event in fewer than min_subjects=8 training subjects, 2 are birth, death, cause "
-        "or censoring codes" in text
-    )
-    assert "warning: The pattern NOTHING* of outcomes.codes matches no code of the data." in text
-
-
-def test_check_refuses_outcomes_that_nobody_has(tmp_path: Path) -> None:
-    data = write(tmp_path / "meds", *["0 A, 5 COMMON, 50 LATE, 90 END"] * 8)
-    task = task_of(outcomes={"codes": ["COMMON"], "min_subjects": 5000}, outcome={"late": ["LATE"]}, competing={})
-    found = checked(data, "vocabulary.min_subjects=1", task=task)
-    assert [error["what"] for error in found["refused"]] == ["no code has an event in 5000 training subjects"]
-    assert found["subjects"]["train"] == 8  # the facts are told all the same
-    with pytest.raises(EhrseqError, match="no code has an event in 5000 training subjects"):
-        prepare(data, tmp_path / "set", study=load_study(None, ["vocabulary.min_subjects=1"]), tasks=[task])
-
-
 # ---- facts ----------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +83,7 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     )
     found = checked(data, "vocabulary.min_subjects=2")
     assert found["subjects"] == {"all": 3, "train": 3, "tuning": 0, "held_out": 0, "without_birth": 2}
-    assert found["rows"] == {"all": 10, "static": 1, "shards": 1}
+    assert found["rows"] == {"all": 10, "static": 1, "with_number": 2, "shards": 1}
     codes = {
         "all": 5,
         "tokens": 3,
@@ -135,11 +95,10 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     assert found["visits"] == {
         "all": 5,
         "over_30_days": 0,
-        "per_subject": {"mean": 1.67, "median": 2, "p05": 1, "p95": 2, "most": 2},
-        "codes_per_visit": {"mean": 1.2, "median": 1, "p05": 1, "p95": 2, "most": 2},
+        "per_subject": 1.67,
+        "rows_per_visit": 1.6,
     }
-    assert found["values"] == {"share_of_rows": 0.2, "codes": 1, "share_of_their_rows": 0.6667}
-    assert found["fixes"] == found["refused"] == found["tasks"] == []
+    assert found["fixes"] == found["tasks"] == []
 
 
 def test_births_are_no_part_of_the_span_however_absurd(tmp_path: Path) -> None:
@@ -164,33 +123,6 @@ def test_merged_visits_over_30_days_are_counted(tmp_path: Path) -> None:
     done = ehrseq("check", data, "visits.by=encounter")
     assert "2; 1 longer than 30 days" in done.output
     assert "longer than" not in ehrseq("check", data).output
-
-
-def test_facts_do_not_depend_on_shards(tmp_path: Path) -> None:
-    texts = ["- X, 0 A, 1 LAB=3, 9 B, 30 END", "0 A, 2 TX", "0 LAB=1, 1 A, 4 MEDS_DEATH, 30 END", "0 A, 3 C=4, 300 END"]
-    parts = [write(tmp_path / str(n), *texts, shards=n) for n in (1, 3)]
-    one, three = (checked(part, task=task_of()) for part in parts)
-    assert three["rows"].pop("shards") == 3
-    assert one["rows"].pop("shards") == 1
-    for found in (one, three):
-        for fix in found["fixes"]:
-            del fix["example"]
-    assert one == three
-
-
-@given(st.lists(st.lists(st.integers(0, 40)), min_size=1))
-def test_a_spread_is_what_numpy_says_of_all_counts_at_once(parts: list[list[int]]) -> None:
-    spread = _Spread()
-    for part in parts:
-        spread.add(np.array(part, dtype=np.int64))
-    every = np.array([*itertools.chain(*parts)], dtype=np.int64)
-    found = spread.summary()
-    if not len(every):
-        assert set(found.values()) == {0}
-        return
-    assert found["mean"] == pytest.approx(every.mean(), abs=0.006)
-    for name, q in (("p05", 0.05), ("median", 0.5), ("p95", 0.95), ("most", 1.0)):
-        assert found[name] == np.quantile(every, q, method="inverted_cdf")
 
 
 # ---- fixes and refusals ---------------------------------------------------------------------------------------------
@@ -233,51 +165,15 @@ def test_check_counts_what_prepare_counts(tmp_path: Path) -> None:
     }
 
 
-def test_a_fix_names_a_row_that_has_it(tmp_path: Path) -> None:
-    data = messy(tmp_path / "meds")
-    path = data / "data" / "train" / "0.parquet"
-    table = pq.read_table(path, partitioning=None)
-    expected = {
-        "bad_value": ("code", "LAB"),
-        "birth_name": ("code", "BIRTH"),
-        "death_name": ("code", "DEATH"),
-        "bad_year": ("time", np.datetime64("1850-01-01")),
-        "before_birth": ("time", np.datetime64("2020-01-01") - np.timedelta64(9001, "D")),
-        "after_death": ("time", np.datetime64("2020-01-01") + np.timedelta64(61, "D")),
-        "static_only": ("subject_id", 99),
-    }
-    places = {fix["kind"]: fix["example"] for fix in checked(data)["fixes"]}
-    for kind, (column, value) in expected.items():
-        file, _, row = places[kind].partition(", row ")
-        assert file == str(path)
-        cell = table[column][int(row)].as_py()
-        assert (np.datetime64(cell) if column == "time" else cell) == value, kind
-    assert places["absent_split"] == str(data / "metadata" / "subject_splits.parquet")
-
-
-def test_every_shard_is_judged_though_the_first_is_refused(tmp_path: Path) -> None:
-    data = write(tmp_path / "meds", *["0 A, 3 B"] * 9, shards=3)
-    shards = sorted((data / "data" / "train").iterdir())
-    for path, code in zip(shards, ("", "", "A\n"), strict=True):
-        table = pq.read_table(path, partitioning=None)
-        codes = [code if n == 4 else x for n, x in enumerate(table["code"].to_pylist())]
-        pq.write_table(table.set_column(2, "code", pa.array(codes)), path)
-    found = tmp_path / "found.json"
-    done = ehrseq("check", data, "--out", found)
-    assert done.exit_code == 2
-    assert done.stderr.count("ehrseq: ") == 1
-    assert f"refused: a code is empty or blank; {shards[0]}, row 4, column code and 1 other places" in done.stdout
-    assert f"refused: a code holds a line break or a NUL; {shards[2]}, row 4" in done.stdout
-    assert [why["where"].split(",")[0] for why in json.loads(found.read_text())["refused"]] == [*map(str, shards)]
-
-
 def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:
     data = write(tmp_path / "meds", "0 A, 3 B")
     before = sorted(tmp_path.rglob("*"))
     assert ehrseq("check", data).exit_code == 0
     assert sorted(tmp_path.rglob("*")) == before
     assert ehrseq("check", data, "--out", tmp_path / "a" / "found.json").exit_code == 0
-    assert set(tmp_path.rglob("*")) - set(before) == {tmp_path / "a", tmp_path / "a" / "found.json"}
+    assert set(tmp_path.rglob("*")) - set(before) == {
+        tmp_path / "a", tmp_path / "a" / "found.json", tmp_path / "a" / ".found.json.ehrseq",
+    }  # fmt: skip
     done = ehrseq("check", data, "--out", data / "data" / "train" / "0.parquet" / "found.json")
     assert done.exit_code == 2
     assert "cannot be written" in done.stderr
@@ -337,14 +233,3 @@ def test_follow_up_shorter_than_a_horizon_is_a_warning_for_that_horizon(tmp_path
     assert "horizon 10d" not in text
     assert "shorter than the horizon 30d: what happened by then is known of 5 of 100 subjects" in text
     assert "shorter than the horizon 1y" in text
-
-
-def test_no_subject_in_the_cohort_needs_no_horizon_warning() -> None:
-    attrition = {
-        "steps": [],
-        "events": {"censored": 0, "death": 0},
-        "splits": {name: {"events": {"censored": 0, "death": 0}} for name in ("train", "held_out")},
-        "outcomes_that_end_the_record": 0,
-    }
-    task = task_of(competing={})
-    assert not any("horizon" in text for text in TaskCheck(task, attrition, {}, {"10d": 0}).warnings)

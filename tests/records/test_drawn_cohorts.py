@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.cohorts import check_arrays, check_attrition, check_summaries, differences, study
 from helpers.drawn_tasks import tasks
 from helpers.meds import Row, data_sets, scratch, write_meds
@@ -42,13 +41,4 @@ def check_drawn(data: DataSet, some: tuple[TaskConfig, ...], cut: str, ignore: s
 @settings(max_examples=25, deadline=None)
 @given(**DRAWN)
 def test_cohorts_are_those_of_plain_loops(data: DataSet, some: Any, cut: str, ignore: str, shards: int) -> None:
-    check_drawn(data, some, cut, ignore, shards)
-
-
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None)
-@given(**DRAWN)
-def test_cohorts_are_those_of_plain_loops_at_length(
-    data: DataSet, some: Any, cut: str, ignore: str, shards: int
-) -> None:
     check_drawn(data, some, cut, ignore, shards)

@@ -2,25 +2,20 @@
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from meds.schema import LabelSchema
-from numpy.typing import NDArray
 
-from ehrsequencing.config import SplitsConfig, StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.labels import IndexTimes, read_index_times
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.splits import hash_splits
+from ehrsequencing.records.labels import read_index_times
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from helpers.cohorts import a_task, moment, stored_cohort, study
 from helpers.meds import DAY_US, SPLITS, Row, record, stored_subjects, write_meds
 
@@ -165,18 +160,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_index_times(tmp_path / "m.parquet", cohort_id=9)
 
 
-@given(
-    known=st.lists(st.tuples(st.integers(-3, 9), st.integers(0, 5)), max_size=12),
-    asked=st.lists(st.integers(-4, 10), max_size=8),
-)
-def test_index_times_of_subjects_are_those_of_a_loop(known: list[tuple[int, int]], asked: list[int]) -> None:
-    distinct = sorted(set(known))
-    found = IndexTimes(*(np.array([pair[k] for pair in distinct], dtype=np.int64) for k in (0, 1)))
-    owner, moments = found.of(np.array(asked, dtype=np.int64))
-    expected = [(n, time) for n, subject in enumerate(asked) for who, time in distinct if who == subject]
-    assert list(zip(owner.tolist(), moments.tolist(), strict=True)) == expected
-
-
 # ---- out -------------------------------------------------------------------------------------------------------------
 
 
@@ -260,20 +243,6 @@ def test_splits_by_date_ask_for_the_first_index_that_counts(tmp_path: Path) -> N
     assert held_out == {4}  # without a task: where the record starts
 
 
-def test_the_outcome_does_not_decide_about_a_split_by_date(tmp_path: Path) -> None:
-    """Later events, censoring and death move nobody: a split chosen by the future would be a leak."""
-    rows = many(60)
-    more = [Row(s, moment(s + 20 + s % 7), ["OUT", "MEDS_DEATH", "CENS"][s % 3]) for s in range(60)]
-    config = study("splits.by=date", "splits.from=2020-03-28")
-    tasks = [a_task(outcome={"out": ["OUT", "MEDS_DEATH"]}, censoring={"date": "2020-04-20"})]
-    found = []
-    for n, part in enumerate((rows, rows + more)):
-        part = [row for row in part if row.time is None or row.time < moment(100 + n)]
-        found.append(split_of(write_meds(tmp_path / f"d{n}", part), tmp_path / f"o{n}", config, *tasks))
-    assert found[0] == found[1]
-    assert len(set(found[0].values())) == 3
-
-
 def test_splits_by_site_hold_out_whoever_was_there(tmp_path: Path) -> None:
     rows = [row._replace(encounter="south" if row.subject % 3 else "north") for row in many(90)]
     rows += [Row(subject, moment(0), "A", encounter="west") for subject in (1, 2)]
@@ -287,40 +256,3 @@ def test_splits_by_site_hold_out_whoever_was_there(tmp_path: Path) -> None:
         split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=site", "splits.held_out_sites=nort"))
     with pytest.raises(EhrseqError, match="has no column 'ward'"):
         split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=ward", "splits.held_out_sites=nort"))
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("splits.by=date", r"needs splits\.from"),
-        ("splits.by=site", r"needs splits\.column and splits\.held_out_sites"),
-        ("splits.from=soon", "not an ISO date"),
-    ],
-)
-def test_half_a_rule_is_refused(override: str, message: str) -> None:
-    with pytest.raises(EhrseqError, match=message):
-        load_study(None, [override])
-
-
-def dependence(split: Callable[[NDArray[np.int64], SplitsConfig], NDArray[np.int8]]) -> float:
-    """How far two seeds' training sets, one of them shifted by up to three ids, are from sharing what chance shares."""
-    everyone = np.arange(20_000, dtype=np.int64)
-    is_training = np.stack([split(everyone, SplitsConfig(seed=seed)) == 0 for seed in (0, 1, 2, 3, 2**32)])
-    share = is_training.mean(axis=1)
-    np.testing.assert_allclose(share, 0.7, atol=0.013)  # four standard errors
-    pairs = [(a, b, shift) for a in range(5) for b in range(a) for shift in range(-3, 4)]
-    shared = [np.mean(is_training[a] & np.roll(is_training[b], shift)) - share[a] * share[b] for a, b, shift in pairs]
-    return float(np.abs(shared).max())
-
-
-def test_seeds_give_independent_splits_and_seed_zero_those_it_gave() -> None:
-    def seed_as_it_is(subject_ids: NDArray[np.int64], settings: SplitsConfig) -> NDArray[np.int8]:
-        return hash_splits(subject_ids + settings.seed, settings.model_copy(update={"seed": 0}))
-
-    assert dependence(hash_splits) < 0.007  # four standard errors
-    assert dependence(seed_as_it_is) > 0.1  # as it was
-    assert hash_splits(np.arange(24), SplitsConfig()).tolist() == OLD_SPLITS
-    assert hash_splits(np.array([-(2**63), 2**63 - 1]), SplitsConfig(seed=-1)).shape == (2,)
-
-
-OLD_SPLITS = [2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 2]

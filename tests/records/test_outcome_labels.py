@@ -10,7 +10,8 @@ import pytest
 from ehrsequencing.config import OutcomesConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.outcomes import already_had, outcome_labels
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from helpers.meds import DAY_US, SPLITS, STARTS, Row, write_meds
 
 CODES = ("DX//a", "DX//b", "DX//c", "DX//rare", "LAB//x", "OUT")

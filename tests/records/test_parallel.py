@@ -1,50 +1,45 @@
 """`prepare` over several processes: the same bytes, the same errors; and the fast orders and samples it stands on."""
 
-import itertools
 import os
 import pickle
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records import prepared as prepared_room
-from ehrsequencing.records import samples as samples_room
-from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
-from ehrsequencing.records.fixes import FixLog, _same_code_at_once
+from ehrsequencing.records import parallel
+from ehrsequencing.records import prepare as prepare_room
+from ehrsequencing.records import scales as samples_room
+from ehrsequencing.records.events import group_order, may_repeat, pieces
 from ehrsequencing.records.meds import MedsReader, find_shards
-from ehrsequencing.records.parallel import Workers, count_processes
-from ehrsequencing.records.parquet_rows import _check_codes
-from ehrsequencing.records.prepared import prepare
-from ehrsequencing.records.row_store import keep, ranges, read_kept
-from ehrsequencing.records.samples import Sample
-from ehrsequencing.records.shard_work import ShardWork
-from ehrsequencing.records.splits import split_lookup
+from ehrsequencing.records.parallel import call_in_order, count_processes
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.meds import Row, us, write_meds
-from helpers.shards import PARENTS, TASK, files, rows_of
+from helpers.shards import PARENTS, STUDY, TASK, files, rows_of
 
 
 def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
     data = write_meds(tmp_path / "data", rows_of(60), shards=4, parents=PARENTS)
-    study = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
     made = {}
     for processes in (1, 2):
         ticks: list[tuple[int, int]] = []
         out = tmp_path / f"out-{processes}"
         prepare(
-            data, out, study=study, tasks=[TASK], processes=processes, progress=lambda *done, to=ticks: to.append(done)
+            data, out, study=STUDY, tasks=[TASK], processes=processes, progress=lambda *done, to=ticks: to.append(done)
         )
         assert ticks == [(k + 1, 5) for k in range(5)]  # four shards, and one range of subjects
         made[processes] = files(out)
@@ -53,27 +48,13 @@ def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
     assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
 
 
-def test_calls_that_take_several_shards_make_the_same_bytes(tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", rows_of(90), shards=30, parents=PARENTS)
-    study = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
-    for processes in (1, 2):
-        prepare(data, tmp_path / str(processes), study=study, tasks=[TASK], processes=processes)
-    assert files(tmp_path / "1") == files(tmp_path / "2")
-    job = prepared_room.PrepareJob(data, study, [TASK])
-    workers = Workers(job.work(tmp_path), 2)
-    assert [len(list(workers.calls(shards))) for shards in (1, 4, 30, 102, 10_000)] == [1, 4, 16, 14, 1250]
-
-
-@given(st.integers(1, 2000), st.integers(1, 9))
-def test_calls_cover_all_shards_once_and_share_them_fairly(shards: int, processes: int) -> None:
-    """With at least as many shards as processes, each process has as many calls, and calls differ by one shard."""
-    work: Any = None
-    calls = list(Workers(work, processes).calls(shards))
-    assert [number for call in calls for number in range(shards)[call]] == list(range(shards))
-    sizes = [call.stop - call.start for call in calls]
-    assert max(sizes) - min(sizes) <= 1
-    assert max(sizes) <= 8
-    assert len(calls) % processes == 0 or len(calls) == shards
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_a_backend_of_joblib_that_the_caller_chose_makes_the_same_bytes(
+    sharded: Path, of_one_process: dict[str, bytes], tmp_path: Path, backend: str
+) -> None:
+    with joblib.parallel_config(backend, n_jobs=2):
+        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK])
+    assert files(tmp_path / "set") == of_one_process
 
 
 def refusal(data: Path, out: Path, processes: int) -> str:
@@ -104,61 +85,25 @@ def test_a_subject_in_two_shards_is_seen_across_processes(tmp_path: Path) -> Non
     assert "two shards" in found[0]
 
 
-class Dying(ShardWork):
+@dataclass
+class Dying:
     """Work that kills its process, as the system does when memory runs out."""
+
+    folder: Path
+    key: str = "dying"
 
     def die(self) -> None:
         os._exit(9)
 
-    def meet(self) -> None:
-        """Ends when the file `there` is."""
-        while not (self.folder / "there").exists():
-            time.sleep(0.01)
-        (self.folder / "met").touch()
-
-    def fail(self) -> None:
-        raise EhrseqError("is bad", fix="replace it")
-
-
-def dying(tmp_path: Path) -> Dying:
-    data, study = write_meds(tmp_path / "data", rows_of(4), shards=2), StudyConfig()
-    excluded = CodeMatcher([])
-    lookup = split_lookup(data, study=study, tasks=[], excluded=excluded, parents={})
-    return Dying(MedsReader(data), lookup, study, [], excluded, {}, tmp_path)
-
 
 def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
-    workers = Workers(dying(tmp_path), 2)
-    with pytest.raises(EhrseqError, match="a process was killed"):
-        list(workers.in_order(Dying.die, [(), ()]))
-    with pytest.raises(EhrseqError, match="a process was killed"), workers.beside(Dying.die):
-        pass
+    with joblib.parallel_config("loky", n_jobs=2), pytest.raises(EhrseqError, match="a process was killed"):
+        list(call_in_order(Dying(tmp_path), "die", [(), ()], jobs=2))
 
 
-def test_a_call_beside_runs_while_the_block_does_and_has_ended_after_it(tmp_path: Path) -> None:
-    with Workers(dying(tmp_path), 2).beside(Dying.meet):
-        assert not (tmp_path / "met").exists()
-        (tmp_path / "there").touch()
-    assert (tmp_path / "met").exists()
-    (tmp_path / "met").unlink()
-    with Workers(dying(tmp_path), 1).beside(Dying.meet):  # without other processes it comes after the block
-        assert not (tmp_path / "met").exists()
-    assert (tmp_path / "met").exists()
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_beside_is_raised_and_one_of_the_block_goes_first(tmp_path: Path, processes: int) -> None:
-    workers = Workers(dying(tmp_path), processes)
-    with pytest.raises(EhrseqError, match="is bad"), workers.beside(Dying.fail):
-        pass
-    with pytest.raises(OSError, match="full"), workers.beside(Dying.fail):
-        raise OSError("full")
-
-
-def test_an_error_keeps_its_parts_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(EhrseqError("is bad", where="a file", fix="replace it")))
-    assert (error.what, error.where, error.fix) == ("is bad", "a file", "replace it")
-    assert str(error) == "a file: is bad (replace it)"
+def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    answer = parallel._call(Dying(tmp_path / "set"), "die", ())
+    assert "does not see the output folder" in str(answer)
 
 
 def test_how_many_processes(tmp_path: Path) -> None:
@@ -170,6 +115,53 @@ def test_how_many_processes(tmp_path: Path) -> None:
         count_processes(shards, 0)
 
 
+# ---- a Dask cluster --------------------------------------------------------------------------------------------------
+
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+
+@contextmanager
+def dask_cluster() -> Iterator[Any]:
+    """A scheduler and two worker processes on loopback."""
+    distributed = pytest.importorskip("distributed", reason="needs the extra dask")
+    kind = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"}
+    with distributed.LocalCluster(processes=True, silence_logs=50, **kind) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[Any]:
+    with dask_cluster() as cluster:
+        yield cluster
+
+
+def engine_of(cluster: Any) -> str:
+    return "dask://" + cluster.scheduler_address.removeprefix("tcp://")
+
+
+@quiet
+def test_dask_makes_the_same_bytes(
+    sharded: Path, of_one_process: dict[str, bytes], dask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a relative folder is the same folder for workers that run elsewhere
+    prepare(sharded, Path("set"), study=STUDY, tasks=[TASK], engine=engine_of(dask))
+    assert files(tmp_path / "set") == of_one_process
+
+
+def test_a_cluster_that_does_not_answer(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="needs the extra dask")
+    monkeypatch.setattr(parallel, "_WAIT_SECONDS", 1)
+    with pytest.raises(EhrseqError, match="no scheduler answers"):
+        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine="dask://127.0.0.1:1")
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("text", ["", "dask", "dask://", "ray://a:1", "dask://a b"])
+def test_anything_else_is_no_engine(sharded: Path, tmp_path: Path, text: str) -> None:
+    with pytest.raises(EhrseqError, match="is no engine"):
+        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine=text)
+
+
 # ---- rows between the passes -----------------------------------------------------------------------------------------
 
 
@@ -177,66 +169,12 @@ def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     """However many ranges the second pass goes through, and however the shards were cut."""
     made = []
     for shards, rows in ((4, 500_000), (4, 100), (1, 7)):
-        monkeypatch.setattr(prepared_room, "_RANGE_ROWS", rows)
+        monkeypatch.setattr(prepare_room, "_RANGE_ROWS", rows)
         data = write_meds(tmp_path / f"{shards}-{rows}" / "data", rows_of(60), shards=shards, parents=PARENTS)
         prepare(data, out := tmp_path / f"{shards}-{rows}" / "out", study=StudyConfig(), tasks=[TASK], processes=1)
         assert not list(out.glob(".*"))  # nothing of the kept rows is left
         made.append({name: bytes_ for name, bytes_ in files(out).items() if name != "manifest.json"})
     assert made[0] == made[1] == made[2]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    counts=st.lists(st.integers(0, 4), min_size=1, max_size=9), shards=st.integers(1, 4), parts=st.integers(1, 12),
-    rows=st.integers(1, 9), encounters=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
-def test_kept_rows_come_back_by_subject(
-    tmp_path_factory: pytest.TempPathFactory,
-    counts: list[int],
-    shards: int,
-    parts: int,
-    rows: int,
-    encounters: bool,
-    seed: int,
-) -> None:
-    """Against one sort of everything; each shard has its own numbers of codes, and some shards have no rows."""
-    folder, rng = tmp_path_factory.mktemp("kept") / "rows", np.random.default_rng(seed)
-    codes = ("A", "B", "C")
-
-    def group(ids: NDArray[np.int64]) -> NDArray[np.int8]:
-        return (ids % 3).astype(np.int8)
-
-    subject_id = np.repeat(rng.permutation(len(counts)).astype(np.int64) - 3, counts)
-    n = len(subject_id)
-    place, time = np.abs(subject_id) % shards, np.arange(n) + 5
-    code, value = rng.integers(0, 3, n).astype(np.int32), rng.random(n).astype(np.float32)
-    encounter = rng.integers(-1, 3, n).astype(np.int32) if encounters else None
-    everything = Events(subject_id, time, code, codes, value, encounter)
-    kept = []
-    for shard in range(shards):
-        own = everything.take(np.flatnonzero(place == shard)[np.argsort(subject_id[place == shard], kind="stable")])
-        numbers = rng.permutation(3)  # the shard's code k is the data set's code numbers[k]
-        own = Events(
-            own.subject_id, own.time_us, np.argsort(numbers)[own.code].astype(np.int32), codes, own.value, own.encounter
-        )
-        kept.append(keep(own, folder / f"{shard}.rows"))
-        kept[-1].number_codes(numbers)
-    if not n:
-        return
-    found = [list(read_kept(part, codes, group=group, rows=rows)) for part in ranges(kept, parts)]
-    assert 1 <= len(found) <= parts
-    assert sum(len(np.unique(p.subject_id)) for own in found for p in own) == len(
-        np.unique(subject_id)
-    )  # nobody is cut
-    assert all(len(np.unique(p.subject_id)) == 1 or len(p) < rows + 4 for own in found for p in own)
-    for own in found:  # a range holds all of some neighbours in the order of ids, group by group
-        inside = np.flatnonzero(np.isin(subject_id, np.concatenate([p.subject_id for p in own])))
-        order = inside[np.lexsort((subject_id[inside], group(subject_id[inside])))]
-        for name in ("subject_id", "time_us", "code", "value", *(["encounter"] if encounters else [])):
-            together = np.concatenate([getattr(part, name) for part in own])
-            assert together.tolist() == getattr(everything, name)[order].tolist()
-    ends = [(min(ids), max(ids)) for ids in ([who for p in own for who in p.subject_id.tolist()] for own in found)]
-    assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
 
 # ---- what a fit collects, merged -------------------------------------------------------------------------------------
@@ -248,7 +186,7 @@ def test_merged_fits_are_the_fit_of_all_shards(
     tmp_path_factory: pytest.TempPathFactory, shards: int, sample: int, seed: int
 ) -> None:
     data = write_meds(tmp_path_factory.mktemp("fit") / "data", rows_of(10 + seed % 9), shards=shards, parents=PARENTS)
-    study = load_study(None, ["vocabulary.min_subjects=2", "vocabulary.rollup=ancestors"])
+    study = load_study(None, ["vocabulary.min_subjects=2", "vocabulary.rollup=on"])
 
     def new() -> VocabularyFit:
         return VocabularyFit(study.vocabulary, study.values, excluded=lambda _: False, parents=PARENTS)
@@ -315,12 +253,6 @@ def test_counts_up_to_a_query(keys: list[tuple[int, int]], queries: list[tuple[i
     assert first.tolist() == [sum(g < a for g, _ in keys) for a, _ in queries]
 
 
-def test_ranks_of_several_scales_do_not_mix() -> None:
-    knots = np.array([[0.0, 1.0, 2.0], [10.0, 10.0, 30.0]])
-    scale, value = np.array([0, 1, 0, 1], np.int32), np.array([1.0, 10.0, 5.0, 20.0])
-    assert _Ranks(knots).of(scale, value).tolist() == [0.5, 0.25, 1.0, 0.75]
-
-
 @given(
     knots=st.lists(st.lists(st.integers(-4, 4), min_size=9, max_size=9), min_size=1, max_size=4),
     asked=st.lists(st.tuples(st.integers(0, 3), st.integers(-12, 12)), max_size=30),
@@ -345,25 +277,6 @@ def test_ranks_are_those_of_a_plain_search(knots: list[list[int]], asked: list[t
     assert _Ranks(table).of(scale, value).tolist() == expected
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=25))
-def test_rows_that_may_be_duplicates(rows: list[tuple[int, int, int]]) -> None:
-    rows = sorted(rows, key=lambda row: row[:2])
-    subject, time, code = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
-    value = np.zeros(len(rows), np.float32)
-    found = _same_code_at_once(Events(subject, time, code.astype(np.int32), ("A", "B", "C"), value))
-    assert found.tolist() == [k for k, row in enumerate(rows) if rows.count(row) > 1]
-
-
-def test_fixes_keep_their_places_between_processes() -> None:
-    log, later = FixLog(), FixLog()
-    log.note("duplicates", 2, Path("a"), 5)
-    later.note("duplicates", 1, Path("b"), 7)
-    later.note("bad_year", 1, Path("b"), 9)
-    log.merge(pickle.loads(pickle.dumps(later)))
-    assert dict(log) == {"duplicates": 3, "bad_year": 1}
-    assert log.places == {"duplicates": "a, row 5", "bad_year": "b, row 9"}
-
-
 # ---- the fast lanes, against the plain road --------------------------------------------------------------------------
 
 
@@ -374,10 +287,6 @@ def test_no_row_with_company_is_passed_over(keys: list[int]) -> None:
     assert set(found) >= {row for row, key in enumerate(keys) if keys.count(key) > 1}
 
 
-def test_few_rows_without_company_are_suspected() -> None:
-    assert len(may_repeat(np.arange(100_000))) < 50_000
-
-
 @given(counts=st.lists(st.integers(1, 7), max_size=12), rows=st.integers(1, 9))
 def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
     starts = np.cumsum([0, *counts])[:-1].astype(np.int64)
@@ -385,30 +294,6 @@ def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
     assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(sum(counts)))
     assert {piece.start for piece in found} <= set(starts.tolist())
     assert all(piece.stop - piece.start < rows + 7 for piece in found)
-
-
-@given(rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([int(STATIC), 1, 2, 5]), st.booleans()), max_size=20))
-def test_last_times(rows: list[tuple[int, int, bool]]) -> None:
-    rows = sorted(rows)
-    who, time = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(2))
-    events = Events(who, time, np.zeros(len(rows), np.int32), ("A",), np.zeros(len(rows), np.float32))
-    chosen = np.array([row[2] for row in rows], dtype=bool)
-    expected = [max([t for w, t, is_chosen in rows if w == one and is_chosen], default=int(STATIC)) for one in range(5)]
-    assert last_time(events, chosen, who, 5).tolist() == expected
-
-
-@pytest.mark.parametrize("odd", ["", " ", " A", "A\nB", "\n", "A\n", "A\x00", "A\rB", "[PAD]", "[UNK//LAB]"])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_an_odd_code_is_found_among_plain_ones(odd: str, place: int) -> None:
-    """The one look at all codes together sees what a look at each sees."""
-    codes = ["A", "B//x y"]
-    codes.insert(place, odd)
-    code = np.arange(3, dtype=np.int32)
-    if odd == " A" or odd.startswith("["):
-        _check_codes(code, tuple(codes), Path("shard"))
-        return
-    with pytest.raises(EhrseqError, match=f"row {place}, column code"):
-        _check_codes(code, tuple(codes), Path("shard"))
 
 
 def test_what_needs_no_fix_and_what_does_become_the_same(tmp_path: Path) -> None:

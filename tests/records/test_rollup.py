@@ -1,100 +1,28 @@
 """Ontology roll-up: against a plain twin and by hand, broken rules, and the whole way into the prepared store."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.encoding import encode_timelines
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.record import make_record
-from ehrsequencing.records.rollup import Carriers, Parents, ancestors, fit_rollup, hashed
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import UNK, Vocabulary
-from helpers.cohorts import a_task, study
+from ehrsequencing.records.vocabulary_fit import Carriers, Parents, ancestors, fit_rollup
+from helpers.cohorts import a_task
 from helpers.meds import Row, load_arrays, record, stored_subjects, token_names, write_meds
 
 Who = Mapping[str, set[int]]
 
 
-def kept(found: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """What a roll-up keeps: its codes as hashes."""
-    return {hashed(code): tokens for code, tokens in found.items()}
-
-
 def no(code: str) -> bool:
     return False
-
-
-# ---- the twin --------------------------------------------------------------------------------------------------------
-
-
-class Twin:
-    """The rules of `records/rollup.py` by plain loops; each is a method, so that a test can break it."""
-
-    def __init__(self, carriers: Who, parents: Parents, enough: int) -> None:
-        self.carriers, self.parents, self.enough = carriers, parents, enough
-        self.names = sorted({*carriers, *parents, *(up for ups in parents.values() for up in ups)})
-
-    def distance(self, low: str, high: str) -> int | None:
-        """Fewest steps up from one code to another."""
-        here, steps = {low}, 0
-        while here and steps <= len(self.names):
-            if high in here:
-                return steps
-            here, steps = {up for code in here for up in self.parents.get(code, ())}, steps + 1
-        return None
-
-    def way(self, code: str) -> list[str]:
-        """A code's ancestors, the nearest first, then by name."""
-        found = [(self.distance(code, up), up) for up in self.names if up != code]
-        return [up for steps, up in sorted((steps, up) for steps, up in found if steps is not None)]
-
-    def height(self, code: str) -> int:
-        """Longest way down to a leaf."""
-        return max((1 + self.height(low) for low in self.names if code in self.parents.get(low, ())), default=0)
-
-    def is_frequent(self, code: str) -> bool:
-        return len(self.carriers.get(code, set())) >= self.enough
-
-    def stays(self, who: set[int]) -> bool:
-        """Enough subjects are at a node."""
-        return len(who) >= self.enough
-
-    def replacements(self) -> dict[str, tuple[str, ...]]:
-        where = {code: code for code, who in self.carriers.items() if who and code in self.parents}
-        kept = {code for code in self.names if self.is_frequent(code)}
-        where = {code: place for code, place in where.items() if code not in kept}
-        gone: set[str] = set()
-        for node in sorted(self.names, key=lambda code: (self.height(code), code)):
-            here = [code for code, place in where.items() if place == node]
-            if node in kept or self.stays(set().union(*(self.carriers[code] for code in here))):
-                kept.add(node)
-                continue
-            gone.add(node)
-            for code in here:
-                where[code] = next((up for up in self.way(code) if up not in gone), "")
-        out = {}
-        for code in self.parents:
-            targets = [up for up in self.way(code) if up in kept]
-            if targets and code not in kept:
-                out[code] = (targets[0],)
-        return out
-
-    def support(self, code: str) -> set[int]:
-        """Subjects with a code or one below it."""
-        below = [low for low in self.carriers if self.distance(low, code) is not None]
-        return set().union(*(self.carriers[low] for low in below))
-
-    def companions(self) -> dict[str, tuple[str, ...]]:
-        found = {c: tuple(up for up in self.way(c) if self.stays(self.support(up))) for c in self.parents}
-        return {code: ups for code, ups in found.items() if ups}
 
 
 NODES = [f"N{n}" for n in range(9)]
@@ -112,29 +40,14 @@ def ontologies(draw: st.DrawFn) -> tuple[dict[str, set[int]], dict[str, list[str
     return carriers, parents, draw(st.integers(1, 5))
 
 
-@settings(max_examples=300)
-@given(ontologies())
-def test_rollups_are_those_of_plain_loops(drawn: tuple[Who, Parents, int]) -> None:
-    carriers, parents, enough = drawn
-    twin = Twin(carriers, parents, enough)
-    capped = {code: set(sorted(who)[:enough]) for code, who in carriers.items()}
-    for who in (carriers, capped):  # of a frequent code, `enough` subjects say it all
-        assert dict(fit_rollup("on", who, parents=parents, enough=enough, excluded=no).to) == kept(twin.replacements())
-        assert dict(fit_rollup("ancestors", who, parents=parents, enough=enough, excluded=no).to) == kept(
-            twin.companions()
-        )
-
-
 @given(ontologies())
 def test_every_token_of_a_rollup_has_enough_subjects(drawn: tuple[Who, Parents, int]) -> None:
     carriers, parents, enough = drawn
-    made = fit_rollup("on", carriers, parents=parents, enough=enough, excluded=no)
+    made = fit_rollup(carriers, parents=parents, enough=enough, excluded=no)
     at: dict[str, set[int]] = {}
     for code, who in carriers.items():
-        at.setdefault(made.replacement(code) or code, set()).update(who)
-    rolled = {code: up for code in {*parents, *carriers} if (up := made.replacement(code)) is not None}
-    assert len(rolled) == len(made.to)
-    for code, up in rolled.items():
+        at.setdefault(made.get(code, code), set()).update(who)
+    for code, up in made.items():
         assert len(at[up]) >= enough, code
         assert up in ancestors(code, parents)
 
@@ -158,75 +71,17 @@ HAND: list[tuple[str, dict[str, set[int]], dict[str, str]]] = [
 
 @pytest.mark.parametrize(("carriers", "expected"), [case[1:] for case in HAND], ids=[case[0] for case in HAND])
 def test_rollups_counted_by_hand(carriers: Who, expected: dict[str, str]) -> None:
-    made = fit_rollup("on", carriers, parents=TREE, enough=3, excluded=no)
-    assert dict(made.to) == kept({code: (target,) for code, target in expected.items()})
-
-
-class AnyAncestorStays(Twin):
-    def stays(self, who: set[int]) -> bool:
-        return len(who) > 0
-
-
-class MoreThanEnough(Twin):
-    def stays(self, who: set[int]) -> bool:
-        return len(who) > self.enough
-
-
-class CountsEventsNotPeople(Twin):
-    def replacements(self) -> dict[str, tuple[str, ...]]:
-        twice = {code: {(code, who) for who in people} for code, people in self.carriers.items()}
-        return Twin(twice, self.parents, self.enough).replacements()  # type: ignore[arg-type]
-
-
-class TakesTheHighest(Twin):
-    def way(self, code: str) -> list[str]:
-        return super().way(code)[::-1]
-
-
-class FrequentCodesLendTheirs(Twin):
-    def replacements(self) -> dict[str, tuple[str, ...]]:
-        kept = {up for up in self.names if self.stays(self.support(up))}
-        found = {c: tuple(up for up in self.way(c) if up in kept)[:1] for c in self.parents if not self.is_frequent(c)}
-        return {code: target for code, target in found.items() if target}
-
-
-class ReplacesFrequentCodes(Twin):
-    def replacements(self) -> dict[str, tuple[str, ...]]:
-        frequent = [code for code in self.parents if self.is_frequent(code) and self.way(code)]
-        return super().replacements() | {code: (self.way(code)[0],) for code in frequent}
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        AnyAncestorStays,
-        MoreThanEnough,
-        CountsEventsNotPeople,
-        TakesTheHighest,
-        FrequentCodesLendTheirs,
-        ReplacesFrequentCodes,
-    ],
-)
-def test_a_broken_rule_is_seen(mutant: Callable[[Who, Parents, int], Twin]) -> None:
-    assert any(
-        mutant(carriers, TREE, 3).replacements() != {code: (target,) for code, target in expected.items()}
-        for _, carriers, expected in HAND
-    )
+    assert fit_rollup(carriers, parents=TREE, enough=3, excluded=no) == expected
 
 
 def test_cycles_and_strange_ontologies_do_no_harm() -> None:
     parents = {"a": ["b"], "b": ["c"], "c": ["a", "R"], "d": ["d", "gone"], "R": []}
-    made = fit_rollup("on", {"a": {1}, "b": {2}, "d": {3}}, parents=parents, enough=2, excluded=no)
-    assert set(made.to) == {hashed(code) for code in {"a", "b", "c"} - {target for (target,) in made.to.values()}}
-    assert fit_rollup("ancestors", {"a": {1}, "b": {2}}, parents=parents, enough=2, excluded=no).extra("a") == (
-        "b",
-        "c",
-        "R",
-    )
-    assert fit_rollup("on", {"a": {1, 2}}, parents={"a": ["b"]}, enough=3, excluded=no).to == {}
-    banned = fit_rollup("on", {"a": {1}, "b": {2}}, parents={"a": ["M"], "b": ["M"], "M": ["R"]}, enough=2,
-                        excluded=lambda code: code == "M")  # fmt: skip
-    assert dict(banned.to) == kept({"a": ("R",), "b": ("R",)})
+    made = fit_rollup({"a": {1}, "b": {2}, "d": {3}}, parents=parents, enough=2, excluded=no)
+    assert set(made) == {"a", "b", "c"} - set(made.values())
+    assert fit_rollup({"a": {1, 2}}, parents={"a": ["b"]}, enough=3, excluded=no) == {}
+    parents = {"a": ["M"], "b": ["M"], "M": ["R"]}
+    banned = fit_rollup({"a": {1}, "b": {2}}, parents=parents, enough=2, excluded=lambda code: code == "M")
+    assert banned == {"a": "R", "b": "R"}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), unique=True), st.integers(1, 4), st.integers(1, 9))
@@ -302,37 +157,8 @@ def test_numbers_of_rolled_codes_are_not_carried(tmp_path: Path) -> None:
     assert len(held_out["carry_codes"]) == 0  # subject 20 has the number of LAB//x only
 
 
-def test_ancestors_come_along(tmp_path: Path) -> None:
-    store, off = made(tmp_path / "on", "ancestors"), made(tmp_path / "off", "off")
-    assert codes_of(store, 0, 0) == ["DX//M", "DX//R", "LAB//R", "LAB//R", "LAB//y", "[UNK//DX]"]
-    assert [t for t in stored_subjects(store)[0].codes[0] if t[0] == "LAB//R"] == [("LAB//R", False), ("LAB//R", True)]
-    assert stored_subjects(store)[1].static_codes == ["DX//M", "DX//R", "[UNK//DX]"]
-    assert codes_of(store, 20, 0) == ["DX//M", "DX//R", "[UNK//DX]"]
-    for subject, before in stored_subjects(off).items():  # nothing is lost, nothing moves
-        after = stored_subjects(store)[subject]
-        assert (after.start_us, after.end_us) == (before.start_us, before.end_us)
-        assert after.values == before.values
-        for new, old in zip(after.codes, before.codes, strict=True):
-            left = list(new)
-            for token in old:
-                left.remove(token)
-            assert all(name in ("DX//M", "DX//R", "LAB//R") and not valued for name, valued in left)
-
-
-def test_off_is_as_if_there_were_no_ontology(tmp_path: Path) -> None:
-    stores = [made(tmp_path / "a", "off"), made(tmp_path / "b", "off", parents=None)]
-    files = [sorted(p.relative_to(store) for p in store.rglob("*.npy")) for store in stores]
-    assert files[0] == files[1]
-    for name in [*files[0], Path("vocabulary.json"), Path("vocabulary.safetensors")]:
-        assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
-    assert "rollup" not in (stores[0] / "vocabulary.json").read_text()
-
-
-@pytest.mark.parametrize("mode", ["on", "ancestors"])
-def test_a_rollup_is_fitted_on_training_subjects_only_and_travels_with_the_vocabulary(
-    mode: str, tmp_path: Path
-) -> None:
-    store = made(tmp_path, mode)
+def test_a_rollup_is_fitted_on_training_subjects_only_and_travels_with_the_vocabulary(tmp_path: Path) -> None:
+    store = made(tmp_path, "on")
     vocabulary = Prepared(store).vocabulary
     rows = [row for row in hospital() if row.subject != 20] + record(
         20, "0 DX//c, 0 DX//c, 1 IDX, 1 DX//a, 2 DX//a, 9 OUT"
@@ -341,38 +167,19 @@ def test_a_rollup_is_fitted_on_training_subjects_only_and_travels_with_the_vocab
         tmp_path / "other", rows, splits={s: "held_out" if s == 20 else "train" for s in (*range(12), 20)},
         parents=PARENTS,
     )  # fmt: skip
-    config = load_study(None, ["vocabulary.min_subjects=3", f"vocabulary.rollup={mode}"])
+    config = load_study(None, ["vocabulary.min_subjects=3", "vocabulary.rollup=on"])
     prepare(data, tmp_path / "again", study=config, tasks=[a_task()])
     assert Prepared(tmp_path / "again").vocabulary.digest == vocabulary.digest
     vocabulary.save(tmp_path)
     read = Vocabulary.load(tmp_path)
     assert read.rollup == vocabulary.rollup
     assert read.digest == vocabulary.digest
-    assert read.rollup.mode == mode
     plain = made(tmp_path / "off", "off")
     assert Prepared(plain).vocabulary.digest != vocabulary.digest
     codes = ("DX//a", "DX//c", "LAB//x", "DX//other", "A")
     names = [vocabulary.tokens[i] for i in vocabulary.ids(codes)]
-    unknown = ["[UNK//DX]", "[UNK//DX]", "[UNK//LAB]", "[UNK//DX]", "A"]
-    assert names == (["DX//M", "DX//R", "LAB//R", "[UNK//DX]", "A"] if mode == "on" else unknown)
+    assert names == ["DX//M", "DX//R", "LAB//R", "[UNK//DX]", "A"]
     assert vocabulary.is_unknown(vocabulary.ids(codes)).tolist() == [name.startswith(UNK[:-1]) for name in names]
-
-
-@pytest.mark.parametrize("mode", ["on", "ancestors"])
-@pytest.mark.parametrize("values", ["polynomial", "bins", "none"])
-def test_shards_and_value_modes_make_no_difference_to_visits(mode: str, values: str, tmp_path: Path) -> None:
-    from ehrsequencing.records.meds import MedsReader
-
-    store = made(tmp_path, mode, f"values.mode={values}")
-    prepared = Prepared(store)
-    for events in MedsReader(tmp_path / "data"):
-        record_ = make_record(events, excluded=CodeMatcher([]), settings=prepared.study.visits)
-        timelines, _ = encode_timelines(record_, prepared.vocabulary)
-        assert np.all(np.diff(timelines.visit_offsets) > 0)
-        for at in zip(timelines.visit_offsets[:-1], timelines.visit_offsets[1:], strict=True):
-            plain = timelines.codes[slice(*at)][np.isnan(timelines.values[slice(*at), 0])]
-            if values != "bins":  # there a number becomes part of the token
-                assert len(set(plain.tolist())) == len(plain)
 
 
 def test_holes_in_an_ontology_are_no_parents(tmp_path: Path) -> None:
@@ -386,16 +193,6 @@ def test_a_rollup_needs_an_ontology(tmp_path: Path) -> None:
         with pytest.raises(EhrseqError, match=r"names no parents of codes.*parent_codes"):
             made(tmp_path / str(n), "on", parents=parents)
         assert not (tmp_path / str(n) / "out").exists()
-
-
-def test_switches_of_yaml_are_understood(tmp_path: Path) -> None:
-    for text, mode in {"on": "on", "off": "off", "ancestors": "ancestors", "'on'": "on"}.items():
-        assert load_study(None, [f"vocabulary.rollup={text}"]).vocabulary.rollup == mode
-    store = made(tmp_path, "on")
-    assert load_study(store / "config.yaml").vocabulary.rollup == "on"
-    with pytest.raises(EhrseqError, match=r"vocabulary\.rollup"):
-        load_study(None, ["vocabulary.rollup=up"])
-    assert study().vocabulary.rollup == "off"
 
 
 def test_the_outcome_is_still_read_off_the_records(tmp_path: Path) -> None:

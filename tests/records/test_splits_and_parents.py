@@ -1,6 +1,5 @@
 """Splits by file, MEDS' folders or site under any dialect; parents of codes in any shape; deaths that are no cause."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.codes import CodeMatcher, read_descriptions, read_parents
-from ehrsequencing.records.prepared import Prepared, data_name, prepare
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from helpers.bad_inputs import done, ehrseq, refused
 from helpers.meds import SPLITS, Row, record, stored_subjects, us, write_meds
 
@@ -153,31 +153,10 @@ def test_sites_under_another_name_of_the_column(sites: Path, tmp_path: Path) -> 
     assert "dialect.subject_id=patient" in line
 
 
-def test_an_empty_shard_without_types_has_no_sites(sites: Path, tmp_path: Path) -> None:
-    before = splits_of(sites, tmp_path / "before", *SITE, "splits.held_out_sites=north")
-    names = pq.read_schema(sites / "data" / "0.parquet").names
-    pq.write_table(pa.table({name: pa.nulls(0) for name in names}), sites / "data" / "1.parquet")
-    assert splits_of(sites, tmp_path / "after", *SITE, "splits.held_out_sites=north") == before
-
-
-def test_sites_by_number(sites: Path, tmp_path: Path) -> None:
-    n = pq.read_metadata(sites / "data" / "0.parquet").num_rows
-    replace_site(sites, pa.array([1] * (n // 2) + [2] * (n - n // 2), pa.int16()).dictionary_encode())
-    found = splits_of(sites, tmp_path / "out", *SITE, "splits.held_out_sites=['2']")
-    assert {s for s, split in found.items() if split == "held_out"} == set(range(15, 30))
-
-
 def test_sites_that_are_no_names_are_refused_in_one_line(sites: Path) -> None:
     n = pq.read_metadata(sites / "data" / "0.parquet").num_rows
     replace_site(sites, pa.array([["north"]] * n))
     assert "sites are text or whole numbers" in refused(ehrseq("check", sites, *SITE, "splits.held_out_sites=north"))
-
-
-def test_two_columns_of_sites_are_refused_in_one_line(sites: Path) -> None:
-    path = sites / "data" / "0.parquet"
-    table = pq.read_table(path, partitioning=None)
-    pq.write_table(table.append_column("site", table["site"]), path)
-    assert "the column 'site' twice" in refused(ehrseq("check", sites, *SITE, "splits.held_out_sites=north"))
 
 
 # ---- parents --------------------------------------------------------------------------------------------------------
@@ -209,10 +188,6 @@ def test_plain_text_is_one_parent_and_not_its_letters(tmp_path: Path, kind: pa.D
     assert [under(code) for code in ("A", "B", "U")] == [False, False, True]
 
 
-def test_no_parents_at_all(tmp_path: Path) -> None:
-    assert parents_of(tmp_path, ["A", None, ""], pa.nulls(3)) == {"A": []}
-
-
 def test_a_code_of_several_rows_has_the_parents_of_all(tmp_path: Path) -> None:
     assert parents_of(tmp_path, ["A", "A", "A"], pa.array([["X"], ["Y", "X"], None])) == {"A": ["X", "Y"]}
 
@@ -228,15 +203,6 @@ def test_codes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         parents_of(tmp_path, [1, 2], pa.nulls(2))
 
 
-def test_a_table_of_codes_may_lack_descriptions_but_not_codes(tmp_path: Path) -> None:
-    parents_of(tmp_path, ["A"], pa.array(["UP"]))
-    assert read_descriptions(tmp_path) == {}
-    pq.write_table(pa.table({"parent_codes": ["UP"]}), tmp_path / "metadata" / "codes.parquet")
-    for read in (read_parents, read_descriptions):
-        with pytest.raises(EhrseqError, match="has no column 'code'"):
-            read(tmp_path)
-
-
 def test_two_tasks_of_one_name_are_refused(folders: Path, tmp_path: Path) -> None:
     task = TaskConfig.model_validate(
         {"name": "t", "index": {"first_visit": True}, "outcome": {"d": ["MEDS_DEATH"]}, "horizons": ["1y"]}
@@ -244,11 +210,6 @@ def test_two_tasks_of_one_name_are_refused(folders: Path, tmp_path: Path) -> Non
     with pytest.raises(EhrseqError, match="two tasks have the same name"):
         prepare(folders, tmp_path / "set", study=load_study(None, []), tasks=[task, task])
     assert not (tmp_path / "set").exists()
-
-
-def test_check_as_json_tells_where_splits_come_from(folders: Path, tmp_path: Path) -> None:
-    done(ehrseq("check", folders, "--out", tmp_path / "found.json"))
-    assert json.loads((tmp_path / "found.json").read_text())["splits"] == "folders"
 
 
 # ---- deaths that are no cause ---------------------------------------------------------------------------------------
@@ -281,10 +242,3 @@ def test_the_manifest_tells_where_splits_come_from(folders: Path, tmp_path: Path
     for settings, source in (([], "folders"), (["splits.by=hash"], "hash")):
         prepare(folders, tmp_path / source, study=load_study(None, settings), tasks=[])
         assert Prepared(tmp_path / source).manifest["splits"] == source
-
-
-@pytest.mark.parametrize("card", ["[]", '["x"]', "3", "null", '{"dataset_name": ["x"]}', "{}"])
-def test_a_card_that_names_nothing_gives_the_folders_name(tmp_path: Path, card: str) -> None:
-    (tmp_path / "mine" / "metadata").mkdir(parents=True)
-    (tmp_path / "mine" / "metadata" / "dataset.json").write_text(card)
-    assert data_name(tmp_path / "mine") == "mine"

@@ -1,7 +1,6 @@
 """What tasks can say beyond index, outcome and censoring: values, eligibility, outcomes that recur; and old tasks.
 
-Hand-counted records, with the oracle and the store; the oracle's rules broken one by one; and the prepared files of
-tasks that were written before there was any of this.
+Hand-counted records, with the oracle and the store.
 """
 
 from collections.abc import Sequence
@@ -13,23 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.config import HistoryCode, TaskConfig, load_study
+from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.record import make_record
+from ehrsequencing.records.visits import make_record
 from helpers.cohorts import (
     Case,
     HandMade,
     Q,
     V,
-    broken_rules,
     check_arrays,
     check_attrition,
     differences,
     stored_cohort,
 )
 from helpers.drawn_tasks import tasks
-from helpers.meds import DAY_US, HOUR_US, Row, record, us
+from helpers.meds import DAY_US, Row, record, us
 from reference.records import Records
 
 
@@ -215,143 +213,6 @@ def test_every_task_agrees_on_every_record(hand_store: Path) -> None:
 
 
 # ---- broken rules ----------------------------------------------------------------------------------------------------
-
-
-class ComparesInFloat64(Records):
-    def fulfils(self, value: float | None, sign: str, number: float) -> bool:
-        stored = None if value is None else float(np.float32(value))
-        return stored is not None and {">=": stored >= number, ">": stored > number}.get(
-            sign, super().fulfils(value, sign, number)
-        )
-
-
-class ForgetsEquals(Records):
-    def fulfils(self, value: float | None, sign: str, number: float) -> bool:
-        return super().fulfils(value, sign.removesuffix("=") or sign, number)
-
-
-class TakesNoNumberForAny(Records):
-    def fulfils(self, value: float | None, sign: str, number: float) -> bool:
-        return value is None or super().fulfils(value, sign, number)
-
-
-class ForgetsConditions(Records):
-    def fulfils(self, value: float | None, sign: str, number: float) -> bool:
-        return True
-
-
-class LooksAhead(Records):
-    def in_window(self, time: int | None, within: float | None, index: int) -> bool:
-        return (time is not None and time > index) or super().in_window(time, within, index)
-
-
-class LeavesTheIndexOut(Records):
-    def in_window(self, time: int | None, within: float | None, index: int) -> bool:
-        return time != index and super().in_window(time, within, index)
-
-
-class LeavesTheFirstInstantOut(Records):
-    def in_window(self, time: int | None, within: float | None, index: int) -> bool:
-        return super().in_window(None if time is None else time - 1, within, index)
-
-
-class ForgetsTheWindow(Records):
-    def in_window(self, time: int | None, within: float | None, index: int) -> bool:
-        return super().in_window(time, None, index)
-
-
-class ForgetsTimelessCodes(Records):
-    def in_window(self, time: int | None, within: float | None, index: int) -> bool:
-        return time is not None and super().in_window(time, within, index)
-
-
-class CountsOnce(Records):
-    def has(self, subject: int, rule: HistoryCode, index: int) -> bool:
-        return super().has(subject, rule.model_copy(update={"count": 1}), index)
-
-
-class AnyCriterionWillDo(Records):
-    def criteria(self, subject: int, task: TaskConfig, index: int) -> list[bool]:
-        found = super().criteria(subject, task, index)
-        return [any(found)] * len(found)
-
-
-class ForgetsEligibility(Records):
-    def criteria(self, subject: int, task: TaskConfig, index: int) -> list[bool]:
-        return [True for _ in super().criteria(subject, task, index)]
-
-
-class BirthIsHistory(Records):
-    def first_event(self, subject: int) -> int | None:
-        return min((time for time, _ in self.timed(subject)), default=None)
-
-
-class TokensAreHistory(Records):
-    def first_event(self, subject: int) -> int | None:
-        return min((time for time, _ in self.tokens(subject)), default=None)
-
-
-class OldEnoughTooLate(Records):
-    def of_age(self, subject: int, low: float | None, high: float | None, index: int) -> bool:
-        return super().of_age(subject, low, high, index) and super().of_age(subject, low, high, index - 1)
-
-
-class MaxAgeIncluded(Records):
-    def of_age(self, subject: int, low: float | None, high: float | None, index: int) -> bool:
-        return super().of_age(subject, low, None if high is None else high + 1e-9, index)
-
-
-class UnknownAgeWillDo(Records):
-    def of_age(self, subject: int, low: float | None, high: float | None, index: int) -> bool:
-        return self.birth(subject) is None or super().of_age(subject, low, high, index)
-
-
-class AnyAgeIsPossible(Records):
-    def of_age(self, subject: int, low: float | None, high: float | None, index: int) -> bool:
-        birth = self.birth(subject)
-        return super().of_age(subject, low, high, index) or (birth is not None and index - birth > 119 * 8766 * HOUR_US)
-
-
-class BornLaterWillDo(Records):
-    def of_age(self, subject: int, low: float | None, high: float | None, index: int) -> bool:
-        return super().of_age(subject, low, high, index) or (self.birth(subject) or index) > index
-
-
-class TriesTheNextIndex(Records):
-    def chosen(self, times: list[int], which: str) -> list[int]:
-        return times
-
-    def eligible(self, subject: int, task: TaskConfig, first: int | None = None) -> list[int]:
-        return super().chosen(super().eligible(subject, task, first), task.index.which)
-
-
-class EndsAtTheFirstOutcome(Records):
-    def final_causes(self, subject: int, task: TaskConfig) -> list[tuple[int, int]]:
-        return self.causes(subject, task)
-
-
-class CompetingRecurToo(Records):
-    def final_causes(self, subject: int, task: TaskConfig) -> list[tuple[int, int]]:
-        return [] if task.recurrent else super().final_causes(subject, task)
-
-
-class PredictsTheKnownEvent(Records):
-    def is_next(self, event: int, moment: int) -> bool:
-        return event >= moment
-
-
-class PredictsTheFirstEventOnly(Records):
-    def is_next(self, event: int, moment: int) -> bool:
-        return False
-
-
-MUTANTS = broken_rules(globals())
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[kind.__name__ for kind in MUTANTS])
-def test_a_broken_rule_is_seen(mutant: type[Records], hand_store: Path) -> None:
-    records = HAND.records(mutant)
-    assert any(differences(hand_store, task, records, HAND.splits) for task in HAND.tasks)
 
 
 # ---- nothing of the future -------------------------------------------------------------------------------------------

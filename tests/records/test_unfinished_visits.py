@@ -16,9 +16,10 @@ from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.record import make_record
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.visits import make_record
 from ehrsequencing.training.inference import risk_of_rows
 from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, task, verdicts
 from helpers.meds import HOUR_US, Row, scratch, write_meds

@@ -1,9 +1,7 @@
 """The first sentence about all outcomes, on the page and in the terminal."""
 
-from pathlib import Path
 from typing import Any
 
-from ehrsequencing.cli.predict import _next
 from ehrsequencing.reporting.outcomes import outcome_lines, render_outcomes
 
 
@@ -27,10 +25,3 @@ def test_rare_outcomes_are_answered_together() -> None:
     page = render_outcomes(rare_outcomes(), title="t")
     assert f"N{lines[0][1:]}." in page
     assert "Hover over a mark" not in page
-
-
-def test_the_command_after_predictions_of_outcomes_is_evaluate() -> None:
-    """`score` knows the causes of a task file, and an outcome is none of them."""
-    run, data, out = Path("run"), Path("data"), Path("p.parquet")
-    assert _next(run, data, out, style="risks", outcomes=True) == ["evaluate", run]
-    assert list(_next(run, data, out, style="risks", outcomes=False))[:3] == ["score", out, data]

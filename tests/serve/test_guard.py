@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve.access import Access, access
 from ehrsequencing.serve.predictor import Predictor, Question
-from ehrsequencing.serve.problems import MEDIA_TYPE
+from ehrsequencing.serve.schemas import PROBLEM_TYPE
+from ehrsequencing.serve.security import Access, access_to
 from helpers.command_line import ehrseq
 from helpers.serve import Client, Reply, running, small_limits
 
@@ -42,7 +42,7 @@ def is_problem(reply: Reply, status: int) -> bool:
     """Whether an answer is a JSON problem with the status and the request's id."""
     body = reply.json
     own = body["request_id"] == reply.headers["x-request-id"]
-    return reply.status == body["status"] == status and own and reply.headers["content-type"] == MEDIA_TYPE
+    return reply.status == body["status"] == status and own and reply.headers["content-type"] == PROBLEM_TYPE
 
 
 # ---- who may ask -----------------------------------------------------------------------------------------------------
@@ -55,12 +55,12 @@ def is_problem(reply: Reply, status: int) -> bool:
         ("LOCALHOST:1", 200),
         ("127.0.0.1:80", 200),
         ("[::1]:80", 200),
-        ("evil.example", 421),
-        ("127.0.0.1.evil.example", 421),
-        ("localhost.evil.example:80", 421),
-        ("", 421),
-        ("[::2]", 421),
-        ("[", 421),
+        ("evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("localhost.evil.example:80", 400),
+        ("", 400),
+        ("[::2]", 400),
+        ("[", 400),
     ],
 )
 def test_only_own_host_names_are_answered(client: Client, host: str, status: int) -> None:
@@ -94,10 +94,10 @@ NAMES = st.sampled_from(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES, max_size=4).map("".join))
-def test_no_host_but_the_listed_ones_is_known(host: str) -> None:
-    name = host if host.startswith("[") else host.split(":")[0]
-    name = name[: name.find("]") + 1] if host.startswith("[") else name
-    assert Access().knows_host(host) == (name in ("127.0.0.1", "localhost", "[::1]"))
+def test_no_origin_but_the_listed_hosts_is_known(host: str) -> None:
+    name = host[: host.find("]") + 1] if host.startswith("[") else host.split(":")[0]
+    known = name in ("127.0.0.1", "localhost", "[::1]") and "/" not in host
+    assert Access().knows_origin(f"http://{host}") == known
 
 
 def test_every_path_but_health_needs_the_token(guarded: Client) -> None:
@@ -119,13 +119,13 @@ def test_no_other_text_is_the_token(text: str) -> None:
 def test_listening_beyond_this_machine_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.4", "ehr.example"):
         with pytest.raises(EhrseqError, match="without a token"):
-            access(host, token=None)
-        assert access(host, token=TOKEN).token == TOKEN
+            access_to(host, token=None)
+        assert access_to(host, token=TOKEN).token == TOKEN
     for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
-        assert access(host, token=None).token is None
+        assert access_to(host, token=None).token is None
     with pytest.raises(EhrseqError, match="shorter than 16"):
-        access("127.0.0.1", token="short")
-    assert access("127.0.0.1", token=None, names=["EHR.example:443"]).knows_host("ehr.example")
+        access_to("127.0.0.1", token="short")
+    assert access_to("127.0.0.1", token=None, names=["EHR.example:443"]).knows_origin("https://ehr.example")
 
 
 def test_the_command_refuses_to_listen_to_all_without_a_token(sim_run: Path, sim_data: Path) -> None:
@@ -185,9 +185,9 @@ def test_too_many_waiting_requests_are_told_to_come_back(sim_run: Path, monkeypa
     predictor = Predictor(Run(sim_run), limits=small_limits(waiting=1, seconds=1.0))
     go, answer = threading.Event(), predictor.answer
 
-    def slow(questions: list[Question]) -> Any:
+    def slow(question: Question) -> Any:
         go.wait(20)
-        return answer(questions)
+        return answer(question)
 
     monkeypatch.setattr(predictor, "answer", slow)
     with running(predictor) as client:
@@ -254,8 +254,8 @@ def test_an_unexpected_error_is_a_problem_too_and_logs_nothing(
 ) -> None:
     predictor = Predictor(Run(sim_run))
 
-    def broken(questions: list[Question]) -> Any:
-        return [ValueError(f"of {PRIVATE}") for _ in questions]
+    def broken(question: Question) -> Any:
+        raise ValueError(f"of {PRIVATE}")
 
     monkeypatch.setattr(predictor, "answer", broken)
     with running(predictor) as client:

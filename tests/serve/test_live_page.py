@@ -11,9 +11,9 @@ import pytest
 from ehrsequencing.explain import Edit, edited_risks
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve.access import Access
-from ehrsequencing.serve.explorer_page import LivePage
+from ehrsequencing.serve.page import LivePage, live_page
 from ehrsequencing.serve.predictor import Predictor
+from ehrsequencing.serve.security import Access
 from helpers.browser import a_browser, probed
 from helpers.serve import Client, running
 
@@ -22,7 +22,7 @@ TOKEN = "correct horse battery staple"
 
 @pytest.fixture(scope="module")
 def live(sim_run: Path, sim_data: Path) -> LivePage:
-    return LivePage.of(NewRecords(Run(sim_run), sim_data), what_if=False)
+    return live_page(NewRecords(Run(sim_run), sim_data), what_if=False)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_edits_of_what_is_not_there_are_problems(page_client: Client, body: dict
 def shown(sim_run: Path, sim_data: Path) -> Iterator[tuple[Any, LivePage]]:
     """The page in Chromium, from a running server without a token; it may ask nobody else, and complain of nothing."""
     with probed():
-        live = LivePage.of(NewRecords(Run(sim_run), sim_data), what_if=False)
+        live = live_page(NewRecords(Run(sim_run), sim_data), what_if=False)
     with running(Predictor(live.explorer.run), Access(), live) as client, a_browser() as browser:
         opened, asked, complaints = browser.new_page(), list[str](), list[str]()
         opened.on("request", lambda request: asked.append(request.url))

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve.explorer_page import LivePage
+from ehrsequencing.serve.page import live_page
 from ehrsequencing.serve.predictor import Predictor
 from helpers.serve import Client, running
 
@@ -26,7 +26,7 @@ CHECKS = [not_a_server_error, content_type_conformance, response_schema_conforma
 @pytest.fixture(scope="module")
 def open_client(sim_run: Path, sim_data: Path) -> Iterator[Client]:
     """A server with the explorer's page, whose free edits are part of the API."""
-    live = LivePage.of(NewRecords(Run(sim_run), sim_data), what_if=False)
+    live = live_page(NewRecords(Run(sim_run), sim_data), what_if=False)
     with running(Predictor(live.explorer.run), live=live) as found:
         yield found
 

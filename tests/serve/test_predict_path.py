@@ -68,7 +68,7 @@ def test_the_order_of_rows_does_not_matter_and_the_last_time_is_the_last_of_all(
 
 
 def test_whoever_asks_at_the_same_time_changes_nothing(client: Client, sim_rows: Rows) -> None:
-    """Requests that wait together share a pass of the model; each keeps its own answer and its own error."""
+    """Each request keeps its own answer and its own error."""
     some = sorted(sim_rows)[:16]
     bodies: list[Any] = [{"rows": sim_rows[s], "horizons_days": [30 + k % 3]} for k, s in enumerate(some)]
     bodies[7] = {"rows": [{"time": None, "code": "SEX//M"}]}

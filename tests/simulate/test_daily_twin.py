@@ -11,8 +11,7 @@ from scipy.stats import lognorm
 
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.courses import Courses, simulate_courses
-from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Lives
+from ehrsequencing.simulate.lives import Evidence, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.truth import true_curves
 

@@ -1,20 +1,16 @@
 """The mechanisms of the simulation: each moves the hazards by its knob, is written in the record, and can be off."""
 
 from collections import defaultdict
-from dataclasses import replace
 from datetime import date, datetime
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.codes import CodeTable
-from ehrsequencing.simulate.courses import simulate_courses
-from ehrsequencing.simulate.hidden import CLASSES
 from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
 from ehrsequencing.simulate.process import MECHANISMS, Process
-from ehrsequencing.simulate.records import BLOCK, simulate_block
+from ehrsequencing.simulate.records import simulate_block
 from helpers.simulate import NO_EFFECTS, busy_world, courses_of
 
 
@@ -71,39 +67,6 @@ def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
         np.testing.assert_allclose(moved / plain, [[expected], [1.0]], rtol=1e-12)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_row_of_the_mechanisms_is_the_log_hazard_with_the_knob_on_minus_that_with_it_off(mechanism: str) -> None:
-    """At states of real courses, for everyone; `chronic` is part of the state and needs a second cohort."""
-    process, courses = courses_of(300)
-    off = Process(busy_world(**{f"{mechanism}_effect": 0.0}))
-    lives = courses.visits
-    without = off.hazards_per_day(replace(lives, chronic=0 * lives.chronic) if mechanism == "chronic" else lives)
-    ratios = process.log_ratios(lives)
-    row = ratios[MECHANISMS.index(mechanism)]
-    np.testing.assert_allclose(np.log(process.hazards_per_day(lives)[0] / without[0]), row, atol=1e-12)
-    assert row.std() > 0.09
-    assert np.all(off.log_ratios(lives)[MECHANISMS.index(mechanism)] == 0) or mechanism == "chronic"
-    if mechanism == "chronic":
-        assert not courses_of(300, chronic_effect=0)[1].visits.chronic.any()
-
-
-def test_without_mechanisms_age_and_sex_are_left_and_can_go_too() -> None:
-    off = {name: 0.0 for name in NO_EFFECTS if "age" not in name and "sex" not in name}
-    off |= dict.fromkeys(("visit_effect", "visit_rate_spread", "drop_out_effect", "frailty_spread"), 0.0)
-    process, courses = courses_of(200, **off)
-    lives = courses.visits
-    decades = ((lives.age_days + lives.day) / 365.25 - 60) / 10
-    expected = [
-        np.log(0.027 / 365.25) + 0.35 * decades + 0.2 * lives.male,
-        np.log(0.012 / 365.25) + 0.6 * decades + 0.3 * lives.male,
-    ]
-    np.testing.assert_allclose(np.log(process.hazards_per_day(lives)), expected, atol=1e-9)
-    assert not process.log_ratios(lives)[[m not in ("age", "sex") for m in MECHANISMS]].any()
-    process, courses = courses_of(200, **{**off, **NO_EFFECTS})
-    hazards = process.hazards_per_day(courses.visits)
-    np.testing.assert_allclose(hazards * 365.25, np.broadcast_to([[0.027], [0.012]], hazards.shape))
-
-
 def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
     def hazards(*, male: bool, age_years: float, chronic: list[bool], **knobs: float) -> np.ndarray:
         config = busy_world(pair_visit_share=0, lab_effect=0, decay_effect=0, chronic_conditions=3, **knobs)
@@ -131,93 +94,6 @@ def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
     np.testing.assert_allclose(moved / plain, np.exp([0.2 + 0.4 * (0.5 + 1.5) - 0.1, 0.3 - 0.5]))
     off = hazards(male=True, age_years=50, chronic=[True, False, True], **dict.fromkeys(knobs, 0.0))
     np.testing.assert_allclose(off, plain)
-
-
-def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
-    def codes_of(**knobs: float) -> set[str]:
-        config = busy_world(**knobs)
-        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
-        return set(block.events["code"].to_pylist())
-
-    def prefixes(codes: set[str]) -> set[str]:
-        return {code.rstrip("0123456789") for code in codes}
-
-    everything = prefixes(codes_of())
-    assert {"DX//A", "RX//B", "DX//CHRONIC", "MEDS_DEATH", "LAB//MARKER", "PROC//ORDER_A", "DX//FLARE"} <= everything
-    assert everything - prefixes(codes_of(pair_visit_share=0)) == {"DX//A", "RX//B"}
-    assert everything - prefixes(codes_of(order_visit_share=0)) == {f"PROC//ORDER_{code}" for code in "ABC"}
-    assert everything - prefixes(codes_of(acute_visit_share=0)) == {"DX//FLARE"}
-    assert everything - prefixes(codes_of(stay_visit_share=0)) == {"STAY//ADMISSION", "STAY//DISCHARGE"}
-    assert everything - prefixes(codes_of(chronic_prevalence=0)) == {"DX//CHRONIC"}
-    assert everything - prefixes(codes_of(chronic_conditions=0)) == {"DX//CHRONIC"}
-    assert everything - prefixes(codes_of(death_per_year=0)) == {"MEDS_DEATH"}
-    assert everything - prefixes(codes_of(outcome_per_year=0)) == {"DX//OUTCOME"}
-    assert everything - prefixes(codes_of(other_lab_visit_share=0)) == {"LAB//OTHER"}
-    for none in ("background_codes", "background_per_visit"):
-        assert everything - prefixes(codes_of(**{none: 0})) == {"DX//N", "RX//N", "PROC//N"}
-    _, courses = courses_of(300, drop_out_per_year=0)
-    full = courses.first_day + courses.censoring_day == 18_262  # 2020-01-01
-    assert full.all()
-    _, courses = courses_of(300)
-    assert 0.7 < (courses.first_day + courses.censoring_day == 18_262).mean() < 0.95
-    _, courses = courses_of(300, visits_per_year=0)
-    assert set(np.bincount(courses.subject)) <= {1, 2}
-    assert (courses.visits.day == np.where(courses.visits.day > 0, courses.visits.enrolment_day, 0)).all()
-    _, courses = courses_of(300, history_max_years=0)
-    assert (courses.is_enrolment == (courses.visits.day == 0)).all()
-    _, courses = courses_of(300, lab_visit_share=0)
-    assert (courses.visits.has_lab == (courses.visits.day == 0)).all()
-    _, courses = courses_of(300, visit_rate_spread=0)
-    assert len(set(courses.visits.visit_rate)) == 1
-    assert len(set(courses.visits.frailty)) == 1
-    _, courses = courses_of(300, visit_rate_spread=0.5, frailty_spread=0.5)
-    assert len(set(courses.visits.visit_rate)) == len(set(courses.visits.frailty)) == CLASSES
-
-
-def test_recording_shares_are_those_of_the_visits() -> None:
-    """Of the visits that write, the expected share holds what a knob sets, however small or large."""
-    for share in (0.0, 0.3, 1.0):
-        config = busy_world(
-            background_per_visit=share, other_lab_visit_share=share, chronic_visit_share=share,
-            chronic_conditions=1, chronic_prevalence=1, stay_visit_share=0,
-        )  # fmt: skip
-        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
-        visits: dict[tuple[int, date], list[str]] = defaultdict(list)
-        for row in block.events.to_pylist():
-            own = {"MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME", "ENROLLMENT", "END_OF_FOLLOWUP"}
-            if row["time"] is not None and row["code"] not in own:
-                visits[row["subject_id"], row["time"].date()].append(row["code"])
-        first = dict(sorted(visits, reverse=True))  # the earliest day of each subject is the last to be put in
-        later = [codes for (subject, day), codes in visits.items() if day > first[subject]]
-        assert all(("VISIT//EMPTY" in codes) == (codes == ["VISIT//EMPTY"]) for codes in visits.values())
-        assert all("DX//CHRONIC00" in visits[item] for item in first.items())
-        slack = 4 * np.sqrt(share * (1 - share) / len(later))
-        for begins in ("LAB//OTHER", "DX//CHRONIC", ("DX//N", "RX//N", "PROC//N")):
-            held = [sum(code.startswith(begins) for code in codes) for codes in later]
-            assert max(held) <= 1
-            assert abs(np.mean(held) - share) <= slack
-        assert len(later) > 1000
-
-
-def test_background_codes_follow_zipf() -> None:
-    for exponent in (0.0, 1.0):
-        config = busy_world(background_codes=20, background_per_visit=1, background_zipf=exponent)
-        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
-        codes = [code[-4:] for code in block.events["code"].to_pylist() if "//N" in code]
-        counts = np.array([codes.count(f"{b:04d}") for b in range(20)])
-        expected = np.arange(1, 21.0) ** -exponent
-        expected *= counts.sum() / expected.sum()
-        assert ((counts - expected) ** 2 / expected).sum() < 43.8  # chi-squared with 19 degrees of freedom: p = .001
-
-
-def test_the_marker_stays_standard_normal_and_remembers() -> None:
-    _, courses = courses_of(4000)
-    visits, first = courses.visits, courses.visits.day == 0
-    for values in (visits.lab[first], visits.lab[visits.has_lab & ~first]):
-        assert abs(values.mean()) < 4 / np.sqrt(len(values) / 5)  # neighbours correlate
-        assert abs(values.std() - 1) < 0.05
-    follows = np.flatnonzero(visits.has_lab[1:] & ~first[1:])
-    assert abs(np.corrcoef(visits.lab[follows], visits.lab[follows + 1])[0, 1] - 0.8) < 0.02
 
 
 def hazards_read_off(record: list[dict[str, Any]], p: datetime) -> tuple[list[float], dict[str, float]]:
@@ -296,26 +172,6 @@ def test_visits_come_each_day_with_the_subjects_own_chance() -> None:
     np.testing.assert_array_equal(moved.gap_days, np.minimum(gaps, 100))
 
 
-@pytest.mark.parametrize("mutant", [False, True])
-def test_waiting_anew_at_a_step_of_the_decay_changes_no_gap(mutant: bool) -> None:
-    """With a sickness that halves on the way, P(no visit by day k) is the product of each day's own chance."""
-    process = Process(busy_world(visit_effect=1, decay_effect=1, decay_half_life_days=20, stay_visit_share=0))
-    n, rng = 40_000, np.random.default_rng(0)
-    lives = one_life(acute_day=0).take(np.zeros(n, dtype=int))
-    came = np.full(n, np.inf)
-    while np.isinf(came).any() and lives.now.min() < 200:
-        lives = process.advance(lives, Draws.fresh(rng, n))
-        came = np.where(np.isinf(came) & lives.is_visit & (lives.now > 0), lives.now, came)
-    assert not np.isinf(came).any() or lives.now.min() >= 200
-    day = np.arange(1, 101)
-    sick = np.where(day <= 80, 0.5 ** ((day - 1) // 20), 0)
-    if mutant:
-        sick[:] = 1
-    survived = np.exp(np.log(0.99) * np.cumsum(np.exp(sick)))
-    z = [((came > k).mean() - survived[k - 1]) / np.sqrt(survived[k - 1] / n) for k in (10, 20, 30, 60, 90, 100)]
-    assert (np.abs(z).max() > 8) if mutant else (np.abs(z).max() < 4)
-
-
 def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
     process = Process(busy_world(lab_effect=0.5, visit_effect=0.4, stay_visit_share=0))
     sick = one_life(lab=2.0, chronic=1.0, acute_day=0, gap_days=3)
@@ -337,20 +193,4 @@ def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
     assert min(trends()) > 0.12
 
 
-def test_no_chance_of_a_visit_means_none() -> None:
-    lives = Process(busy_world(visits_per_year=0)).advance(
-        one_life(visit_rate=0.0), Draws.fresh(np.random.default_rng(0), 1)
-    )
-    assert lives.now[0] == NEVER_DAYS
-
-
 # --- Calibration of the defaults -------------------------------------------------------------------------------------
-
-
-def test_default_cohort_has_the_intended_shape() -> None:
-    courses = simulate_courses(Process(SimulationConfig()), np.random.default_rng(7), 4000)
-    end = np.minimum(np.minimum(courses.outcome_days, courses.death_days), courses.censoring_day)
-    assert 0.35 < (end == courses.outcome_days).mean() < 0.50
-    assert 0.04 < (end == courses.death_days).mean() < 0.09
-    after_enrolment = np.bincount(courses.subject[courses.is_at_risk], minlength=4000) - 1
-    assert 4 <= np.median(after_enrolment) <= 6

@@ -1,8 +1,6 @@
 """The knobs: what is no number is refused by name, zero is a world like any other, and memory stays flat."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from pydantic import ValidationError
 from ehrsequencing.config import read_settings, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.simulate.codes import CodeTable
 from helpers.command_line import ehrseq
 from helpers.simulate import brute_prediction_times
 
@@ -106,56 +103,4 @@ def test_a_knob_at_zero_gives_a_valid_simulation(knob: str, tmp_path: Path) -> N
         assert not hazard.any()
 
 
-@pytest.mark.parametrize("knob", sorted(NEVER_ZERO))
-def test_what_cannot_be_zero_says_so(knob: str) -> None:
-    with pytest.raises(ValidationError, match=knob):
-        SimulationConfig.model_validate({knob: 0})
-
-
-def test_a_code_table_that_is_no_meds_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = CodeTable.ontology
-
-    def without_a_code(codes: CodeTable) -> dict[str, list[object]]:
-        return {**right(codes), "code": [None, *right(codes)["code"][1:]]}
-
-    monkeypatch.setattr(CodeTable, "ontology", without_a_code)
-    with pytest.raises(Exception, match=r"no nulls.*code"):
-        simulate(tmp_path / "out", subjects=5, seed=0, config=SimulationConfig.model_validate(QUICK))
-    assert not (tmp_path / "out").exists()
-
-
 # --- Memory -----------------------------------------------------------------------------------------------------------
-
-_PEAK = """
-import sys
-from pathlib import Path
-from ehrsequencing.simulate import SimulationConfig, dataset, simulate
-
-kept, add = [], dataset._ShardWriter.add
-if sys.argv[3] == "keeps":
-    dataset._ShardWriter.add = lambda writer, ids, events: (kept.append(events), add(writer, ids, events))
-world = dict(visits_per_year=0.3, follow_up_min_years=1, follow_up_max_years=2, history_max_years=0)
-config = SimulationConfig(truth_futures=4, background_per_visit=30, **world)
-simulate(Path(sys.argv[1]), subjects=int(sys.argv[2]), seed=0, config=config)
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's peak memory from /proc")
-def test_memory_does_not_grow_with_the_number_of_subjects(tmp_path: Path) -> None:
-    """Ten times the subjects, less than 1.15 times the peak; keeping the rows would show.
-
-    The peak is VmHWM: a child's `ru_maxrss` also remembers the process that it was forked from.
-    """
-
-    def peak_kib(subjects: int, mode: str) -> int:
-        out = tmp_path / f"{subjects} {mode}"
-        command = [sys.executable, "-c", _PEAK, str(out), str(subjects), mode]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        assert pq.read_metadata(out / meds.subject_splits_filepath).num_rows == subjects
-        return int(done.stdout)
-
-    few = peak_kib(2_000, "writes")
-    assert peak_kib(20_000, "writes") < 1.15 * few
-    assert peak_kib(20_000, "keeps") > 1.2 * few

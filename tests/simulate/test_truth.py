@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.dataset import split_of
-from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Lives
-from ehrsequencing.simulate.process import MECHANISMS, Process
-from ehrsequencing.simulate.truth import Curves, grid_days, horizons, true_curves
+from ehrsequencing.simulate.lives import Evidence, Lives
+from ehrsequencing.simulate.process import Process
+from ehrsequencing.simulate.truth import Curves, grid_days, true_curves
 from helpers.simulate import brute_prediction_times, busy_world
 
 YEAR = 365.25
@@ -89,16 +88,6 @@ def test_quiet_visit_days_have_their_closed_form() -> None:
     np.testing.assert_allclose(curves.survival, np.tile(survival, (20, 1)), atol=5e-4)
     np.testing.assert_allclose(curves.survival.mean(axis=0), survival, atol=3e-5)
     np.testing.assert_array_equal(curves.incidence[1], 0)
-
-
-@given(st.floats(0.5, 40))
-def test_the_grid_holds_the_horizons_and_every_possible_duration(years: float) -> None:
-    edges = grid_days(years)
-    assert edges[0] == 0
-    assert edges[-1] == years * YEAR
-    assert (np.diff(edges) > 0).all()
-    assert set(horizons(years).values()) <= set(edges)
-    assert all(days < years * YEAR for days in horizons(years).values())
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1, max_size=8))
@@ -290,28 +279,6 @@ def test_hazards_integrate_to_the_risks(data: Path) -> None:
     assert (truth["risk_se"].to_numpy() >= 0).all()
 
 
-def test_mechanisms_stand_beside_the_truth_and_make_up_the_first_hazards(data: Path) -> None:
-    """After the visit's day the first bin's hazard is the state's own, but for what a visit within the week changes."""
-    table, truth = pq.read_table(data / "truth_mechanisms.parquet"), pq.read_table(data / "truth.parquet")
-    assert {field.name: str(field.type) for field in table.schema} == {
-        "subject_id": "int64",
-        "prediction_time": "timestamp[us]",
-        "mechanism": "string",
-        "log_hazard_ratio": "float",
-    }
-    times = truth.num_rows // 8
-    assert table["mechanism"].to_pylist() == list(MECHANISMS) * times
-    for name in ("subject_id", "prediction_time"):
-        np.testing.assert_array_equal(table[name].to_numpy()[:: len(MECHANISMS)], truth[name].to_numpy()[::8])
-    total = table["log_hazard_ratio"].to_numpy().reshape(times, -1).sum(axis=1)
-    hazards = pq.read_table(data / "truth_hazards.parquet")
-    first = hazards["hazard"].to_numpy().reshape(times, 2, -1)[:, 0, 0]
-    fraction = truth["prediction_time"].cast("int64").to_numpy()[::8] % 86_400_000_000 / 86_400_000_000
-    state = np.log(first * 7 / (6 + fraction) / (busy_world().outcome_per_year / YEAR))
-    assert np.corrcoef(state, total)[0, 1] > 0.995
-    assert np.median(np.abs(state - total)) < 0.05
-
-
 def cohort_of(data: Path, out: Path, *overrides: str) -> pa.Table:
     """What `prepare` makes of the simulation's own task."""
     prepare(data, out, study=load_study(None, list(overrides)), tasks=[load_task(data / "task.yaml")])
@@ -343,62 +310,6 @@ def test_prepare_asks_for_exactly_the_truth(tmp_path: Path) -> None:
     by_encounter = times_of(cohort_of(out, tmp_path / "by encounter", "visits.by=encounter"))
     assert by_encounter == truth - admissions
     assert len(admissions) > 100
-
-
-@pytest.mark.parametrize("mutant", [False, True])
-def test_as_much_happens_as_the_truth_expects(held_out_world: Path, mutant: bool) -> None:
-    """Observed ÷ expected over all prediction times, and over those of high and low expectation, by subject.
-
-    Expected is Σ ∫ λ* over the time at risk: the mean of the observed where censoring depends on the record only.
-    """
-    cohort = pq.read_table(held_out_world / "cohort.parquet")
-    cohort = cohort.filter(pa.array([split == "held_out" for split in cohort["split"].to_pylist()]))
-    hazards = pq.read_table(held_out_world / "out" / "truth_hazards.parquet")
-    edges, rows = grid_days(7), len(cohort)
-    table = hazards["hazard"].to_numpy().reshape(rows, 2, -1)
-    np.testing.assert_array_equal(
-        cohort["subject_id"].to_numpy(), hazards["subject_id"].to_numpy()[:: hazards.num_rows // rows]
-    )
-    if mutant:  # the truth of another subject
-        table = np.roll(table, 100, axis=0)
-    duration, cause = cohort["duration_days"].to_numpy(), cohort["cause"].to_numpy()
-    spans = np.clip(np.minimum(duration[:, None], edges[1:]) - edges[:-1], 0, None)
-    expected = np.einsum("rek,rk->er", table, spans)
-    worst = 0.0  # z of observed against expected
-    for e in (0, 1):
-        level = table[:, e].mean(axis=1)
-        for group in (level >= 0, level < np.median(level), level >= np.quantile(level, 0.8)):
-            difference = ((cause == e + 1) - expected[e])[group]
-            by_subject = np.bincount(cohort["subject_id"].to_numpy()[group], weights=difference)
-            z = abs(by_subject.sum()) / np.sqrt((by_subject**2).sum())
-            assert mutant or not group.all() or z < 2
-            worst = max(worst, z)
-    assert (worst > 4) if mutant else (worst < 2.5)  # six comparisons
-
-
-@pytest.fixture(scope="module")
-def held_out_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Frailty and history-dependent drop-out on top of the default mechanisms, and the held-out subjects' truth."""
-    folder = tmp_path_factory.mktemp("world")
-    config = busy_world(truth_futures=32, frailty_spread=0.7, drop_out_per_year=0.1, drop_out_effect=1.0)
-    simulate(folder / "out", subjects=5000, seed=1, config=config)
-    pq.write_table(cohort_of(folder / "out", folder / "set"), folder / "cohort.parquet")
-    return folder
-
-
-def test_no_possible_duration_lies_beyond_the_hazards(data: Path) -> None:
-    stop = max(pq.read_table(data / "truth_hazards.parquet")["stop_days"].to_pylist())
-    truth = pq.read_table(data / "truth.parquet")
-    last = {}
-    for shard in (data / "data").glob("*/*.parquet"):
-        table = pq.read_table(shard)
-        for subject, time in zip(table["subject_id"].to_pylist(), table["time"].to_pylist(), strict=True):
-            last[subject] = time or datetime.min
-    durations = (
-        last[subject] - time
-        for subject, time in zip(truth["subject_id"].to_pylist(), truth["prediction_time"].to_pylist(), strict=True)
-    )
-    assert max(durations) < timedelta(days=stop)
 
 
 def test_by_default_only_the_held_out_have_a_truth(data: Path, tmp_path: Path) -> None:

@@ -1,46 +1,12 @@
 """What is hidden of a simulated life is drawn from its posterior, and single codes or bags of codes tell nothing."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from ehrsequencing.simulate.courses import Courses, simulate_courses
-from ehrsequencing.simulate.hidden import Evidence, class_values
+from ehrsequencing.simulate.courses import Courses
+from ehrsequencing.simulate.lives import class_values
 from ehrsequencing.simulate.process import Process
 from helpers.simulate import NO_EFFECTS, courses_of
-
-
-@pytest.fixture(scope="module")
-def much_hidden() -> tuple[Process, Courses]:
-    knobs = {"visit_rate_spread": 0.6, "visit_effect": 0.8, "frailty_spread": 1.0, "stay_visit_share": 0.1}
-    return courses_of(5000, outcome_per_year=0.08, **knobs)
-
-
-@pytest.mark.parametrize("mutant", ["", "prior", "blind to sickness", "blind to survival"])
-def test_the_hidden_is_drawn_from_its_posterior(much_hidden: tuple[Process, Courses], mutant: str) -> None:
-    """Among lives with like records, drawn rates and frailties have the mean of the true ones; spoilt draws do not."""
-    process, courses = much_hidden
-    rows = np.flatnonzero(courses.is_at_risk)[::7]
-    lives, evidence = courses.visits.take(rows), courses.evidence.take(rows)
-    if mutant == "prior":
-        evidence = Evidence.none(len(rows))
-    if mutant == "blind to survival":
-        evidence = replace(evidence, hazard=0 * evidence.hazard)
-    if mutant == "blind to sickness":  # the visits of a year, at the healthy's rates
-        first = np.searchsorted(courses.subject, courses.subject[rows])
-        days, visits = lives.day, rows - first
-        rate = process.visit_rates[:, None]
-        evidence = replace(evidence, rate=visits * np.log(-np.expm1(-rate)) - rate * (days - visits))
-    drawn = process.draw_hidden(lives, evidence, np.random.default_rng(1), draws=1)
-
-    def worst(name: str, shown: np.ndarray) -> float:
-        difference = getattr(drawn, name) - getattr(lives, name)
-        groups = np.array_split(np.argsort(shown), 5)
-        return max(abs(difference[g].mean() / difference[g].std() * np.sqrt(len(g))) for g in groups)
-
-    found = max(worst("visit_rate", lives.chronic), worst("visit_rate", lives.day), worst("frailty", lives.day))
-    assert (found > 10) if mutant else (found < 5)  # rows of one subject correlate
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
@@ -124,17 +90,3 @@ def test_neither_of_two_ordered_codes_tells_nor_does_their_bag_but_their_order_d
     assert excess(courses, sign > 0) > 8
     assert excess(courses, sign < 0) < -8
     assert excess(courses, bags[0] & (sign > 0)) - excess(courses, bags[0] & (sign < 0)) > 5
-
-
-@pytest.mark.parametrize("mutant", [False, True])
-def test_the_number_of_pairs_tells_nothing_but_would_without_its_centre(
-    only_signs: tuple[Process, Courses], mutant: bool
-) -> None:
-    process, courses = only_signs
-    if mutant:
-        process = Process(process.config)
-        process._pair_centre = np.zeros_like(process._pair_centre)
-        courses = simulate_courses(process, np.random.default_rng(7), 20_000)
-    pairs = courses.visits.pairs
-    worst = max(abs(excess(courses, which)) for which in (courses.visits.has_pair, pairs <= 1, pairs >= 4, pairs >= 8))
-    assert (worst > 5) if mutant else (worst < 3.5)

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.hazards import exposure
 from ehrsequencing.models.build import load_model
-from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import recalibration
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.recalibration import FEWEST, Recalibrated, Recalibration, fit_recalibration
+from ehrsequencing.training.recalibration import Recalibrated, Recalibration, fit_recalibration
+from ehrsequencing.training.train import Trainer
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records
@@ -124,22 +123,6 @@ def test_copies_of_a_subjects_prediction_times_say_nothing_new() -> None:
     assert np.abs(broken.slope - 1).sum() > 1.2 * np.abs(once.slope - 1).sum()
 
 
-def test_the_less_is_known_the_less_is_changed() -> None:
-    eta, duration, cause, entry = world(3_000, seed=4)
-    given = (0.5 * eta - 4.0, duration, cause, entry)
-    size = [np.abs(fit(given, prior_sd=sd).stretch).sum() for sd in (1e-6, 0.02, 0.05, 0.2, WIDE)]
-    assert size == sorted(size)
-    assert size[0] < 1e-6
-    few: World = tuple(part[:150] for part in given)  # type: ignore[assignment]
-    assert np.abs(fit(few, prior_sd=0.05).stretch).sum() < 0.5 * size[2]
-    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST), 0, cause)
-    found = fit((given[0], duration, rare, entry), prior_sd=0.05)
-    assert found.subjects[1] == FEWEST - 1
-    assert not found.intercept[1].any()
-    assert (found.slope[1] == 1).all()
-    assert (found.slope[0] != 1).all()
-
-
 def test_equal_hazards_and_a_bin_that_nobody_reaches() -> None:
     eta, duration, cause, entry = world(600, seed=5)
     flat = fit((np.full_like(eta, -5.0), duration, cause, entry), prior_sd=WIDE)
@@ -229,16 +212,3 @@ def test_a_trained_run_is_fixed_and_says_how(
         has = [s for s in range(len(at) - 1) if (rows.cause[at[s] : at[s + 1]] == cause).any()]
         seen = np.flatnonzero(np.diff(at) > 0)[::2]
         assert counted[name]["subjects_with_event"] == len(set(has) & set(seen.tolist()))
-
-
-def test_members_are_fixed_each_on_its_own(sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
-    one = trained(sim_prepared, tmp_path / "one", tiny_study, epochs=2)
-    two = trained(sim_prepared, tmp_path / "two", tiny_study, epochs=2, members=2)
-    ensemble = load_model(two)
-    assert isinstance(ensemble, Ensemble)
-    state = load_model(one).state_dict()
-    for name, tensor in ensemble.members[0].state_dict().items():
-        assert torch.equal(tensor, state[name]), name
-    facts = json.loads((two / "manifest.json").read_text())["members"]
-    assert facts[0]["recalibration"] == json.loads((one / "manifest.json").read_text())["recalibration"]
-    assert len({str(member["recalibration"]) for member in facts}) == 2

@@ -1,6 +1,5 @@
 """Training: determinism, interruption, refusals, and that it learns."""
 
-import itertools
 import resource
 import shutil
 from pathlib import Path
@@ -15,13 +14,14 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from ehrsequencing.training.loop import learning_rate, make_optimizer
 from ehrsequencing.training.run_folder import BEGUN
+from ehrsequencing.training.train import Trainer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
 from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights
@@ -42,7 +42,7 @@ def test_same_seed_same_bytes_and_another_seed_other_bytes(sim_prepared: Path, r
     assert weights(tmp_path / "other") != weights(reference)
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 7, 11])
+@pytest.mark.parametrize("stop_at", [1, 3, 11])
 def test_a_stopped_run_goes_on_to_the_same_bytes(
     sim_prepared: Path, reference: Path, tmp_path: Path, stop_at: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     assert losses(tmp_path / "run") == losses(reference)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_to_the_same_bytes(
     sim_prepared: Path, reference: Path, tmp_path: Path, kills: int
 ) -> None:
@@ -84,27 +84,16 @@ def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
     train(sim_prepared, tmp_path / "run", "training.patience=9", resume=True)  # on the allow-list
 
 
-def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
-    sim_prepared: Path, reference: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_an_error(sim_prepared: Path, tmp_path: Path) -> None:
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
     with pytest.raises(Interrupted):
         trainer.fit(on_progress=raise_at(10))
-    names = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert len(names) == 2
-    for name in names:
-        data = bytearray((name / "state.safetensors").read_bytes())
-        data[len(data) // 2] ^= 1
-        (name / "state.safetensors").write_bytes(bytes(data))
-        if name == names[0]:
-            good = (name / "state.safetensors", bytes(data[:]))
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    data = bytearray((checkpoint / "state.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (checkpoint / "state.safetensors").write_bytes(bytes(data))
     with pytest.raises(EhrseqError, match="damaged"):
         train(sim_prepared, tmp_path / "run", resume=True)
-    repaired = bytearray(good[1])
-    repaired[len(repaired) // 2] ^= 1
-    good[0].write_bytes(bytes(repaired))
-    train(sim_prepared, tmp_path / "run", resume=True)
-    assert weights(tmp_path / "run") == weights(reference)
 
 
 def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(
@@ -132,9 +121,7 @@ def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(
 
 OTHER_ARRAYS = {
     "codes": "codes",
-    "static_codes": "codes",
     "values": "values",
-    "age_years": "visits",
     "subject_id": "visits",
 }
 
@@ -169,16 +156,6 @@ def test_a_run_knows_the_data_that_it_was_trained_on(
     train(moved, reference, resume=True)  # the same data elsewhere is the same data
 
 
-def test_checkpoints_of_somebody_else_stay_in_a_finished_run(
-    sim_prepared: Path, reference: Path, tmp_path: Path
-) -> None:
-    run = Path(shutil.copytree(reference, tmp_path / "run"))
-    (run / "checkpoints").mkdir()
-    (run / "checkpoints" / "mine.txt").write_text("mine")
-    train(sim_prepared, run, resume=True)
-    assert (run / "checkpoints" / "mine.txt").read_text() == "mine"
-
-
 @pytest.mark.parametrize(("seconds", "expected"), [(0, 2), (15, 0), (3, 1)])
 def test_no_checkpoint_is_made_soon_after_another(
     sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int
@@ -188,17 +165,17 @@ def test_no_checkpoint_is_made_soon_after_another(
     monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
     study = load_study(None, [*TINY, f"training.checkpoint_seconds={seconds}"])
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
-    saved = []
+    saved: set[str] = set()
     stop = raise_at(5)
 
     def second_passes(progress: object) -> None:
         clock[0] += 1.0
-        saved.append(len(list((tmp_path / "run").glob("checkpoints/step-*"))))
+        saved.update(path.name for path in (tmp_path / "run").glob("checkpoints/step-*"))
         stop(progress)
 
     with pytest.raises(Interrupted):
         trainer.fit(on_progress=second_passes)
-    assert saved[-1] == expected
+    assert len(saved) == expected
 
 
 def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tmp_path: Path) -> None:
@@ -234,16 +211,6 @@ def test_no_event_of_interest_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_visit_head_with_competing_causes_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="one cause"):
-        train(sim_prepared, tmp_path / "run", "model.head=visit")
-
-
-def test_bidirectional_training_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="visits after it"):
-        train(sim_prepared, tmp_path / "run", "model.attention=bidirectional")
-
-
 def test_bf16_trains_close_to_float32(sim_prepared: Path, reference: Path, tmp_path: Path) -> None:
     train(sim_prepared, tmp_path / "run", "training.precision=bf16")
     assert losses(tmp_path / "run")[-1][1] == pytest.approx(losses(reference)[-1][1], rel=0.02)
@@ -262,27 +229,11 @@ def test_averaged_weights_follow_their_recursion(warmup: int) -> None:
     torch.testing.assert_close(averaged.weight.detach(), expected)
 
 
-@pytest.mark.parametrize("steps", [100, 1_000, 10_000, 20_000])
-def test_averaged_weights_are_those_of_the_last_quarter_however_long_the_run(steps: int) -> None:
-    """Weight (1 + t)/(4 + t) at step t: what came before a share f of the run has about f³ of the average."""
-    settings = TrainingConfig()
-    model, averaged = torch.nn.Linear(1, 1, bias=False).double(), torch.nn.Linear(1, 1, bias=False).double()
-    average = ExponentialMovingAverage(model, averaged, decay=settings.ema, warmup=settings.ema_warmup)
-    for step in range(1, steps + 1):
-        torch.nn.init.constant_(model.weight, float(step > 0.75 * steps))  # 1 in the last quarter, 0 before
-        average.update(step)
-    assert averaged.weight.item() == pytest.approx(1 - 0.75**3, abs=0.02)
-
-
-def test_learning_rate_warms_up_and_a_cosine_ends_at_zero() -> None:
-    constant, cosine = TrainingConfig(warmup_steps=10), TrainingConfig(warmup_steps=10, schedule="cosine")
-    rates = [learning_rate(constant, step, 100) for step in range(100)]
+def test_learning_rate_warms_up() -> None:
+    constant = TrainingConfig(warmup_steps=10)
+    rates = [learning_rate(constant, step) for step in range(100)]
     assert rates[0] == pytest.approx(constant.learning_rate / 10)
     assert set(rates[10:]) == {constant.learning_rate}
-    rates = [learning_rate(cosine, step, 100) for step in range(101)]
-    assert rates[10] == pytest.approx(cosine.learning_rate)
-    assert rates[100] == pytest.approx(0, abs=1e-12)
-    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
 
 
 def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
@@ -312,4 +263,4 @@ def test_a_trainer_counts_the_steps_of_its_epochs(sim_prepared: Path, tmp_path: 
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
     steps = len(trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=2))
     assert steps > 20
-    assert trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(10 / steps, rel=0.03)
+    assert trainer.training.optimizer.param_groups[0]["weight_decay"] == pytest.approx(10 / steps, rel=0.03)

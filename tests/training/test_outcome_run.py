@@ -1,33 +1,26 @@
 """A run with many outcomes, end to end: trained, resumed, loaded, asked, evaluated and audited."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ehrsequencing.api.report import report_outcomes
+from ehrsequencing.api.evaluate import report_outcomes
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
-from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
-from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.models.hazards import cumulative_incidence, onset_risk
+from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training import inference as answers
-from ehrsequencing.training.loop import Trainer
-from helpers.divided import one_after_another
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.train import Trainer
 from helpers.outcomes import control_rows, loops
 from helpers.training import Interrupted, raise_at, weights
 
@@ -57,20 +50,6 @@ def outcome_run(asked: Prepared, study: StudyConfig, tmp_path_factory: pytest.Te
     out = tmp_path_factory.mktemp("outcomes") / "run"
     Trainer(asked, "simulated", out, study=study).fit()
     return out
-
-
-def test_several_processes_answer_as_one_does(
-    outcome_run: Path, sim_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answers, "VISIT_BUDGET", 200)
-
-    def write(out: Path, **who: Any) -> int:
-        return predict_outcomes(outcome_run, sim_data, out, top=2, at="last", horizons_days=[365.25], **who)
-
-    alone = write(tmp_path / "one.parquet")
-    both = one_after_another(2, lambda us: write(tmp_path / "two.parquet", processes=us))
-    assert both == alone
-    assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
 
 
 def test_training_learns_every_outcome(asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path) -> None:
@@ -221,53 +200,3 @@ def test_numbers_of_the_table_are_those_of_loops(outcome_run: Path, asked: Prepa
     ]
     assert len(aucs) > 3
     assert line["auc"]["value"] == pytest.approx(float(np.mean(aucs)), abs=1e-3)
-
-
-def test_what_outcomes_cannot_be_trained_with(asked: Prepared, tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="hazards per day"):
-        Trainer(asked, "simulated", tmp_path / "run", study=load_study(None, [*TINY, "model.head=visit"]))
-
-
-def test_members_predict_the_mean_of_their_hazards(
-    asked: Prepared, sim_data: Path, outcome_run: Path, tmp_path: Path
-) -> None:
-    """Two members, end to end: likelihood, files, risks, table and audit; the first is the run of one model."""
-    study, out = load_study(None, [*TINY, "training.members=2"]), tmp_path / "two"
-    with pytest.raises(Interrupted):
-        Trainer(asked, "simulated", out, study=study).fit(on_progress=raise_at(9))
-    Trainer(asked, "simulated", out, study=study).fit(resume=True)
-    run, first = Run(out), Run(outcome_run).model
-    ensemble = run.model
-    assert isinstance(ensemble, Ensemble)
-    for name, weight in first.state_dict().items():
-        assert bool((ensemble.members[0].state_dict()[name] == weight).all())
-    assert run.manifest["tuning_nll"] < max(one["tuning_nll"] for one in run.manifest["members"])
-
-    records, codes = asked.outcome_records("simulated", "held_out"), np.array([1, 4])
-    found = dict(_risks(run.model, records, codes))
-    step = SubjectLoader.of_model(run.model.config, records).collate(np.arange(len(records.timelines)))
-    hazards, causes = [], []
-    with torch.no_grad():
-        for member in ensemble.members:
-            _, z = member.states(step.batch)
-            hazards.append(member.outcomes.log_hazards(z, torch.from_numpy(codes)).exp())
-            causes.append(member(step.batch).exp())
-        expected = onset_risk(
-            torch.stack(hazards).mean(0).log(), torch.stack(causes).mean(0).log(), run.model.config.edges_days,
-            horizons_days=[365.25],
-        )  # fmt: skip
-    for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
-        assert found[row] == pytest.approx(expected[position, :, 0].numpy(), rel=1e-4)
-
-    predict_outcomes(out, sim_data, tmp_path / "top.parquet", top=3, at="last", horizons_days=[365.25])
-    assert pq.read_table(tmp_path / "top.parquet").num_rows > 0
-    settings = EvaluationConfig(bootstrap=5)
-    assert evaluate_outcomes(run, asked, split="held_out", settings=settings)["pooled"]["auc"]["value"] is not None
-    verdicts = {check["name"]: check["verdict"] for check in audit(out, subjects=20)["checks"]}
-    assert "leak" not in verdicts.values()
-    assert verdicts["outcomes_in_records"] == verdicts["future_perturbation"] == "passed"
-
-
-def _risks(model: SurvivalModel, records: TaskRecords, codes: Ints) -> Iterator[tuple[int, Floats]]:
-    for rows, risk in answers.outcome_risks(model, records, codes=codes, horizons_days=[365.25]):
-        yield from zip(rows.tolist(), risk[:, :, 0].astype(np.float64), strict=True)

@@ -1,22 +1,22 @@
-"""`ehrseq train --init` with LoRA: what learns, how fast, what is saved beside the run, and what is refused."""
+"""`ehrseq train --init` with LoRA: what learns, and what is refused."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
-from ehrsequencing.config import load_study
+from ehrsequencing.config import ValuesConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json
-from ehrsequencing.models import lora
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import KNOTS
+from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.reporting.pretraining import transfer_advice
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import MATCHES, match_vocabularies
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
 
@@ -36,9 +36,7 @@ def start(prepared: Path, source: Path, *settings: str) -> Trainer:
 
 
 def learned(trainer: Trainer) -> int:
-    assert trainer.started_from is not None
-    count: int = trainer.started_from["trained_weights"]
-    return count
+    return sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
 
 
 def test_lora_freezes_only_what_was_copied(sim_prepared: Path, source: Path) -> None:
@@ -55,59 +53,13 @@ def test_lora_freezes_only_what_was_copied(sim_prepared: Path, source: Path) -> 
     assert not any("layers.2" in name and name.endswith((".A", ".B")) for name in learns)
 
 
-def test_lora_without_a_copied_layer_is_refused(sim_prepared: Path, source: Path) -> None:
-    """Between architectures only embeddings are copied. Frozen, the new layers learn all of their weights."""
-    frozen = start(sim_prepared, source, "model.architecture=flat", "transfer.mode=frozen")
-    assert all(p.requires_grad for name, p in frozen.model.named_parameters() if ".layers." in name)
-    with pytest.raises(EhrseqError, match="no layer was copied"):
-        start(sim_prepared, source, "model.architecture=flat", "transfer.mode=lora")
-
-
-def test_adapters_are_as_deep_as_their_layers(sim_prepared: Path, source: Path) -> None:
-    asked = ("transfer.mode=lora", "transfer.layer_decay=0.5", "transfer.unfreeze_epochs=1")
-    trainer = start(sim_prepared, source, *asked)
-    groups = {id(p): group["depth"] for group in trainer.optimizer.param_groups for p in group["params"]}
-    depth = {name: groups[id(p)] for name, p in trainer.model.named_parameters() if p.requires_grad}
-    assert depth["timeline.layers.1.qkv.A"] == depth["timeline.layers.1.W2.B"] == 1
-    assert depth["timeline.layers.0.qkv.B"] == 2
-    assert depth["visit_encoder.mlp.W1.A"] == 3
-    assert depth["head.W2.weight"] == 0
-    assert trainer.init is not None
-    assert [trainer.init.share(k, 1) for k in range(4)] == [1.0, 0.5, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("way", ["members", "blend"])
-def test_members_and_blends_save_their_adapters(way: str, sim_prepared: Path, source: Path, tmp_path: Path) -> None:
-    """The adapters of a file, put on the pretrained matrices and merged, give the run's matrices."""
-    out = tmp_path / "run"
-    more = ("training.members=2",) if way == "members" else ("training.blend=true", "training.blend_folds=2")
-    arguments = ["train", str(sim_prepared), "--init", str(source), "--transfer", "lora", "--out", str(out)]
-    found = CliRunner().invoke(app, [*arguments, *SHORT, *more])
-    assert found.exit_code == 0, found.output
-    numbers = (1, 2) if way == "members" else (None,)
-    names = ["adapters.safetensors" if n is None else f"adapters-{n:03d}.safetensors" for n in numbers]
-    assert f"the adapters alone: {', '.join(names)}" in found.output
-    ours, files = load_file(out / "model.safetensors"), read_json(out / "manifest.json")["files"]
-    for n, name in zip(numbers, names, strict=True):
-        base = Pretrained(source).model
-        lora.load_adapters(base, out / name)
-        merged = lora.merge(base)
-        assert "timeline.layers.1.qkv" in merged
-        for layer in merged:
-            weight = base.get_submodule(layer).weight
-            assert isinstance(weight, torch.Tensor)
-            key = f"{layer}.weight" if n is None else f"members.{n - 1}.{layer}.weight"
-            torch.testing.assert_close(ours[key], weight.detach())
-        assert name in files
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["transfer.mode=frozen", "transfer.layer_decay=0.5"], "do nothing with mode=frozen"),
-        (["transfer.mode=frozen", "transfer.unfreeze_epochs=1"], "do nothing with mode=frozen"),
-        (["transfer.lora_rank=4"], "do nothing with mode=full"),
+        (["transfer.lora_rank=4"], "does nothing with mode=full"),
         (["transfer.mode=lora", "transfer.lora_rank=17"], "a rank of 16 at most"),
+        (["model.architecture=flat"], "which a training from it keeps"),
+        (["model.dim=32"], "has model.dim=16"),
     ],
 )
 def test_settings_that_do_nothing_are_refused(settings: list[str], told: str, sim_prepared: Path, source: Path) -> None:
@@ -134,3 +86,37 @@ def test_advice_comes_where_few_codes_are_known() -> None:
     assert transfer_advice(None) is None
     assert transfer_advice({"overlap": {"none": {"share": 0.4}}}) is None
     assert (transfer_advice({"overlap": {"none": {"share": 1.0}}}) or "").startswith("little is transferred: the model")
+
+
+# ---- codes of two vocabularies: by name, then by ancestor ----
+
+
+def vocabulary(codes: tuple[str, ...], *, numeric: tuple[str, ...] = (), carry: bool = False) -> Vocabulary:
+    has = np.array([code in numeric for code in codes])
+    n = int(has.sum()) * (3 if carry else 1)
+    kinds = tuple(sorted({code.partition("//")[0] for code in codes}))
+    values = ValuesConfig(mode="bins", bins=2, carry=carry)
+    return Vocabulary(kinds, codes, has, np.tile(np.linspace(0, 1, KNOTS), (n, 1)), np.zeros(n), np.ones(n), values)
+
+
+def test_each_code_is_found_by_the_first_rule_that_applies() -> None:
+    ours = vocabulary(("DX//A", "DX//A1", "LAB//X", "RX//NEW", "ZZ//LOST"), numeric=("LAB//X",), carry=True)
+    theirs = vocabulary(("DX//A", "DX//UP", "LAB//Y", "RX//OLD"), numeric=("LAB//Y",), carry=True)
+    parents = {"DX//A": ["DX//UP"], "DX//A1": ["DX//MID"], "DX//MID": ["DX//UP"], "LAB//X": ["LAB//Y"]}
+    match = match_vocabularies(ours, theirs, parents=parents)
+    names = {
+        name: (theirs.tokens[match.source[token]] if match.source[token] >= 0 else None, MATCHES[match.how[token]])
+        for token, name in enumerate(ours.tokens)
+    }
+    assert names["DX//A"] == ("DX//A", "name")
+    assert names["DX//A1"] == ("DX//UP", "ancestor")
+    assert names["LAB//X//Q2"] == ("LAB//Y//Q2", "ancestor")
+    assert names["LAST//LAB//X"] == ("LAST//LAB//Y", "ancestor")
+    assert names["RX//NEW"] == (None, "none")
+    assert names["[UNK//RX]"] == ("[UNK//RX]", "name")
+    assert names["[UNK//ZZ]"] == (None, "none")
+    weight = np.zeros(len(ours), dtype=np.int64)
+    weight[[ours.index["DX//A"], ours.index["ZZ//LOST"]]] = 3, 1
+    overlap = match.overlap(ours, weight)
+    assert (overlap["name"], overlap["none"]["share"]) == ({"codes": 1, "share": 0.75}, 0.25)
+    assert sum(each["codes"] for each in overlap.values()) == 5

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.build import build_model
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 
 Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks
@@ -30,12 +31,8 @@ VARIANTS = (
     "position=sinusoidal", "position=none", "code_position=true", "code_types=true", "age_bin_years=0",
     "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
     "delta_bins=none", "max_visits=2", "frozen=[age,visit]",
-    "architecture=flat max_tokens=24", "architecture=flat position=sinusoidal code_types=true wide_head=true",
+    "architecture=flat max_tokens=100", "architecture=flat position=sinusoidal code_types=true wide_head=true",
     "preset=small_cohort", "preset=domain_shift",
-)  # fmt: skip
-MORE_VARIANTS = (  # of which the others hold most
-    "visit_encoder=transformer", "age_bin_years=1", "delta_bins=linear", "architecture=flat",
-    "architecture=flat frozen=[age,visit]", "preset=medium_cohort", "preset=domain_shift architecture=flat dim=16",
 )  # fmt: skip
 
 
@@ -70,9 +67,7 @@ def default(sim_prepared: Path, sim_data: Path, tmp_path_factory: pytest.TempPat
     return train_and_predict("", sim_prepared, sim_data, tmp_path_factory.mktemp("default"))
 
 
-@pytest.mark.parametrize(
-    "variant", [*VARIANTS, *(pytest.param(variant, marks=pytest.mark.slow) for variant in MORE_VARIANTS)]
-)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_trains_and_predicts_by_configuration(
     variant: str,
     default: Answer,
@@ -125,13 +120,6 @@ def test_frozen_embeddings_stay_as_they_were(
     )
 
 
-def test_a_setting_that_the_data_cannot_answer_is_refused_in_one_line(sim_prepared: Path, tmp_path: Path) -> None:
-    """The visit head knows one cause; the simulated task has a competing one."""
-    done = ehrseq("train", sim_prepared, "--out", tmp_path / "r", "model.head=visit")
-    assert done.exit_code == 2
-    assert "head=visit takes one cause" in done.stderr
-
-
 @pytest.mark.parametrize("mode", ["interpolate", "bins", "none"])
 def test_every_way_of_numbers_trains_and_predicts(
     mode: str, default: Answer, sim_data: Path, sim_task: TaskConfig, tmp_path: Path
@@ -145,29 +133,8 @@ def test_every_way_of_numbers_trains_and_predicts(
     assert not np.array_equal(risk, default[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["architecture=flat code_types=true", "head=visit code_types=true"])
-def test_evaluate_reads_types_as_training_did(
-    variant: str, sim_prepared: Path, one_cause: Path, tmp_path: Path
-) -> None:
-    run, prepared = tmp_path / "run", one_cause if "visit" in variant else sim_prepared
-    for command in (["train", prepared, "--out", run, *settings(variant)],
-                    ["evaluate", run, "--baselines", "none", "evaluation.bootstrap=0"]):  # fmt: skip
-        done = ehrseq(*command)
-        assert done.exit_code == 0, done.output
-    assert "ehrsequencing" in (run / "metrics.json").read_text()
-
-
 @pytest.mark.parametrize("setting", ["values=none", "value_bins=7", "vocab_size=9", "causes=3", "edges_days=[5.0]"])
 def test_what_the_data_decides_is_not_for_the_model_to_say(setting: str, sim_prepared: Path, tmp_path: Path) -> None:
     study = load_study(None, [*SHORT, *TINY, f"model.{setting}"])
     with pytest.raises(EhrseqError, match=f"model.{setting.partition('=')[0]}.*decided by the prepared data"):
         Trainer(Prepared(sim_prepared), Prepared(sim_prepared).only_task(), tmp_path / "run", study=study)
-
-
-def test_a_recorded_study_can_train_again(sim_run: Path, sim_prepared: Path, tmp_path: Path) -> None:
-    study = load_study(sim_run / "config.yaml")
-    assert study.model.edges_days
-    assert (
-        Trainer(Prepared(sim_prepared), Prepared(sim_prepared).only_task(), tmp_path, study=study).config == study.model
-    )

@@ -1,5 +1,5 @@
-"""What a data scientist types: `ehrsequencing.load`, `prepare`, `fit`, `evaluate`, `score`, frames and plots.
+"""The functions that people call, in Python and through the commands; `ehrsequencing/__init__.py` has the public names.
 
-`frames` (tables in and out), `loaded` (a run), `study` (prepare and fit), `evaluated` (an evaluation), `plots`,
-`estimator` (for scikit-learn's users). `ehrsequencing/__init__.py` has the public names.
+`data` (frames, `read_meds`, `prepare`), `training` (`fit`, `pretrain`), `run` (`load`, predictions and plots of a run),
+`evaluate` (`evaluate`, `score`, reports), `evaluation` (what an evaluation found), `estimator` (for scikit-learn).
 """

@@ -1,9 +1,7 @@
-"""Curves of an evaluation, ready to draw. Of real people nothing is given that would show fewer than 11 of them.
+"""Curves of an evaluation, ready to draw.
 
-The exact result and the outcomes of the population go in. Of a simulation, everything comes out as it is. Of real
-people the rules are those of the report: groups are joined until each has 11 subjects with the event and 11 without, a
-curve has a point only where another 11 had the event, and numbers at risk are rounded to tens. Where the report hides a
-count, risks are rounded to a 25th of their range.
+The content of `metrics.json` goes in. `incidence` takes the outcomes of single subjects; of real people its curve has a
+point only where 11 of a group had the event and 11 had not, and counts go through `core.disclosure`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,39 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.api.predictions import days_of
+from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.disclosure.small_counts import pool_groups
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, enough_people
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
 
 _FINE, _COARSE = 200, 24  # points of a curve: of a simulation, and of real people
-_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class CalibrationCurve:
-    """Observed against predicted risk of one model."""
-
-    model: str
-    predicted: Floats  # (points,)
-    observed: Floats  # (points,) smoothed
-    low: Floats | None
-    high: Floats | None
-    # predicted, observed, low, high of groups of subjects
-    groups: list[tuple[float, float, float, float]]
-
-
-@dataclass(frozen=True)
-class DecisionCurve:
-    """Net benefit of one model over the risk from which one acts."""
-
-    model: str
-    threshold: Floats
-    net_benefit: Floats
-    low: Floats | None
-    high: Floats | None
-    treat_all: Floats
 
 
 @dataclass(frozen=True)
@@ -68,7 +42,6 @@ class Incidence:
     stepwise: bool  # whether the observed curves jump; else they go straight from point to point
     groups: list[Group]
     at_risk_days: list[float]
-    title_at_risk: str
 
 
 def at_place(
@@ -79,102 +52,6 @@ def at_place(
     return [
         row for row in rows if (row["landmark_days"], row["cause"], row["horizon_days"]) == place
     ]
-
-
-def calibration_curves(
-    groups: Sequence[Row], smooth: Sequence[Row], *, simulated: bool, rough: bool = False
-) -> list[CalibrationCurve]:
-    """Calibration at one place, ours first; of real people models with fewer than 11 events or non-events are left out.
-
-    Args:
-        groups: Rows of `calibration`.
-        smooth: Rows of `smooth_calibration`.
-        simulated: Whether nobody has to be protected.
-        rough: Whether a count is hidden, so that risks are rounded.
-    """
-    curves = []
-    by_model = {row["model"]: row for row in smooth}
-    for row in groups:
-        near: Any = np.asarray
-        if simulated:
-            points = [*zip(row["predicted"], row["observed"], row["low"], row["high"], strict=True)]
-        else:
-            pooled = pool_groups(row)
-            if not pooled:
-                continue
-            if rough:
-                near = rounder(max(p.observed if p.high is None else p.high for p in pooled))
-            limits = [
-                (p.observed if p.low is None else p.low, p.observed if p.high is None else p.high)
-                for p in pooled
-            ]
-            points = [
-                (
-                    float(near(p.predicted)),
-                    float(near(p.observed)),
-                    float(near(low)),
-                    float(near(high)),
-                )
-                for p, (low, high) in zip(pooled, limits, strict=True)
-            ]
-        own = by_model.get(row["model"], {"predicted": [], "observed": [], "low": [], "high": []})
-        low, high = (near(_numbers(own[name])) for name in ("low", "high"))
-        banded = len(low) == len(own["predicted"]) and bool(
-            np.isfinite(low).all() and np.isfinite(high).all()
-        )
-        curves.append(
-            CalibrationCurve(
-                row["model"],
-                _numbers(own["predicted"]),
-                near(_numbers(own["observed"])),
-                low if banded else None,
-                high if banded else None,
-                points,
-            )
-        )
-    return curves
-
-
-def decision_curves(
-    rows: Sequence[Row], risks: Sequence[Row], *, simulated: bool
-) -> list[DecisionCurve]:
-    """Decision curves at one place, ours first.
-
-    Of real people, net benefit is rounded to five people, the curve ends where fewer than 11 people have a higher risk,
-    and there is none with fewer than 11 events or non-events.
-    """
-    curves = []
-    for row in rows:
-        at, columns = _numbers(row["thresholds"]), {}
-        for name in ("net_benefit", "low", "high", "treat_all"):
-            columns[name] = None if row.get(name) is None else _numbers(row[name])
-        if not simulated:
-            if min(row["events"], row["n"] - row["events"]) < SMALLEST_COUNT:
-                continue
-            step, kept = 5.0 / row["n"], at <= _highest(risks)
-            columns = {
-                name: None if c is None else np.round(c[kept] / step) * step
-                for name, c in columns.items()
-            }
-            at = at[kept]
-        if len(at) > 1:
-            net, everyone = columns["net_benefit"], columns["treat_all"]
-            assert net is not None
-            assert everyone is not None
-            curves.append(
-                DecisionCurve(row["model"], at, net, columns["low"], columns["high"], everyone)
-            )
-    return curves
-
-
-def _highest(risks: Sequence[Row]) -> float:
-    """The highest risk that at least 11 people exceed, by the histogram of the same place."""
-    highest = 0.0
-    for shape in risks[:1]:
-        people = np.sum([shape[name] for name in ("event", "no_event", "unknown")], axis=0)
-        above = np.flatnonzero(np.cumsum(people[::-1])[::-1] >= SMALLEST_COUNT)
-        highest = float(shape["edges"][above[-1]]) if len(above) else 0.0
-    return highest
 
 
 def grid(horizon_days: float, *, simulated: bool, start_days: float = 0.0) -> Floats:
@@ -193,7 +70,6 @@ def incidence(
     groups: int,
     horizon_days: float,
     simulated: bool,
-    rough: bool = False,
 ) -> Incidence:
     """Observed and predicted incidence by groups of equal size of the risk by the horizon.
 
@@ -206,7 +82,6 @@ def incidence(
         groups: How many groups are wanted.
         horizon_days: The horizon.
         simulated: Whether nobody has to be protected.
-        rough: Whether a count is hidden, so that observed risks are rounded.
     """
     own = risk[:, of - 1, :]
     event = (cause == of) & (duration_days <= horizon_days)
@@ -225,39 +100,22 @@ def incidence(
         kept = np.flatnonzero(sets.reaches(days))
         if not simulated:
             had = duration_days[inside][cause[inside] == of]
-            kept = _kept(kept, np.array([(had <= day).sum() for day in days]))
-        near: Any = (
-            rounder(float((observed + error)[kept].max(initial=0.0))) if rough else np.asarray
-        )
+            events = [int((had <= day).sum()) for day in days]
+            shown = [not n or enough_people(n, len(inside)) for n in events]
+            kept = kept[np.array(shown)[kept]]
         at_risk = [int((duration_days[inside] >= tick).sum()) for tick in ticks]
         found.append(
             Group(
                 _name(number, len(chosen)),
                 days[kept],
-                near(observed[kept]),
-                near(np.clip(observed - error, 0, 1)[kept]),
-                near(np.clip(observed + error, 0, 1)[kept]),
+                observed[kept],
+                np.clip(observed - error, 0, 1)[kept],
+                np.clip(observed + error, 0, 1)[kept],
                 own[inside].mean(axis=0),
-                [str(count) if simulated else _tens(count) for count in at_risk],
+                [str(count) if simulated else count_text(count) for count in at_risk],
             )
         )
-    title = "number at risk" if simulated else "number at risk, rounded to tens"
-    return Incidence(days, simulated, found, ticks.tolist(), title)
-
-
-def _kept(known: Ints, events: Ints) -> Ints:
-    """Points of a curve between which 11 had the event; the last known point ends it.
-
-    >>> _kept(np.arange(5), np.array([0, 5, 12, 20, 25])).tolist()
-    [0, 2, 4]
-    """
-    kept = known[:1].tolist()
-    for k in known[1:].tolist():
-        if events[k] - events[kept[-1]] >= SMALLEST_COUNT:
-            kept.append(k)
-    if len(known) and kept[-1] != known[-1]:  # fewer than 11 are left over for the last stretch
-        kept = [*(kept[:-1] if len(kept) > 1 else kept), int(known[-1])]
-    return np.array(kept, dtype=np.int64)
+    return Incidence(days, simulated, found, ticks.tolist())
 
 
 def _groups(risk: Floats, event: Bools, wanted: int, *, smallest: int) -> list[Ints]:
@@ -281,20 +139,40 @@ def _name(number: int, groups: int) -> str:
     return f"group {number}"
 
 
-def _tens(count: int) -> str:
-    """A number of people, rounded to tens.
+def place_of(
+    result: Mapping[str, Any], horizon: Any, cause: str | None, landmark: Any
+) -> tuple[dict[str, Any], str]:
+    """Landmark, cause and horizon of a figure, and its title.
 
-    >>> _tens(7), _tens(17), _tens(1234)
-    ('<15', '20', '1,230')
+    Raises:
+        EhrseqError: One of them was not evaluated.
     """
-    return "<15" if count < 15 else f"{round(count / 10 + 1e-9) * 10:,}"
+    known = result["horizons_days"]
+    days = main_horizon(known) if horizon is None else _known("horizon", horizon, known)
+    cause = result["causes"][0] if cause is None else cause
+    if cause not in result["causes"]:
+        fix = f"use one of {', '.join(result['causes'])}"
+        raise EhrseqError(f"there is no cause {cause!r}", where="cause", fix=fix)
+    since = landmark_of(result, landmark)
+    later = "" if since == 0 else f", {format_days(since)} after the index"
+    place = {"landmark": since, "cause": cause, "horizon": days}
+    return place, f"{cause} by {format_days(days)}{later}"
 
 
-def rounder(reach: float) -> Any:
-    """Rounds risks to steps of about a 25th of their reach."""
-    step = next(s for s in _STEPS if s >= min(reach / 25, _STEPS[-1]))
-    return lambda risk: np.round(np.asarray(risk, dtype=np.float64) / step) * step
+def landmark_of(result: Mapping[str, Any], landmark: str | float | None) -> float:
+    """Days from the index to a landmark; None: the first one."""
+    known = result["landmarks_days"]
+    return float(known[0]) if landmark is None else _known("landmark", landmark, known)
 
 
-def _numbers(values: Any) -> Floats:
-    return np.array([np.nan if v is None else v for v in values or []], dtype=np.float64)
+def _known(what: str, given: str | float, known: Sequence[float]) -> float:
+    days = days_of(given)[0]
+    if not any(abs(days - one) < 1e-9 for one in known):
+        fix = f"use one of {', '.join(map(format_days, known))}"
+        raise EhrseqError(f"{format_days(days)} was not evaluated", where=what, fix=fix)
+    return days
+
+
+def main_horizon(horizons_days: Sequence[float]) -> float:
+    """The horizon that a card tells of: the middle one."""
+    return float(horizons_days[len(horizons_days) // 2])

@@ -12,11 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from ehrsequencing.api.asked import days_of, opened
-from ehrsequencing.api.frames import is_path, meds_folder
-from ehrsequencing.api.study import fit as fit_run
-from ehrsequencing.api.study import prepare
-from ehrsequencing.api.task import task_of
+from ehrsequencing.api.data import is_path, meds_folder, prepare, task_of
+from ehrsequencing.api.predictions import days_of, opened
+from ehrsequencing.api.training import fit as fit_run
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder

@@ -1,15 +1,15 @@
 """Figures with matplotlib. Each function draws into `ax`, or into new axes, and returns the axes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ehrsequencing.api.asked import SubjectRisk
-from ehrsequencing.api.curves import CalibrationCurve, DecisionCurve, Incidence
-from ehrsequencing.api.frames import required
+from ehrsequencing.api.curves import Incidence, Row
+from ehrsequencing.api.predictions import SubjectRisk
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US
 
 # Okabe and Ito's colours, which people with any colour vision can distinguish; the first is the cause of interest.
@@ -18,12 +18,25 @@ GREY = "#777777"
 _TODAY = "today"
 
 
+def pyplot() -> Any:
+    """Matplotlib's `pyplot`.
+
+    Raises:
+        EhrseqError: It is not installed.
+    """
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        fix = "pip install 'ehrsequencing[notebook]'"
+        raise EhrseqError("is not installed", where="matplotlib", fix=fix) from error
+    return pyplot
+
+
 def axes(ax: Any, *, height: float = 3.6, width: float = 6.4) -> Any:
     """The axes given, or new ones."""
     if ax is not None:
         return ax
-    pyplot = required("matplotlib.pyplot", what="plots")
-    return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+    return pyplot().subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def _clean(ax: Any) -> None:
@@ -32,7 +45,8 @@ def _clean(ax: Any) -> None:
 
 
 def _percent(axis: Any) -> None:
-    ticker = required("matplotlib.ticker", what="plots")
+    from matplotlib import ticker
+
     axis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
 
 
@@ -137,74 +151,47 @@ def _rug(ax: Any, at: Floats, codes: Any) -> None:
     ax.vlines(at, 0.0, height, transform=ax.get_xaxis_transform(), color=GREY, lw=1, alpha=0.8)
 
 
-def history(rows: Sequence[Mapping[str, Any]], *, ax: Any = None) -> Any:
-    """NLL over the epochs of each member; see `TrainedRun.plot_history`."""
-    ax = axes(ax)
-    for member in sorted({row.get("member", 1) for row in rows}):
-        own = [row for row in rows if row.get("member", 1) == member]
-        epochs = [row["epoch"] for row in own]
-        first = member == 1
-        ax.plot(
-            epochs,
-            [row["train_nll"] for row in own],
-            color=GREY,
-            lw=1,
-            label="training" if first else None,
-        )
-        tuning = [row["tuning_nll"] for row in own]
-        ax.plot(epochs, tuning, color=COLOURS[0], lw=2, label="tuning" if first else None)
-        best = [row for row in own if row.get("best")]
-        if best:
-            label = "kept" if first else None
-            ax.plot(best[-1]["epoch"], best[-1]["tuning_nll"], "o", color=COLOURS[1], label=label)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_xlabel("epoch")
-    ax.set_ylabel("negative log-likelihood")
-    _clean(ax)
-    ax.legend(frameon=False, fontsize="small")
-    return ax
-
-
 # ---- one evaluation --------------------------------------------------------------------------------------------------
 
 
-def calibration(found: Sequence[CalibrationCurve], *, title: str, ax: Any = None) -> Any:
-    """Observed against predicted risk; see `EvaluationResult.plot_calibration`."""
+def calibration(groups: Sequence[Row], smooth: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+    """Observed against predicted risk, ours first; see `EvaluationResult.plot_calibration`.
+
+    Args:
+        groups: Rows of `calibration` in `metrics.json`.
+        smooth: Rows of `smooth_calibration`.
+        title: Of the figure.
+        ax: Axes of matplotlib; default: new ones.
+    """
     ax = axes(ax, width=4.4, height=4.4)
-    drawn: list[Any] = []
-    for number, curve in enumerate(found):
-        colour = COLOURS[0] if number == 0 else GREY
-        if len(curve.predicted) > 1:
-            ax.plot(
-                curve.predicted,
-                curve.observed,
-                color=colour,
-                lw=2 if number == 0 else 1.2,
-                label=curve.model,
-            )
-            if number == 0 and curve.low is not None and curve.high is not None:
-                ax.fill_between(
-                    curve.predicted, curve.low, curve.high, color=colour, alpha=0.18, lw=0
-                )
-                drawn.append(curve.high)
-        if number == 0 and len(curve.groups):
-            x, y, low, high = np.asarray(curve.groups, dtype=np.float64).T
-            ax.errorbar(
-                x,
-                y,
-                yerr=[np.maximum(y - low, 0), np.maximum(high - y, 0)],
-                fmt="o",
-                color=colour,
-                ms=4,
-                lw=1,
-            )
+    curves = {row["model"]: row for row in smooth}
+    drawn: list[Floats] = []
+    for number, row in enumerate(groups):
+        ours = number == 0
+        colour = COLOURS[0] if ours else GREY
+        curve = curves.get(row["model"], {})
+        predicted, observed = _numbers(curve, "predicted"), _numbers(curve, "observed")
+        low, high = _numbers(curve, "low"), _numbers(curve, "high")
+        drawn += [predicted, observed]
+        if len(predicted) > 1:
+            width = 2 if ours else 1.2
+            ax.plot(predicted, observed, color=colour, lw=width, label=row["model"])
+        if ours and len(predicted) > 1 and np.isfinite(low).all() and len(low) == len(high) > 0:
+            ax.fill_between(predicted, low, high, color=colour, alpha=0.18, lw=0)
+            drawn.append(high)
+        if ours and row["predicted"]:
+            x, y = _numbers(row, "predicted"), _numbers(row, "observed")
+            low, high = _numbers(row, "low"), _numbers(row, "high")
+            errors = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
+            ax.errorbar(x, y, yerr=errors, fmt="o", color=colour, ms=4, lw=1)
             drawn += [x, np.where(np.isfinite(high), high, y)]
-        drawn += [curve.predicted, curve.observed]
-    top = 1.05 * max((float(np.nanmax(v)) for v in drawn if np.size(v)), default=1.0)
+    top = 1.05 * max((float(np.nanmax(values)) for values in drawn if len(values)), default=1.0)
     ax.plot([0, top], [0, top], color=GREY, lw=1, ls="--", zorder=0)
     ax.set_xlim(0, top)
     ax.set_ylim(0, top)
-    if not any(len(curve.predicted) or len(curve.groups) for curve in found):
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, fontsize="small", loc="upper left")
+    if not any(len(values) for values in drawn):
         _too_few(ax)
     ax.set_title(title, fontsize="medium", loc="left")
     ax.set_xlabel("predicted risk")
@@ -212,28 +199,36 @@ def calibration(found: Sequence[CalibrationCurve], *, title: str, ax: Any = None
     _percent(ax.xaxis)
     _percent(ax.yaxis)
     _clean(ax)
-    if any(len(curve.predicted) > 1 for curve in found):
-        ax.legend(frameon=False, fontsize="small", loc="upper left")
     return ax
 
 
-def decision(found: Sequence[DecisionCurve], *, title: str, ax: Any = None) -> Any:
-    """Net benefit over the threshold; see `EvaluationResult.plot_decision`."""
+def decision(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+    """Net benefit over the threshold, ours first; see `EvaluationResult.plot_decision`.
+
+    Args:
+        rows: Rows of `decision` in `metrics.json`. A curve ends where it is undefined.
+        title: Of the figure.
+        ax: Axes of matplotlib; default: new ones.
+    """
     ax = axes(ax)
-    for number, curve in enumerate(found):
-        colour = COLOURS[0] if number == 0 else COLOURS[1]
-        width = 2 if number == 0 else 1.2
-        ax.plot(curve.threshold, curve.net_benefit, color=colour, lw=width, label=curve.model)
-        if number == 0:
-            if curve.low is not None and curve.high is not None:
-                ax.fill_between(
-                    curve.threshold, curve.low, curve.high, color=colour, alpha=0.18, lw=0
-                )
-            ax.plot(curve.threshold, curve.treat_all, color=GREY, lw=1, label="act on everyone")
+    tops = []
+    for number, row in enumerate(rows):
+        at, net = _numbers(row, "thresholds"), _numbers(row, "net_benefit")
+        if np.isfinite(net).sum() < 2:
+            continue
+        ours = number == 0
+        colour = COLOURS[0] if ours else COLOURS[1]
+        ax.plot(at, net, color=colour, lw=2 if ours else 1.2, label=row["model"])
+        if ours:
+            low, high = _numbers(row, "low"), _numbers(row, "high")
+            if len(low):
+                ax.fill_between(at, low, high, color=colour, alpha=0.18, lw=0)
+            everyone = _numbers(row, "treat_all")
+            ax.plot(at, everyone, color=GREY, lw=1, label="act on everyone")
+        tops.append(float(np.nanmax(net)))
     ax.axhline(0.0, color=GREY, lw=1, ls="--", label="act on nobody")
-    if found:
-        values = np.concatenate([curve.net_benefit for curve in found])
-        top = float(np.nanmax(values, initial=0.0))
+    if tops:
+        top = max(*tops, 0.0)
         ax.set_ylim(-0.35 * top - 0.001, 1.2 * top + 0.001)
         ax.legend(frameon=False, fontsize="small")
     else:
@@ -244,6 +239,12 @@ def decision(found: Sequence[DecisionCurve], *, title: str, ax: Any = None) -> A
     _percent(ax.xaxis)
     _clean(ax)
     return ax
+
+
+def _numbers(row: Row, name: str) -> Floats:
+    """A list of `metrics.json` as numbers, NaN where a value is hidden or undefined."""
+    values = row.get(name) or []
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def incidence(found: Incidence, *, title: str, ax: Any = None) -> Any:
@@ -308,7 +309,7 @@ def _numbers_at_risk(ax: Any, found: Incidence) -> None:
     """A table under the axis; its lines are given in points, so that it fits axes of any height."""
     line, top = 11.0, -40.0
     ax.annotate(
-        found.title_at_risk,
+        "number at risk",
         (0.0, 0.0),
         xycoords="axes fraction",
         xytext=(0, top),

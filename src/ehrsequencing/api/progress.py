@@ -1,89 +1,188 @@
-"""Progress for Python: a bar under a notebook's cell, a line in a terminal, nothing in a log."""
+"""Progress for commands and Python: a bar in a terminal, elsewhere a plain line every 15 seconds.
 
-import html
+A bar appears when the work takes longer than two seconds, and leaves nothing behind. While it is in the terminal's last
+line, `print_line` prints above it.
+"""
+
+import os
+import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
-Tick = Callable[..., None]
-_PATIENCE, _EVERY = 1.0, 0.2  # seconds until it appears, and between two updates
+if TYPE_CHECKING:
+    from ehrsequencing.training.loop import Progress
+
+Tick = Callable[..., None]  # (pieces done, pieces in all, what comes next)
+BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds
+# CSI, OSC, the others
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_bars: list[Callable[[str], None]] = []  # the last one prints a line above the bar that is shown
+
+
+def plain(text: str) -> str:
+    r"""Text without escape sequences, control characters and invisible ones, which codes and file names may hold.
+
+    >>> plain("a\x1b[31mb\x07c")
+    'abc'
+    """
+    return "".join(
+        c
+        for c in _ESCAPES.sub("", text)
+        if c.isprintable() or c in "\n\t" or "\ud800" <= c <= "\udfff"
+    )
+
+
+def print_line(text: str, *, err: bool = True) -> None:
+    """Print a line without anything that could change the terminal, above the bar if there is one."""
+    if _bars and (err or sys.stdout.isatty()):
+        _bars[-1](plain(text))
+    else:
+        print(plain(text), file=sys.stderr if err else sys.stdout, flush=True)
+
+
+class Work:
+    """One piece of work: what is done so far, and how people see it.
+
+    Args:
+        label: What it is called until `tick` says more.
+        show: False for no output at all.
+    """
+
+    def __init__(self, label: str, *, show: bool = True) -> None:
+        self.text, self.done, self.total, self.show = label, 0, 0, show
+        self.started = time.monotonic()
+        self._bar: Any = None
+        self._over = threading.Event()
+        self._shown = ExitStack()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> "Work":
+        if self.show:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._shown.close()
+
+    def tick(self, done: int, total: int, text: str = "") -> None:
+        """Say how many pieces are done of how many, and what comes next; a total of 0 is unknown."""
+        self.done, self.total, self.text = done, total, plain(text or self.text)
+        if self._bar is not None:
+            self._bar()
+
+    def line(self) -> str:
+        """The progress as one line of plain text."""
+        share = f" {self.done / self.total:.0%}," if self.total else ""
+        return f"{self.text}:{share} {_duration(time.monotonic() - self.started)} so far"
+
+    def _watch(self) -> None:
+        """Show the progress until the work is over; runs in a thread, so that a long step is not silent."""
+        if not (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
+            while not self._over.wait(LINE_EVERY):
+                print_line(self.line())
+        elif not self._over.wait(BAR_AFTER):
+            self._start_bar()
+
+    def _start_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.table import Column
+        from rich.text import Text
+
+        console = Console(stderr=True)
+        bar_width = 20 if console.width >= 100 else 10
+        columns = (
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=bar_width),
+            TextColumn("{task.fields[share]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+        )
+        progress = Progress(
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=True,
+            refresh_per_second=4,
+        )
+        task = progress.add_task(self.text, total=None, share="")
+        progress.tasks[0].start_time = self.started  # by the same clock
+
+        def update() -> None:
+            share = f"{self.done / self.total:4.0%}" if self.total else ""
+            # the last column stays free: Ctrl-C prints ^C there
+            room = max(console.width - bar_width - 26, 10)
+            text = self.text if len(self.text) <= room else f"{self.text[: room - 1]}…"
+            progress.update(
+                task, description=text, completed=self.done, total=self.total or None, share=share
+            )
+
+        def print_above(text: str) -> None:
+            console.print(Text(text), soft_wrap=True)
+
+        update()
+        self._shown.enter_context(progress)
+        _bars.append(print_above)
+        self._shown.callback(_bars.remove, print_above)
+        self._bar = update
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> _duration(42.3), _duration(130), _duration(7500)
+    ('42 s', '2 min 10 s', '2 h 5 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 @contextmanager
-def progress_bar(label: str, *, show: bool = True) -> Iterator[Tick]:
-    """A function `tick(done, total, text)` that shows how far the work is; it leaves nothing behind.
-
-    Args:
-        label: What is done.
-        show: False for no output at all.
-    """
-    output = _output() if show else None
-    started = shown = time.monotonic()
-
-    def tick(done: int, total: int, text: str = label) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if output is not None and now - started > _PATIENCE and now - shown > _EVERY:
-            output(text, done / max(total, 1))
-            shown = now
-
-    try:
-        yield tick
-    finally:
-        if output is not None and shown > started:
-            output(None, 1.0)
+def bar(label: str, *, show: bool = True) -> Iterator[Tick]:
+    """Progress of work that counts its pieces."""
+    with Work(label, show=show) as work:
+        yield work.tick
 
 
 @contextmanager
 def stages(label: str, *, show: bool = True) -> Iterator[Callable[[str], None]]:
-    """The same for work that names its stages, whose number is not known."""
-    done = 0
-    with progress_bar(label, show=show) as tick:
-
-        def stage(name: str) -> None:
-            nonlocal done
-            tick(done, max(done + 1, 8), name)
-            done += 1
-
-        yield stage
+    """Progress of work that only names its stages."""
+    with Work(label, show=show) as work:
+        yield lambda name: work.tick(0, 0, name)
 
 
-def _output() -> Callable[[str | None, float], None] | None:
-    """Where progress goes: a notebook's cell, a terminal, or nowhere."""
-    if "IPython" in sys.modules and _in_kernel():
-        return _Cell()
-    return _line if sys.stderr.isatty() else None
+@contextmanager
+def training_bar(
+    label: str = "training", tuning: str = "tuning NLL", *, show: bool = True
+) -> Iterator[Callable[["Progress"], None]]:
+    """Progress of training; prints a line at the end of every epoch, with the loss on the tuning split as `tuning`."""
+    with Work(label, show=show) as work:
 
+        def report(p: "Progress") -> None:
+            who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
+            text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
+            if p.ended and show:
+                best = ", best so far" if p.best else ""
+                print_line(f"{text}, {tuning} {p.tuning_nll:.4f}{best}")
+            epochs = (p.member - 1) * p.epochs + p.epoch
+            done = (epochs - 1) * p.steps + p.step
+            speed = f"{p.subjects_per_second:.0f} subjects/s"
+            work.tick(done, p.members * p.epochs * p.steps, f"{text}, {speed}")
 
-def _in_kernel() -> bool:
-    shell = import_module("IPython.core.getipython").get_ipython()
-    return shell is not None and "IPKernelApp" in shell.config
-
-
-class _Cell:
-    """A bar in the output of a notebook's cell."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def __call__(self, text: str | None, share: float) -> None:
-        ipython: Any = import_module("IPython.display")
-        bar = f'<progress value="{share:.3f}" max="1"></progress> {html.escape(text or "")}'
-        page = ipython.HTML(bar if text is not None else "")
-        if self._handle is None:
-            self._handle = ipython.display(page, display_id=True)
-        else:
-            self._handle.update(page)
-
-
-def _line(text: str | None, share: float) -> None:
-    """One line of a terminal, written again and again; the last call clears it."""
-    print(
-        "\r\x1b[K" + ("" if text is None else f"{text[:70]} {share:4.0%}"),
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
+        yield report

@@ -13,31 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.audit import (
-    duplicates,
+    copies,
     fit_checks,
     input_checks,
     label_checks,
     leading_codes,
     model_checks,
-    outcome_checks,
-    prefix,
     pretraining_checks,
     shuffled,
     single_people,
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.files import write_json
-from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
 CHECKS: tuple[Check, ...] = (
     *model_checks.CHECKS,
-    *prefix.CHECKS,
+    *copies.CHECKS,
     *input_checks.CHECKS,
     *label_checks.CHECKS,
-    *duplicates.CHECKS,
+    *single_people.DUPLICATE_CHECKS,
     *fit_checks.CHECKS,
     *single_people.CHECKS,
     *suspicion.CHECKS,
@@ -80,7 +78,7 @@ def audit(
     store = run.prepared(prepared)
     checks = [
         *CHECKS,
-        *(outcome_checks.CHECKS if run.outcomes else ()),
+        *(label_checks.OUTCOME_CHECKS if run.outcomes else ()),
         *([shuffled.CHECK] if shuffled_labels else ()),
     ]
     if "init" in run.manifest:  # it started from another model

@@ -17,8 +17,8 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.outcomes import with_outcome_events
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.inference import VISIT_BUDGET
@@ -173,11 +173,6 @@ def recalibration(data: AuditData) -> Finding:
     if data.run.is_visit_head:
         return Finding("not_tested", "the visit head has no hazards per day to correct")
     corrections = _corrections(data)
-    if corrections is None:
-        return Finding(
-            "not_tested",
-            "manifest.json is of an older version, without the intercepts of the correction",
-        )
     causes = len(data.task.causes) * len(corrections)
     tested = {"causes": causes, "tuning rows": len(data.records["tuning"])}
     if not corrections:
@@ -207,15 +202,13 @@ def recalibration(data: AuditData) -> Finding:
     return Finding("leak", why, tested, worst if np.isfinite(worst) else None, SAME_CORRECTION)
 
 
-def _corrections(data: AuditData) -> list[tuple[SurvivalModel, _Correction]] | None:
-    """Each model of the run whose correction the manifest holds, with it; None if its intercepts were not stored."""
+def _corrections(data: AuditData) -> list[tuple[SurvivalModel, _Correction]]:
+    """Each model of the run whose correction the manifest holds, with it."""
     model, manifest = data.model, data.run.manifest
     pairs: list[tuple[Any, Mapping[str, Any]]] = [(model, manifest)]
     if isinstance(model, Ensemble):
         pairs = list(zip(model.members, manifest.get("members", ()), strict=True))
     found = [(one, fitted) for one, facts in pairs if (fitted := facts.get("recalibration"))]
-    if not all("intercept" in fitted[cause] for _, fitted in found for cause in data.task.causes):
-        return None
     return [(one, _Correction.of(fitted, data.task.causes)) for one, fitted in found]
 
 

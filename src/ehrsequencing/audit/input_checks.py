@@ -135,28 +135,17 @@ def _explain(
 
 
 def _encoded(data: AuditData, source: Source, events: Events) -> tuple[Ints, Ints, Floats32]:
-    """Event, token and rank of each token that the vocabulary makes of a record, ancestors of its codes included."""
+    """Event, token and rank of each token that the vocabulary makes of a record."""
     vocabulary, every = data.vocabulary, np.arange(len(events))
-    chosen = every[~source.excluded.mask(events.codes)[events.code]] if len(events) else every
-    own = (
-        np.where(vocabulary.keeps_number(events.codes)[events.code], events.value, np.nan)
-        if len(events)
-        else events.value
-    )
+    if not len(events):
+        return every, every, np.zeros(0, np.float32)
+    chosen = every[~source.excluded.mask(events.codes)[events.code]]
+    keeps = vocabulary.keeps_number(events.codes)[events.code[chosen]]
     token, numbers = vocabulary.encode_values(
-        vocabulary.ids(events.codes)[events.code[chosen]], own[chosen]
+        vocabulary.ids(events.codes)[events.code[chosen]],
+        np.where(keeps, events.value[chosen], np.nan),
     )
-    extra = [
-        [vocabulary.index[up] for up in vocabulary.rollup.extra(code)] for code in events.codes
-    ]
-    pairs = [(k, up) for k in chosen.tolist() for up in extra[events.code[k]]]
-    none = np.full(len(pairs), np.nan, dtype=np.float32)
-    event = np.r_[chosen, np.array([k for k, _ in pairs], dtype=np.int64)]
-    return (
-        event,
-        np.r_[token, np.array([up for _, up in pairs], dtype=np.int64)],
-        np.r_[numbers[:, 0], none],
-    )
+    return chosen, token.astype(np.int64), numbers[:, 0]
 
 
 def summaries(data: AuditData) -> Finding:
@@ -322,9 +311,7 @@ def outcome_in_input(data: AuditData) -> Finding:
         what = "prediction times see a code of the outcome among the codes without a time"
         return judge(still, of=tested["rows"], what=what, clean="", tested=tested)
     if data.source is None:
-        if not bad and (
-            data.vocabulary.rollup.mode != "off" or any(p.startswith("under:") for p in patterns)
-        ):
+        if not bad and (data.vocabulary.rollup or any(p.startswith("under:") for p in patterns)):
             return no_source(data)
     elif not bad:
         finding = _outcome_by_another_name(data, data.source, matcher, matches)
@@ -348,7 +335,7 @@ def _outcome_by_another_name(
     vocabulary = data.vocabulary
     codes = tuple(code for code in source.codes if outcome(code) and not source.excluded(code))
     shared = np.zeros(len(vocabulary), dtype=bool)
-    shared[np.r_[vocabulary.ids(codes), vocabulary.extra_ids(codes)[1]]] = True
+    shared[vocabulary.ids(codes)] = True
     shared &= ~named
     if not shared.any():
         return None

@@ -14,7 +14,7 @@ from scipy.special import betainc
 from ehrsequencing.audit.data import FITTED, AuditData, Check, Finding, Verdict
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints, ragged
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before

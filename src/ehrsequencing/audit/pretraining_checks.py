@@ -14,8 +14,8 @@ from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.pretrained import links, subjects_digest
-from ehrsequencing.training.pretraining.exclusion import excluded_targets
+from ehrsequencing.training.pretraining.targets import excluded_targets
+from ehrsequencing.training.run_folder import links, subjects_digest
 
 Link = Mapping[str, Any]
 _GRAVEST = ("leak", "warning", "not_tested", "passed")

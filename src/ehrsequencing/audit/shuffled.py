@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 TOLERANCE = 0.03
 DEALS = 4
@@ -132,7 +133,8 @@ def _deal_and_rank(data: AuditData, *, seed: int) -> _Ranked:
     with private_folder() as folder:
         trainer = Trainer(shuffled, data.task.name, folder / "run", study=load_study(None, SMALL))
         trainer.fit()
-    model, records = trainer.averaged.cpu().eval(), shuffled.records(data.task.name, data.split)
+    model: Any = trainer.training.averaged.cpu().eval()
+    records = shuffled.records(data.task.name, data.split)
     rows = records.rows
     horizons = data.task.horizons[-1:]
     risk = risk_of_rows(model, records, horizons_days=horizons).astype(np.float64)

@@ -1,6 +1,5 @@
 """Baselines: what a model has to beat, fitted on the same subjects, prediction times and history.
 
-Reading order: `history` (the features), `piecewise` (hazards on the run's grid), `base` (what all have in common),
-`marginal`, `age_sex`, `landmark_cox`, `boosted`, `forest`, `neural` (our own flat BEHRT), and `fit`, which
-fits them all and names the strongest.
+Reading order: `history` (the features), `base` (what all have in common), `simple` (Aalen–Johansen, age + sex), `cox`
+and `landmark_cox`, `boosted`, `forest`, `fit`, which fits them all and names the strongest, and `blend`.
 """

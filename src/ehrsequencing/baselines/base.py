@@ -1,4 +1,4 @@
-"""What every baseline has in common: the data that it is fitted to, and how it answers prediction times.
+"""What every baseline has in common: the data that it is fitted to, and how it predicts.
 
 Two kinds of answers: risks by some horizons, and the `horizon` likelihood by hazards that are constant in the bins of
 the run's grid.
@@ -11,11 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
-from ehrsequencing.core.hazards import cohort_hazards, cumulative_incidence
 from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -46,9 +45,20 @@ class FittingData:
         """Some row numbers, sorted: all of them, or `most` drawn at random."""
         return np.sort(np.random.default_rng(self.seed).permutation(rows)[:most])
 
+    def cohort_hazards(self) -> Floats:
+        """(causes, bins) hazards per day of the training cohort."""
+        rows = self.train.rows
+        return cohort_hazards(
+            self.edges_days,
+            rows.entry_days,
+            rows.duration_days,
+            rows.cause,
+            n_causes=len(self.task.causes),
+        )
+
 
 class Baseline(Protocol):
-    """Anything that answers at prediction times."""
+    """Anything that predicts at prediction times."""
 
     name: str
 
@@ -66,21 +76,21 @@ class Baseline(Protocol):
         ...
 
 
-class ChunkedBaseline(ABC):
-    """A baseline that computes its answers for some thousand prediction times at a time."""
+class HazardBaseline(ABC):
+    """A baseline with hazards on the run's grid; it predicts for some thousand prediction times at a time."""
 
     name: str
-
-    def __init__(self, data: FittingData) -> None:
-        self.n_causes, self.edges = len(data.task.causes), data.edges_days
-
-    @abstractmethod
-    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
-        """Days (H,) → cumulative incidence (r, causes, H) of the chosen rows."""
+    edges: tuple[float, ...]
+    n_causes: int
 
     @abstractmethod
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, causes, bins) hazards per day of the chosen rows, for the likelihood."""
+        """(r, causes, bins) hazards per day of the chosen rows."""
+
+    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
+        """Days (H,) → cumulative incidence (r, causes, H) of the chosen rows."""
+        hazards = self.hazards(records, chosen)
+        return lambda days: cumulative_incidence(hazards, self.edges, days)
 
     def risk(
         self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
@@ -95,72 +105,14 @@ class ChunkedBaseline(ABC):
 
     def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
-        out = np.empty(len(chosen))
+        rows, out = records.rows, np.empty(len(chosen))
         for part in row_blocks(len(chosen)):
-            rows = chosen[part]
-            out[part] = nll_of_hazards(self.hazards(records, rows), self.edges, records.rows, rows)
+            some = chosen[part]
+            out[part] = horizon_nll(
+                self.hazards(records, some),
+                self.edges,
+                duration_days=rows.duration_days[some],
+                cause=rows.cause[some],
+                entry_days=rows.entry_days[some],
+            )
         return out
-
-
-class HazardModel(ChunkedBaseline):
-    """Piecewise-constant hazards: those of the training cohort times a factor of the record.
-
-        λ_e(k | x) = base_e(k) · f_e(x, k)      k a bin of the run's grid, f_e fitted by Poisson likelihood
-
-    A bin counts with the days at risk in it, so that a partly observed bin is neither dropped nor taken as whole. A
-    competing event ends the exposure of every cause.
-    """
-
-    def __init__(self, data: FittingData) -> None:
-        super().__init__(data)
-        rows = data.train.rows
-        # (causes, bins)
-        self.base = cohort_hazards(
-            self.edges, rows.entry_days, rows.duration_days, rows.cause, n_causes=self.n_causes
-        )
-
-    @abstractmethod
-    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """The factor f, (r, causes, bins)."""
-
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """See `ChunkedBaseline`."""
-        return self.base * self.factor(records, chosen)
-
-    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
-        """See `ChunkedBaseline`."""
-        hazards = self.hazards(records, chosen)
-        return lambda days: cumulative_incidence(hazards, self.edges, days)
-
-
-class HazardPart(Protocol):
-    """Anything that gives hazards on the run's grid, and is kept without what it was fitted to."""
-
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, causes, bins) hazards per day of the chosen rows."""
-        ...
-
-
-class KeptBaseline(ChunkedBaseline):
-    """A baseline that was fitted before, by the hazards that were kept of it.
-
-    Args:
-        name: Of the baseline.
-        part: Its hazards.
-        edges_days: The inner edges of their bins.
-        n_causes: Number of causes.
-    """
-
-    def __init__(
-        self, name: str, part: HazardPart, *, edges_days: tuple[float, ...], n_causes: int
-    ) -> None:
-        self.name, self.part, self.edges, self.n_causes = name, part, edges_days, n_causes
-
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """See `ChunkedBaseline`."""
-        return self.part.hazards(records, chosen)
-
-    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
-        """See `ChunkedBaseline`."""
-        hazards = self.hazards(records, chosen)
-        return lambda days: cumulative_incidence(hazards, self.edges, days)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from ehrsequencing.baselines.base import FittingData, HazardModel
-from ehrsequencing.baselines.history import OF_CODE, FeatureSpec, fit_feature_spec, history_features
-from ehrsequencing.baselines.many_people import feature_cuts
-from ehrsequencing.baselines.trees import Trees
-from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.core.hazards import event_bin, exposure
+from ehrsequencing.baselines.base import FittingData, HazardBaseline
+from ehrsequencing.baselines.history import (
+    OF_CODE,
+    SOME_ROWS,
+    FeatureSpec,
+    fit_feature_spec,
+    has_people,
+    history_features,
+)
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.records.hazards import event_bin, exposure
+from ehrsequencing.records.scales import between_float32
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -22,6 +29,7 @@ TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard k
 MOST_CELLS = 160_000_000  # prediction times × parts of time × features; above, prediction times are drawn at random
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 MOST_BINS = 64  # of a feature
+_CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
 _ALWAYS: dict[str, Any] = {
     "loss": "poisson",
     "max_iter": 500,
@@ -57,6 +65,92 @@ TRIALS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
+class Trees:
+    """T trees of at most n nodes as plain arrays, kept without a pickle.
+
+        f(x) = exp(start + Σ_t value_t(leaf of x in tree t))
+
+    At an inner node a row goes left where its feature is at most the threshold, or unknown and `missing_left`. A leaf
+    is its own left and right.
+
+    Attributes:
+        start: () the sum before the first tree.
+        feature: (T, n) column that a node looks at.
+        threshold: (T, n) float64.
+        missing_left: (T, n) where rows without the feature go.
+        left: (T, n) number of the left child.
+        right: (T, n) of the right one.
+        value: (T, n) of a leaf.
+    """
+
+    start: Floats
+    feature: Ints
+    threshold: Floats
+    missing_left: Bools
+    left: Ints
+    right: Ints
+    value: Floats
+
+    @classmethod
+    def from_sklearn(
+        cls, model: HistGradientBoostingRegressor, columns: Ints, *, trees: int | None = None
+    ) -> Trees:
+        """The first trees of a fitted boosting with a logarithmic link (Poisson loss).
+
+        Args:
+            model: The boosting.
+            columns: Where each of its features stands in the rows to predict for.
+            trees: How many; default: all.
+        """
+        stages = [stage[0].nodes for stage in model._predictors[:trees]]
+        shape = (len(stages), max(map(len, stages), default=1))
+        own = np.broadcast_to(np.arange(shape[1]), shape)
+        feature, left, right = np.zeros(shape, np.int64), own.copy(), own.copy()
+        threshold, value = np.zeros(shape), np.zeros(shape)
+        missing_left = np.zeros(shape, bool)
+        for t, nodes in enumerate(stages):
+            inner = np.flatnonzero(nodes["is_leaf"] == 0)
+            feature[t, inner] = nodes["feature_idx"][inner]
+            threshold[t, inner] = nodes["num_threshold"][inner]
+            missing_left[t, inner] = nodes["missing_go_to_left"][inner]
+            left[t, inner] = nodes["left"][inner]
+            right[t, inner] = nodes["right"][inner]
+            leaves = np.flatnonzero(nodes["is_leaf"])
+            value[t, leaves] = nodes["value"][leaves]
+        start = np.asarray(model._baseline_prediction, dtype=np.float64).ravel()[0]
+        return cls(start, columns[feature], threshold, missing_left, left, right, value)
+
+    def predict(self, design: Floats32) -> Floats:
+        """F of each row of (r, columns); NaN = unknown."""
+        out = np.empty(len(design))
+        for first in range(0, len(design), _CHUNK_ROWS):
+            part = slice(first, first + _CHUNK_ROWS)
+            out[part] = self._walk(np.asarray(design[part], dtype=np.float64))
+        return out
+
+    def _walk(self, x: Floats) -> Floats:
+        feature, threshold, value = (
+            nodes.ravel() for nodes in (self.feature, self.threshold, self.value)
+        )
+        missing_left, left, right = (
+            nodes.ravel() for nodes in (self.missing_left, self.left, self.right)
+        )
+        root = np.arange(len(self.feature))[:, None] * self.feature.shape[1]
+        row, node = np.arange(len(x)), np.repeat(root, len(x), axis=1)
+        while True:
+            known = x[row, feature[node]]
+            goes_left = np.where(np.isnan(known), missing_left[node], known <= threshold[node])
+            child = root + np.where(goes_left, left[node], right[node])
+            if (child == node).all():
+                break
+            node = child
+        total = np.full(len(x), float(self.start))
+        for leaf in node:  # one tree after another, as they were added in training
+            total += value[leaf]
+        return np.asarray(np.exp(total), dtype=np.float64)
+
+
+@dataclass(frozen=True)
 class Periods:
     """Prediction times × parts of time in which they were at risk.
 
@@ -73,9 +167,14 @@ class Periods:
     cause: Ints
 
 
-@dataclass(frozen=True)
-class BoostedHazards:
-    """What boosted trees say of a record, apart from how they were fitted: all that is kept of them.
+@dataclass
+class BoostedVisits(HazardBaseline):
+    """Boosted trees on everything in `history_features`, code pairs included, and the part of time. Make it with `fit`.
+
+        λ_e(k | x) = base_e(k) · f_e(x, part of k)      k a bin of the run's grid, f_e fitted by Poisson likelihood
+
+    A bin counts with the days at risk in it, so that a partly observed bin is neither dropped nor taken as whole. A
+    competing event ends the exposure of every cause.
 
     Attributes:
         vocabulary: The one that encodes the records.
@@ -83,6 +182,7 @@ class BoostedHazards:
         cuts: Where each of them is cut into bins; a feature without a cut is not used.
         part_of: (bins,) part of time of each bin of the grid.
         base: (causes, bins) the training cohort's own hazards.
+        edges: The inner edges of the grid.
         trees: Of each cause; None = the cohort's own hazard.
     """
 
@@ -91,12 +191,98 @@ class BoostedHazards:
     cuts: list[Floats]
     part_of: Ints
     base: Floats
+    edges: tuple[float, ...]
     trees: list[Trees | None]
 
-    @property
-    def used(self) -> Ints:
-        """Numbers of the features that have a cut."""
-        return np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
+    name = "boosted visits"
+
+    def __post_init__(self) -> None:
+        self.n_causes = len(self.base)
+        self.used: Ints = np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
+
+    @classmethod
+    def fit(cls, data: FittingData, *, trials: int = 1) -> BoostedVisits:
+        """Fit to every training prediction time, unless there are more than `MOST_CELLS` cells.
+
+        A trial is one of `TRIALS` for all causes. Boosting stops by the likelihood of tuning subjects at all their
+        prediction times, and so the best trial is chosen. A cause that none of them had gets a fixed number of trees,
+        and one without a training event keeps the cohort's own hazard.
+
+        Args:
+            data: What to fit; its seed is that of the boosting.
+            trials: How many settings to try, at most `len(TRIALS)`.
+        """
+        columns = fit_feature_spec(
+            data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough
+        )
+        bins = len(data.edges_days) + 1
+        part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
+        most = max(1, MOST_CELLS // ((int(part_of[-1]) + 1) * (len(columns) + 1)))
+        chosen = data.draw(np.arange(len(data.train)), most)
+        history = history_features(data.train, data.vocabulary, chosen=chosen, columns=columns)
+        owner = data.train.rows.subject[chosen]
+        cuts = [
+            feature_cuts(column, owner, most=MOST_BINS, enough=data.enough) for column in history.T
+        ]
+        base = data.cohort_hazards()
+        made = cls(data.vocabulary, columns, cuts, part_of, base, data.edges_days, [])
+        every = np.arange(len(data.tuning))
+        periods, watched = (
+            made.periods(data.train.rows, chosen),
+            made.periods(data.tuning.rows, every),
+        )
+        design = made.design(history, periods)
+        watched_design = made.design(made.history(data.tuning, every), watched)
+        for e in range(made.n_causes):
+            weight, watched_weight = periods.expected[e], watched.expected[e]
+            event, watched_event = periods.cause == e + 1, watched.cause == e + 1
+            if not event.any():
+                made.trees.append(None)
+                continue
+            if not watched_event.any():  # a Poisson loss needs an event
+                settings = TRIALS[0] | {"max_iter": UNWATCHED_TREES, "early_stopping": False}
+                model, seen = made._boosting(settings, seed=data.seed)
+                model.fit(design[:, seen], event / weight, sample_weight=weight)
+                made.trees.append(Trees.from_sklearn(model, seen))
+                continue
+            best = -np.inf
+            for settings in TRIALS[: max(1, trials)]:
+                model, seen = made._boosting(settings | {"early_stopping": True}, seed=data.seed)
+                model.fit(
+                    design[:, seen],
+                    event / weight,
+                    sample_weight=weight,
+                    X_val=watched_design[:, seen],
+                    y_val=watched_event / watched_weight,
+                    sample_weight_val=watched_weight,
+                )
+                scores = model.validation_score_
+                if float(np.max(scores)) > best:
+                    best = float(np.max(scores))
+                    # as many trees as the tuning subjects liked best, perhaps none
+                    trees = Trees.from_sklearn(model, seen, trees=int(np.argmax(scores)))
+            made.trees.append(trees)
+        return made
+
+    def _boosting(
+        self, settings: dict[str, Any], *, seed: int
+    ) -> tuple[HistGradientBoostingRegressor, Ints]:
+        """A boosting with the settings of a trial, and the columns of the design that it sees."""
+        theirs = {name: value for name, value in (_ALWAYS | settings).items() if name != "pairs"}
+        seen = np.arange(len(self.used) + 1) if settings["pairs"] else self.without_pairs()
+        return HistGradientBoostingRegressor(**theirs, random_state=seed), seen
+
+    def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
+        """Some prediction times, cut into the parts of time in which they were at risk."""
+        duration, cause = rows.duration_days[chosen], rows.cause[chosen].astype(np.int64)
+        days = exposure(self.edges, rows.entry_days[chosen], duration)
+        first_bin = np.flatnonzero(np.diff(self.part_of, prepend=-1))
+        expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in self.base])
+        row, part = np.nonzero(expected.sum(axis=0) > 0)
+        last = self.part_of[event_bin(self.edges, duration)]
+        return Periods(
+            row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
+        )
 
     def history(self, records: TaskRecords, chosen: Ints) -> Floats32:
         """(r, F) history features."""
@@ -136,113 +322,72 @@ class BoostedHazards:
         return self.base * self.factor(records, chosen)
 
 
-class BoostedVisits(HazardModel):
-    """Boosted trees on everything in `history_features`, code pairs included, and the part of time; Poisson loss.
+def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Floats:
+    """Where a feature is cut into at most `most` bins of about as many rows, each with values of enough people.
 
-    Every training prediction time is seen, unless there are more than `MOST_CELLS` cells. A trial is one of `TRIALS`
-    for all causes. Boosting stops by the likelihood of tuning subjects at all their prediction times, and so the best
-    trial is chosen. A cause that none of them had gets a fixed number of trees, and one without a training event keeps
-    the cohort's own hazard.
+    A cut lies in the middle between the mean of the nearest people below and that of the nearest above. A feature that
+    enough people lack in some row has a cut below all others.
+
+    scikit-learn bins too, but its cuts are values of single people, and with weighted rows it sorts a feature once for
+    every cut. It also fails on a feature that no row has (ages without births), which here has no cut and is left out.
 
     Args:
-        data: What to fit; its seed is that of the boosting.
-        trials: How many settings to try, at most `len(TRIALS)`.
+        values: (n,) of the training rows; NaN where it is not known.
+        owner: (n,) whose rows they are.
+        most: Bins at most.
+        enough: People that every bin must have.
+
+    Returns:
+        Rising cuts. A feature that does not vary among enough people has none.
+
+    >>> values = np.array([1, 2, 2, 4, 5, np.nan, np.nan], np.float32)
+    >>> feature_cuts(values, np.arange(7), most=8, enough=2).round(3).tolist()  # 2 and 2, 4 and 5; and two lack it
+    [-inf, 3.25]
     """
+    lacking = np.isnan(values)
+    order = np.argsort(values, kind="stable")[: len(values) - int(lacking.sum())]  # NaN comes last
+    value, who = values[order].astype(np.float64), owner[order]
+    if not has_people(who, enough):
+        return np.zeros(0)
+    stops = np.flatnonzero(np.r_[False, value[1:] > value[:-1]])
+    if len(stops) > most - 2:
+        wanted = np.linspace(0, len(value), most)[1:-1]
+        stops = np.unique(stops[np.minimum(np.searchsorted(stops, wanted), len(stops) - 1)])
+    stops = stops[_between_people(who, stops, enough)]
+    groups = [slice(a, b) for a, b in pairwise([0, *stops.tolist(), len(value)])]
+    near = [
+        (_nearest(value[a][::-1], who[a][::-1], enough), _nearest(value[b], who[b], enough))
+        for a, b in pairwise(groups)
+    ]
+    cuts = between_float32(np.array(near).reshape(-1, 2).mean(axis=1))
+    # between means there may be somebody
+    cuts = cuts[_between_people(who, np.searchsorted(value, cuts), enough)]
+    return np.r_[-np.inf, cuts] if has_people(owner[lacking], enough) else cuts
 
-    name = "boosted visits"
 
-    def __init__(self, data: FittingData, *, trials: int = 1) -> None:
-        super().__init__(data)
-        self.seed = data.seed
-        self.columns = fit_feature_spec(
-            data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough
-        )
-        bins = len(self.edges) + 1
-        # of each bin of the grid
-        self.part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
-        self.trials = max(1, min(trials, len(TRIALS)))
-        most = max(1, MOST_CELLS // ((int(self.part_of[-1]) + 1) * (len(self.columns) + 1)))
-        self.fitted = data.draw(np.arange(len(data.train)), most)
-        history = history_features(
-            data.train, data.vocabulary, chosen=self.fitted, columns=self.columns
-        )
-        owner = data.train.rows.subject[self.fitted]
-        self.cuts = [
-            feature_cuts(column, owner, most=MOST_BINS, enough=data.enough) for column in history.T
-        ]
-        self.kept = BoostedHazards(
-            data.vocabulary, self.columns, self.cuts, self.part_of, self.base, []
-        )
-        self.kept.trees.extend(self._fit(history, data.train, data.tuning))
+def _nearest(value: Floats, owner: Ints, enough: int) -> float:
+    """Mean of a group's first values of enough people, each of whom weighs the same; values are in order."""
+    looked = SOME_ROWS * enough
+    while True:
+        _, first = np.unique(owner[:looked], return_index=True)
+        if len(first) >= enough or looked >= len(owner):
+            break
+        looked *= 4
+    stop = int(np.sort(first)[enough - 1]) + 1
+    if value[stop - 1] == value[0]:
+        return float(value[0])
+    stop += int(np.argmax(np.r_[value[stop:] != value[stop - 1], True]))
+    _, place, rows = np.unique(owner[:stop], return_inverse=True, return_counts=True)
+    return float(np.average(value[:stop], weights=1 / rows[place]))
 
-    def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
-        """Some prediction times, cut into the parts of time in which they were at risk."""
-        duration, cause = rows.duration_days[chosen], rows.cause[chosen].astype(np.int64)
-        days = exposure(self.edges, rows.entry_days[chosen], duration)
-        first_bin = np.flatnonzero(np.diff(self.part_of, prepend=-1))
-        expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in self.base])
-        row, part = np.nonzero(expected.sum(axis=0) > 0)
-        last = self.part_of[event_bin(self.edges, duration)]
-        return Periods(
-            row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
-        )
 
-    def _fit(
-        self, history: Floats32, train: TaskRecords, tuning: TaskRecords
-    ) -> list[Trees | None]:
-        every = np.arange(len(tuning))
-        periods, watched = self.periods(train.rows, self.fitted), self.periods(tuning.rows, every)
-        design = self.kept.design(history, periods)
-        watched_design = self.kept.design(self.kept.history(tuning, every), watched)
-        models: list[Trees | None] = []
-        for e in range(self.n_causes):
-            weight, watched_weight = periods.expected[e], watched.expected[e]
-            event, watched_event = periods.cause == e + 1, watched.cause == e + 1
-            if not event.any():
-                models.append(None)
-                continue
-            if not watched_event.any():  # a Poisson loss needs an event
-                model, columns = self._boosting(
-                    TRIALS[0] | {"max_iter": UNWATCHED_TREES}, stop=False
-                )
-                model.fit(design[:, columns], event / weight, sample_weight=weight)
-                models.append(Trees.of_sklearn(model).with_columns(columns))
-                continue
-            best: tuple[float, Trees] | None = None
-            for settings in TRIALS[: self.trials]:
-                model, columns = self._boosting(settings, stop=True)
-                model.fit(
-                    design[:, columns],
-                    event / weight,
-                    sample_weight=weight,
-                    X_val=watched_design[:, columns],
-                    y_val=watched_event / watched_weight,
-                    sample_weight_val=watched_weight,
-                )
-                score, trees = (
-                    float(np.max(model.validation_score_)),
-                    int(np.argmax(model.validation_score_)),
-                )
-                if (
-                    best is None or score > best[0]
-                ):  # as many trees as the tuning subjects liked best, perhaps none
-                    best = score, Trees.of_sklearn(model, trees=trees).with_columns(columns)
-            assert best is not None
-            models.append(best[1])
-        return models
-
-    def _boosting(
-        self, settings: dict[str, Any], *, stop: bool
-    ) -> tuple[HistGradientBoostingRegressor, Ints]:
-        """A boosting with the settings of a trial, and the columns of the design that it sees."""
-        theirs = {name: value for name, value in (_ALWAYS | settings).items() if name != "pairs"}
-        columns = (
-            np.arange(len(self.kept.used) + 1) if settings["pairs"] else self.kept.without_pairs()
-        )
-        return HistGradientBoostingRegressor(
-            **theirs, early_stopping=stop, random_state=self.seed
-        ), columns
-
-    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """The factor f, (r, causes, bins)."""
-        return self.kept.factor(records, chosen)
+def _between_people(owner: Ints, stops: Ints, enough: int) -> Ints:
+    """Which of the rising stops to keep so that there are enough people before, between and after them."""
+    kept, start = list[int](), 0
+    for number, stop in enumerate(stops.tolist()):
+        if has_people(owner[start:stop], enough):
+            kept.append(number)
+            start = stop
+    if kept and not has_people(owner[start:], enough):
+        kept.pop()
+    return np.array(kept, dtype=np.int64)

@@ -11,12 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest, require_forest
+from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.baselines.marginal import MarginalIncidence
+from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
 from ehrsequencing.core.errors import EhrseqError
 
 BASELINES = (
@@ -67,12 +66,13 @@ def fit_baselines(
     """
     if kind == "none":
         return []
-    if kind == "forest":
-        require_forest()
+    if kind == "forest" and not has_forest():
+        what = "scikit-survival is not installed"
+        raise EhrseqError(what, where=CompetingForest.name, fix=INSTALL)
     fits: dict[str, Callable[[], Baseline]] = {
-        BoostedVisits.name: lambda: BoostedVisits(data, trials=trials or 1)
+        BoostedVisits.name: partial(BoostedVisits.fit, data, trials=trials or 1)
     }
-    if kind == "forest" or (kind == "all" and has_forest()):
+    if kind in ("forest", "all") and has_forest():
         fits[CompetingForest.name] = partial(CompetingForest, data)
     if kind == "all":
         if more is None:
@@ -91,11 +91,8 @@ def fit_baselines(
     for number, (name, fit) in enumerate(fits.items(), start=1):
         progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
-        out.append(
-            Fitted(
-                model, float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
-            )
-        )
+        nll = float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
+        out.append(Fitted(model, nll))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)
 
 

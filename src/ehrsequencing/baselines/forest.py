@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.base import FittingData, HazardModel
+from ehrsequencing.baselines.base import FittingData, HazardBaseline
 from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
-from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.hazards import event_bin
+from ehrsequencing.records.hazards import event_bin, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 
 MOST_ROWS = 2_500  # training prediction times; above, they are drawn at random
@@ -22,13 +20,12 @@ MOST_WATCHED = 2_500  # tuning prediction times that choose among the trials
 TREES = 60
 #: What is grown, in this order; with each, every number of `TIME_PARTS` is tried. The tuning likelihood chooses.
 LEAVES: tuple[int, ...] = (20, 60, 180)  # fewest prediction times in a leaf
-# parts of time within which the factor is constant; 64: every bin
 TIME_PARTS: tuple[int, ...] = (
     1,
     3,
     6,
     64,
-)
+)  # parts of time within which the factor is constant; 64: every bin
 FEATURES_PER_SPLIT = "sqrt"
 INSTALL = 'pip install "ehrsequencing[forest]"'
 
@@ -38,19 +35,7 @@ def has_forest() -> bool:
     return find_spec("sksurv") is not None
 
 
-def require_forest() -> None:
-    """Say what to install where the library is absent.
-
-    Raises:
-        EhrseqError: scikit-survival is not installed.
-    """
-    if not has_forest():
-        raise EhrseqError(
-            "scikit-survival is not installed", where=CompetingForest.name, fix=INSTALL
-        )
-
-
-class CompetingForest(HazardModel):
+class CompetingForest(HazardBaseline):
     """One random survival forest per cause on all of `history_features`, other causes being censored.
 
     Each forest (Ishwaran 2008) gives the cause-specific cumulative hazard of a record, here in bins of the run's grid,
@@ -73,16 +58,13 @@ class CompetingForest(HazardModel):
     Attributes:
         trials: How many settings were tried: sizes of leaves × parts of time.
         chosen: Leaf size and parts of time of the lowest tuning likelihood.
-
-    Raises:
-        EhrseqError: scikit-survival is not installed.
     """
 
     name = "competing-risk forest"
 
     def __init__(self, data: FittingData) -> None:
-        require_forest()
-        super().__init__(data)
+        self.edges, self.n_causes = data.edges_days, len(data.task.causes)
+        self.base = data.cohort_hazards()
         self.vocabulary, self.seed = data.vocabulary, data.seed
         self.columns: FeatureSpec = fit_feature_spec(data.train, data.vocabulary)
         self.fitted = data.draw(np.arange(len(data.train)), MOST_ROWS)
@@ -98,32 +80,25 @@ class CompetingForest(HazardModel):
         )
         watched = data.draw(np.arange(len(data.tuning)), MOST_WATCHED)
         watched_features = self._features(data.tuning, watched)
+        label = data.tuning.rows
         best, self.trials = np.inf, 0
-        self.chosen, self.forests, self.part_of = (
-            (LEAVES[0], 1),
-            list[Any](),
-            np.zeros(bins, dtype=np.int64),
-        )
         for leaf in LEAVES:
             forests = [self._grow(features, at, own, leaf) for own in had]
             steps = self._increments(forests, watched_features)
-            for parts in (
-                TIME_PARTS
-                if max(TIME_PARTS) <= bins
-                else (*(p for p in TIME_PARTS if p < bins), bins)
-            ):
+            for parts in sorted({min(parts, bins) for parts in TIME_PARTS}):
                 self.trials += 1
                 part_of = np.arange(bins) * parts // bins
-                hazards = self.base * self._factor(steps, part_of)
-                nll = nll_of_hazards(hazards, self.edges, data.tuning.rows, watched)
+                nll = horizon_nll(
+                    self.base * self._factor(steps, part_of),
+                    self.edges,
+                    duration_days=label.duration_days[watched],
+                    cause=label.cause[watched],
+                    entry_days=label.entry_days[watched],
+                )
                 mean = float(nll.mean()) if len(nll) else 0.0  # nobody to tune by: the first
-                if not self.forests or mean < best:
-                    best, self.chosen, self.forests, self.part_of = (
-                        mean,
-                        (leaf, parts),
-                        forests,
-                        part_of,
-                    )
+                if mean < best:
+                    best, self.chosen = mean, (leaf, parts)
+                    self.forests, self.part_of = forests, part_of
 
     def _features(self, records: TaskRecords, chosen: Ints) -> Floats32:
         return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
@@ -158,10 +133,8 @@ class CompetingForest(HazardModel):
     def _factor(self, steps: Floats, part_of: Ints) -> Floats:
         """The factor f (r, E, K) of increments (r, E, K)."""
         first = np.flatnonzero(np.diff(part_of, prepend=-1))
-        own, all_rows = (
-            np.add.reduceat(steps, first, axis=2),
-            np.add.reduceat(self.cohort, first, axis=1),
-        )
+        own = np.add.reduceat(steps, first, axis=2)
+        all_rows = np.add.reduceat(self.cohort, first, axis=1)
         ratio = np.divide(own, all_rows, out=np.ones_like(own), where=all_rows > 0)
         events = self.events[:, None].astype(np.float64)
         factor: Floats = ((events * ratio + 0.5) / (events + 0.5))[:, :, part_of]
@@ -174,3 +147,7 @@ class CompetingForest(HazardModel):
         return self._factor(
             self._increments(self.forests, self._features(records, chosen)), self.part_of
         )
+
+    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """See `HazardBaseline`."""
+        return self.base * self.factor(records, chosen)

@@ -11,18 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ehrsequencing.baselines.code_pairs import (
-    Pair,
-    column_of,
-    most_shared,
-    shared_visits,
-    visits_of_pairs,
-)
-from ehrsequencing.baselines.many_people import feature_range, lacking_people
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines, as_of, joined
 from ehrsequencing.records.vocabulary import Vocabulary
+
+Pair = tuple[int, int]
 
 TIMING = (
     "age_years",
@@ -37,12 +31,7 @@ OF_NUMBER = ("last", "mean", "min", "max")  # of a code with numbers: ranks amon
 CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
 MOST_CHOOSING = 20_000  # training subjects by whom pairs are chosen, spread evenly over all
 AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
-# features, by the start of their names, whose logarithm is used
-_SKEWED = (
-    "days_",
-    "visits",
-    "count ",
-)
+SOME_ROWS = 8  # rows for each person wanted that `has_people` looks at first
 
 
 @dataclass(frozen=True)
@@ -155,70 +144,6 @@ def history_features(
         out[where] = _features(records, vocabulary, part, columns)
         done += len(part)
     return out
-
-
-@dataclass(frozen=True)
-class LinearDesign:
-    """History features made fit for a linear model; everything fitted on training rows. Make it with `fit`.
-
-    Counts and times become log(1 + ·), what is not known becomes the training median with a mark of its own (marks that
-    are alike in all training rows share one), age gets hinges, and nothing is extrapolated beyond the training range.
-    Medians and ranges come from enough people each (`feature_range`).
-    """
-
-    columns: FeatureSpec  # the features that it takes
-    used: Ints  # (U,) numbers of the features that vary among training rows
-    fill: Floats  # (U,) training medians
-    low: Floats  # (U,) lowest training values
-    high: Floats  # (U,) highest training values
-    # numbers of the features, one for each distinct pattern of what is not known
-    marked: tuple[int, ...]
-
-    @classmethod
-    def fit(
-        cls, features: Floats32, columns: FeatureSpec, owner: Ints, *, enough: int
-    ) -> "LinearDesign":
-        """Choose and scale by training rows.
-
-        Args:
-            features: (r, F) from `history_features`.
-            columns: What they are.
-            owner: (r,) whose rows they are.
-            enough: People that every stored number must come from.
-        """
-        found = [feature_range(column, owner, enough=enough) for column in features.T]
-        nothing = (np.nan, np.nan, np.nan)
-        low, fill, high = _logarithms(
-            np.array([nothing if f is None else f for f in found]).T, columns
-        )
-        used = np.flatnonzero(high > low)
-        unknown = np.isnan(features)
-        patterns: dict[bytes, int] = {}
-        for column in np.flatnonzero(lacking_people(unknown, owner, enough=enough)).tolist():
-            patterns.setdefault(np.packbits(unknown[:, column]).tobytes(), column)
-        return cls(columns, used, fill[used], low[used], high[used], tuple(patterns.values()))
-
-    def logarithms(self, features: Floats32) -> Floats:
-        """(r, F) history features as the ranges are: counts and times as log(1 + ·)."""
-        return _logarithms(features, self.columns)
-
-    def __call__(self, features: Floats32) -> Floats:
-        """(r, F) history features → (r, D) finite covariates."""
-        values = self.logarithms(features)
-        used = values[:, self.used]
-        parts = [np.clip(np.where(np.isnan(used), self.fill, used), self.low, self.high)]
-        parts.append(np.isnan(values[:, list(self.marked)]).astype(np.float64))
-        if 0 in self.used:
-            age = parts[0][:, list(self.used).index(0), None]
-            parts.append(np.maximum(age - np.array(AGE_KNOTS_YEARS), 0.0))
-        return np.concatenate(parts, axis=1)
-
-
-def _logarithms(features: Floats | Floats32, columns: FeatureSpec) -> Floats:
-    values = np.array(features, dtype=np.float64)
-    skewed = [number for number, name in enumerate(columns.names) if name.startswith(_SKEWED)]
-    values[:, skewed] = np.log1p(np.maximum(values[:, skewed], 0.0))
-    return values
 
 
 def _features(
@@ -378,3 +303,77 @@ def _most_frequent(
     counts = np.where(vocabulary.is_unknown(np.arange(len(counts), dtype=np.int32)), 0, counts)
     ranked = np.argsort(-counts, kind="stable")[:limit]
     return tuple(sorted(ranked[counts[ranked] >= max(enough, 1)].tolist()))
+
+
+def shared_visits(part: Timelines, known: Ints, codes: Sequence[int]) -> Ints:
+    """How many subjects have two codes in one visit.
+
+    A subject costs (visits × codes²) multiplications of 0 and 1 at most, however many codes its visits hold.
+
+    Args:
+        part: Visits of some subjects.
+        known: Positions of the tokens that count, rising.
+        codes: (C,) token ids that may make a pair.
+
+    Returns:
+        (C, C), symmetric, 0 on the diagonal.
+    """
+    column = column_of(part, codes)[part.codes[known]]
+    token, column = known[column >= 0], column[column >= 0].astype(np.int64)
+    visit = np.searchsorted(part.visit_offsets, token, side="right") - 1
+    bounds = np.searchsorted(visit, part.subject_offsets)
+    out = np.zeros((len(codes), len(codes)), dtype=np.int64)
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if stop - start < 2:
+            continue
+        own, place = np.unique(column[start:stop], return_inverse=True)
+        held = np.zeros((int(visit[stop - 1] - visit[start]) + 1, len(own)), dtype=np.float32)
+        held[visit[start:stop] - visit[start], place] = 1.0
+        out[own[:, None], own] += held.T @ held > 0
+    np.fill_diagonal(out, 0)
+    return out
+
+
+def most_shared(
+    subjects: Ints, codes: Sequence[int], limit: int, *, enough: int = 1
+) -> tuple[Pair, ...]:
+    """The pairs that most subjects have in a visit, by falling number; ties go to the smaller ids.
+
+    Args:
+        subjects: (C, C) of `shared_visits`.
+        codes: (C,) their token ids, rising.
+        limit: Pairs at most.
+        enough: Subjects that a pair needs.
+    """
+    first, second = np.triu_indices(len(codes), 1)
+    count = subjects[first, second]
+    order = np.argsort(-count, kind="stable")[:limit]
+    return tuple(
+        (int(codes[first[k]]), int(codes[second[k]])) for k in order[count[order] >= enough]
+    )
+
+
+def visits_of_pairs(part: Timelines, pairs: Sequence[Pair]) -> Iterator[Ints]:
+    """For each pair the visits that hold both codes, rising, each visit once."""
+    codes = sorted({code for pair in pairs for code in pair})
+    column = column_of(part, codes)[part.codes]
+    token = np.flatnonzero(column >= 0)
+    visit = np.searchsorted(part.visit_offsets, token, side="right") - 1
+    holding = {code: np.unique(visit[column[token] == k]) for k, code in enumerate(codes)}
+    for first, second in pairs:
+        yield np.intersect1d(holding[first], holding[second], assume_unique=True)
+
+
+def column_of(part: Timelines, codes: Sequence[int]) -> Ints32:
+    """Column of each token id among some codes, -1 for the others."""
+    out = np.full(
+        max(int(part.codes.max(initial=0)), max(codes, default=0)) + 1, -1, dtype=np.int32
+    )
+    out[list(codes)] = np.arange(len(codes))
+    return out
+
+
+def has_people(owner: Ints, enough: int) -> bool:
+    """Whether rows are of at least so many people; most often a few of them show it."""
+    few = owner[:: max(1, len(owner) // (SOME_ROWS * enough))]
+    return len(set(few.tolist())) >= enough or len(np.unique(owner)) >= enough

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ehrsequencing.cli.codes import codes
-from ehrsequencing.cli.console import bar, finish, say, stages, warn
+from ehrsequencing.cli.compare import compare
+from ehrsequencing.cli.console import CommandLine, bar, finish, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
-from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.explain import explain
 from ehrsequencing.cli.explore import explore
 from ehrsequencing.cli.export import export
@@ -20,27 +20,23 @@ from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
-from ehrsequencing.cli.inputs import trusted
-from ehrsequencing.cli.launch import launch, launches, one_of_several
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
-    Devices,
     MovedSet,
     NewFolder,
     Overrides,
+    Overwrite,
     RunFolder,
     TaskFiles,
-    Untrusted,
 )
 from ehrsequencing.cli.predict import predict
 from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
-from ehrsequencing.cli.study import study_app
 from ehrsequencing.cli.train import train
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory, safe_children
 from ehrsequencing.core.version import __version__
 
 app = CommandLine(
@@ -51,7 +47,6 @@ app = CommandLine(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(import_app, name="import")
-app.add_typer(study_app, name="study")
 
 
 def _show_version(asked: bool) -> None:
@@ -108,6 +103,7 @@ def simulate(
     overrides: Overrides = None,
     subjects: Annotated[int, typer.Option(help="How many subjects")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed")] = 0,
+    overwrite: Overwrite = False,
     truth: Annotated[
         str, typer.Option(help="Whose truth to compute: held_out or all")
     ] = "held_out",
@@ -127,7 +123,15 @@ def simulate(
         SimulationConfig, read_settings(config, overrides or ()), where="settings"
     )
     with bar("simulating") as tick:
-        write(out, subjects=subjects, seed=seed, truth=truth, config=simulation, progress=tick)  # type: ignore[arg-type]
+        write(
+            out,
+            subjects=subjects,
+            seed=seed,
+            truth=truth,  # type: ignore[arg-type]
+            config=simulation,
+            overwrite=overwrite,
+            progress=tick,
+        )
     task = out / "task.yaml"
     say(f"{subjects:,} simulated subjects, with their true risks")
     finish(
@@ -148,42 +152,31 @@ def check(
     out: Annotated[
         Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")
     ] = None,
-    untrusted: Untrusted = False,
-    copy: Annotated[
-        Path | None,
-        typer.Option("--copy", help="With --untrusted: keep the plain copy here, to prepare from"),
-    ] = None,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Report problems in the data, the automatic fixes, and the cohort's attrition.
 
     Exits with 2 only if prepare would refuse the data.
     """
-    from ehrsequencing.core.files import refuse_foreign_file, write_json
-    from ehrsequencing.core.outputs import CHECK, is_json_of
-    from ehrsequencing.records.check import check_data
-    from ehrsequencing.records.check_text import format_check
+    from ehrsequencing.core.files import write_json
+    from ehrsequencing.core.outputs import CHECK, output_file, refuse_existing
+    from ehrsequencing.records.check import check_data, format_check
 
     study = _study(config, overrides, "check")
     if out is not None:
-        refuse_foreign_file(out, lambda path: is_json_of(path, CHECK))
-    if copy is not None and not untrusted:
-        raise EhrseqError("--copy needs --untrusted", where="ehrseq check", fix="add --untrusted")
-    with trusted(data, study, untrusted=untrusted, keep=copy) as records, bar("checking") as tick:
-        found = check_data(records, study=study, tasks=_tasks(task, study), progress=tick)
-    data = copy or data
+        refuse_existing(out, CHECK, overwrite=overwrite)
+    with bar("checking") as tick:
+        found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
     if out is not None:
-        write_json(out, {**CHECK.facts, **found.as_json()}, follow=True)
-    if text := format_check(found):
-        say(text)
-    if found.refused:
-        finish(wrote={"check": out, "copy": copy}, then=None, result=found.as_json())
-        raise found.refused[0]
+        with output_file(out, CHECK, overwrite=overwrite) as temporary:
+            write_json(temporary, {**CHECK.facts, **found.as_json()})
+    say(format_check(found))
     given = [word for path in task or () for word in ("--task", path)]
     named = given or ([] if study.task else ["--task", "TASK.yaml"])
     settings = [*(["--config", config] if config else []), *(overrides or ())]
     then = ["prepare", data, *named, "--out", "prepared", *settings]
-    finish(wrote={"check": out, "copy": copy}, then=then, result=found.as_json())
+    finish(wrote={"check": out}, then=then, result=found.as_json())
 
 
 @app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
@@ -192,45 +185,25 @@ def prepare(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
     task: TaskFiles = None,
+    overwrite: Overwrite = False,
     engine: Annotated[
         str,
-        typer.Option("--engine", help="Where shards are worked on: dask, ray or spark://HOST:PORT"),
-    ] = "processes",
-    worker: Annotated[
-        str | None,
         typer.Option(
-            "--worker", help="Be worker i of n, as 1/8: many processes make one set together"
+            "--engine", help="Where shards are worked on: a Dask cluster, dask://HOST:PORT"
         ),
-    ] = None,
+    ] = "processes",
     config: Config = None,
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     from ehrsequencing.records.attrition import attrition_lines, task_warnings
-    from ehrsequencing.records.check import vocabulary_warnings
-    from ehrsequencing.records.check_text import fix_lines
+    from ehrsequencing.records.check import fix_lines, vocabulary_warnings
+    from ehrsequencing.records.prepare import prepare as make
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.records.prepared import prepare as make
-    from ehrsequencing.records.worker import prepare_as_worker as work
-    from ehrsequencing.records.worker import share_of
 
     study = _study(config, overrides, "prepare")
     tasks = _tasks(task, study)
     with bar("preparing") as tick:
-        if worker is not None:
-            finished = work(
-                data, out, share_of(worker, engine), study=study, tasks=tasks, progress=tick
-            )
-        else:
-            make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
-    if worker is not None and not finished:
-        say(
-            f"worker {worker}: no work is left; {out} is complete, or another worker puts it together"
-        )
-        finish(
-            wrote={},
-            then="when all workers have ended, see OUT; if it is missing, start a worker again",
-        )
-        return
+        make(data, out, study=study, tasks=tasks, overwrite=overwrite, progress=tick, engine=engine)
     prepared = Prepared(out, verify=False)
     for line in fix_lines(prepared.manifest["fixes"]):
         say(line)
@@ -277,6 +250,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
     ] = None,
+    overwrite: Overwrite = False,
     recalibrate: Annotated[
         bool,
         typer.Option(
@@ -290,74 +264,70 @@ def evaluate(
     split_seed: Annotated[
         int, typer.Option("--split-seed", help="Seed of the first of the --splits")
     ] = 1234,
-    devices: Devices = 1,
+    redraw: Annotated[
+        bool,
+        typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
+    ] = False,
     config: Config = None,
 ) -> None:
     """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
 
     Uses a split of the run's own data or, with --data, data that the model has never seen.
     """
-    if launches(devices, 1):
-        raise SystemExit(launch("evaluate", devices))
-    with one_of_several(gpus=False) as group:
-        keep_freed_memory()
-        given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-        given += ["evaluation.recalibrate=true"] if recalibrate else []
-        external = data is not None and splits is None
-        command = "evaluate --data" if external else "evaluate"
-        study = _study(config, given, command)
-        if (out is not None and not external) or (external and split != "held_out"):
-            what = "--out needs --data" if not external else "--split and --data exclude each other"
-            raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.api.report import report_evaluation, report_external, report_outcomes
-        from ehrsequencing.cli.results import main_results
-        from ehrsequencing.config import load_study, refuse_changes
-        from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
-        from ehrsequencing.evaluation.external import validate
-        from ehrsequencing.evaluation.repeated_splits import repeated_splits
-        from ehrsequencing.prediction.run import AUDIT
-        from ehrsequencing.reporting.terminal import metric_lines
-        from ehrsequencing.training.processes import ALONE
+    keep_freed_memory()
+    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
+    given += ["evaluation.recalibrate=true"] if recalibrate else []
+    external = data is not None and splits is None
+    command = "evaluate --data" if external else "evaluate"
+    study = _study(config, given, command)
+    if (out is not None and not external) or (external and split != "held_out"):
+        what = "--out needs --data" if not external else "--split and --data exclude each other"
+        raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
+    from ehrsequencing.api.evaluate import redraw as redraw_report
+    from ehrsequencing.api.evaluate import report_evaluation, report_external, report_outcomes
+    from ehrsequencing.cli.results import main_results
+    from ehrsequencing.config import load_study, refuse_changes
+    from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
+    from ehrsequencing.evaluation.external import validate
+    from ehrsequencing.evaluation.repeated_splits import repeated_splits
+    from ehrsequencing.prediction.run import AUDIT
+    from ehrsequencing.reporting.terminal import metric_lines
 
-        made = _run(run).study
-        refuse_changes(study, made, command, file=config, by=run)
-        settings = load_study(config, given, evaluation=made.evaluation).evaluation
-        asked: dict[str, Any] = {
-            "prepared": prepared,
-            "settings": settings,
-            "processes": group or ALONE,
-        }
-        with stages("evaluating") as stage:
-            if data is not None and external:
-                external_run = partial(validate, run, data, out=out, **asked)
-                draw = partial(report_external, run)
-                result, folder = external_run(facts=study.data, draw=draw, progress=stage)
-            else:
-                result, folder = evaluate_run(run, split=split, progress=stage, **asked), run
-        if group is not None and not group.is_first:
-            return
-        if splits is not None:
-            with bar("splits") as tick:
-                repeat = partial(
-                    repeated_splits, run, data=data, prepared=prepared, settings=settings
-                )
-                repeat(splits=splits, first_seed=split_seed, progress=tick)
-        if not external:
-            report_evaluation(run, result)
-        say("\n".join(metric_lines(result)))
-        if not external:
-            with bar("evaluating every outcome") as tick:
-                lines = report_outcomes(
-                    run, split=split, prepared=prepared, settings=settings, progress=tick
-                )
-            say("\n".join(lines)) if lines else None
-        finish(
-            wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
-            then=["audit", run]
-            if not external and not (run / AUDIT).is_file()
-            else ["predict", run, data or "DATA"],
-            result=main_results(folder),
-        )
+    made = _run(run).study
+    refuse_changes(study, made, command, file=config, by=run)
+    if redraw:
+        page = redraw_report(run, tripod=study.evaluation.tripod)
+        finish(wrote={"report": page}, then=["predict", run, "DATA"])
+        return
+    settings = load_study(config, given, evaluation=made.evaluation).evaluation
+    asked: dict[str, Any] = {"prepared": prepared, "settings": settings}
+    with stages("evaluating") as stage:
+        if data is not None and external:
+            external_run = partial(validate, run, data, out=out, overwrite=overwrite, **asked)
+            draw = partial(report_external, run)
+            result, folder = external_run(facts=study.data, draw=draw, progress=stage)
+        else:
+            result, folder = evaluate_run(run, split=split, progress=stage, **asked), run
+    if splits is not None:
+        with bar("splits") as tick:
+            repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
+            repeat(splits=splits, first_seed=split_seed, progress=tick)
+    if not external:
+        report_evaluation(run, result)
+    say("\n".join(metric_lines(result)))
+    if not external:
+        with bar("evaluating every outcome") as tick:
+            lines = report_outcomes(
+                run, split=split, prepared=prepared, settings=settings, progress=tick
+            )
+        say("\n".join(lines)) if lines else None
+    finish(
+        wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
+        then=["audit", run]
+        if not external and not (run / AUDIT).is_file()
+        else ["predict", run, data or "DATA"],
+        result=main_results(folder),
+    )
 
 
 app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)
@@ -368,27 +338,13 @@ app.command(
 )(score)
 
 
+app.command(example="ehrseq compare --pool north/metrics.json south/metrics.json --out pooled")(
+    compare
+)
 app.command(example="ehrseq serve run meds --port 8000")(serve)
 
 
 app.command(example="ehrseq export run --format share --out shared")(export)
-
-
-@app.command(example="ehrseq report run --tripod tripod.yaml")
-def report(
-    run: RunFolder,
-    tripod: Annotated[
-        Path | None,
-        typer.Option(
-            "--tripod", help="YAML file with what only people know; see examples/tripod.yaml"
-        ),
-    ] = None,
-) -> None:
-    """Draw the report of an evaluated run again: report.html and report-details.html."""
-    from ehrsequencing.api.report import redraw
-
-    _run(run)
-    finish(wrote={"report": redraw(run, tripod=tripod)}, then=["predict", run, "DATA"])
 
 
 @app.command(example="ehrseq audit run --subjects 200")
@@ -414,7 +370,7 @@ def audit(
     Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
     possible. The report of the run, if it has one, is updated.
     """
-    from ehrsequencing.api.report import report_audit
+    from ehrsequencing.api.evaluate import report_audit
     from ehrsequencing.audit.audit import audit as audit_run
     from ehrsequencing.reporting.terminal import audit_lines
 
@@ -443,4 +399,5 @@ def audit(
 
 def main() -> None:
     """Entry point of `ehrseq`."""
-    run_app(app)
+    with safe_children():
+        run_app(app)

@@ -26,7 +26,7 @@ def codes(
     from dataclasses import asdict
 
     from ehrsequencing.config import load_study, refuse_unused
-    from ehrsequencing.records.code_search import find_codes
+    from ehrsequencing.records.codes import find_codes
 
     refuse_unused(overrides or (), "codes")
     study = load_study(config, overrides or ())

@@ -1,42 +1,180 @@
-"""Errors of every command as one line with an exit code; and, for the commands, what they print and their progress.
+"""What commands print: text for people, or with `--json` one JSON object; and errors as one line with an exit code.
+
+`CommandLine.command` opens an `Output` around every command, and gives it `--quiet`, `--json`, `--debug`, an example.
+Inside, `say` prints results, `note` and `warn` print remarks, `bar` and `stages` show progress, and `finish` names what
+was written and the next command to type.
 
 Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 128 + n a signal.
 """
 
+import functools
+import inspect
+import json
+import math
 import os
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ehrsequencing.cli.output import Output, current, finish, note, plain, say, warn
-from ehrsequencing.cli.progress import bar, stages, training_bar
+from ehrsequencing.api import progress
+from ehrsequencing.api.progress import Tick, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
-__all__ = [
-    "BY_SIGNAL",
-    "as_parts",
-    "bar",
-    "current",
-    "errors",
-    "finish",
-    "note",
-    "plain",
-    "run",
-    "say",
-    "stages",
-    "training_bar",
-    "unfinished",
-    "warn",
-]
+if TYPE_CHECKING:
+    from ehrsequencing.training.loop import Progress
+
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
+
+
+@dataclass
+class Output:
+    """What one command has told so far.
+
+    Attributes:
+        command: As people type it, without `ehrseq`.
+        json: Print one JSON object at the end, and nothing else on stdout.
+        quiet: Print warnings and errors only.
+        wrote: What it is → path.
+        next: The command to type next.
+        result: The command's own facts.
+        notes: Remarks.
+        warnings: Remarks that `quiet` does not silence.
+        error: What went wrong, where, and how to fix it.
+    """
+
+    command: str = ""
+    json: bool = False
+    quiet: bool = False
+    wrote: dict[str, str] = field(default_factory=dict)
+    next: str | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    error: dict[str, str] | None = None
+
+    def as_json(self, exit_code: int) -> str:
+        """The JSON object, on one line."""
+        facts = {
+            "command": self.command,
+            "exit_code": exit_code,
+            "error": self.error,
+            "wrote": self.wrote,
+            "next": self.next,
+            "notes": self.notes,
+            "warnings": self.warnings,
+            "result": self.result,
+        }
+        return json.dumps(_finite(facts), default=str)
+
+
+def _finite(value: Any) -> Any:
+    """JSON without NaN and infinity, which many readers refuse: null instead."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+_open: list[Output] = [Output()]  # the last one is that of the command that runs
+
+
+def current() -> Output:
+    """The output of the command that runs."""
+    return _open[-1]
+
+
+@contextmanager
+def output_of(command: str, *, as_json: bool, quiet: bool) -> Iterator[Output]:
+    """Collect what a command tells; with `as_json`, print it as one JSON object at the end, also after an error."""
+    output = Output(command, json=as_json, quiet=quiet)
+    _open.append(output)
+    code: int | None = 0
+    try:
+        yield output
+    except BaseException as stop:
+        code = stop.exit_code if isinstance(stop, typer.Exit) else None
+        raise
+    finally:
+        _open.pop()
+        if output.json and code is not None:
+            typer.echo(output.as_json(code))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a result, or with `err` an error. `--quiet` and `--json` drop results; an error always goes to stderr."""
+    if err or not (current().quiet or current().json):
+        print_line(text, err=err)
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr, unless `--quiet`; `--json` keeps it under `notes`."""
+    current().notes.append(plain(text))
+    if not current().quiet:
+        say(text, err=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr, also with `--quiet`; `--json` keeps it under `warnings`."""
+    current().warnings.append(plain(text))
+    say(f"warning: {text}", err=True)
+
+
+def finish(
+    *,
+    wrote: Mapping[str, Path | None],
+    then: Sequence[object] | str | None,
+    result: Mapping[str, Any] | None = None,
+) -> None:
+    """End a command: name what it wrote and the next command to type.
+
+    Args:
+        wrote: What it is → path; a path that is None was not written.
+        then: The words of the next command, after `ehrseq`, or another thing to do as a sentence; None where an error
+            follows.
+        result: What `--json` tells under `result`.
+    """
+    output, lines = current(), {what: str(path) for what, path in wrote.items() if path is not None}
+    output.wrote |= lines
+    output.result |= dict(result or {})
+    if then is not None:
+        command = (
+            then
+            if isinstance(then, str)
+            else " ".join(["ehrseq", *(shlex.quote(str(word)) for word in then)])
+        )
+        output.next = lines["next"] = plain(command)
+    width = max(map(len, lines), default=0)
+    for what, text in lines.items():
+        say(f"{what:<{width}}  {text}")
+
+
+def bar(label: str) -> AbstractContextManager[Tick]:
+    """Progress of work that counts its pieces, unless `--quiet`."""
+    return progress.bar(label, show=not current().quiet)
+
+
+def stages(label: str) -> AbstractContextManager[Callable[[str], None]]:
+    """Progress of work that names its stages, unless `--quiet`."""
+    return progress.stages(label, show=not current().quiet)
+
+
+def training_bar(
+    label: str = "training", tuning: str = "tuning NLL"
+) -> AbstractContextManager[Callable[["Progress"], None]]:
+    """Progress of training, unless `--quiet`."""
+    return progress.training_bar(label, tuning, show=not current().quiet)
 
 
 @contextmanager
@@ -108,6 +246,92 @@ def as_parts(error: Exception) -> tuple[dict[str, str], int]:
     else:
         parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
     return {name: " ".join(plain(text).split()) for name, text in parts.items()}, code
+
+
+# ---- the command line ------------------------------------------------------------
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+SHARED: dict[str, Any] = {
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only")],
+    "as_json": Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")
+    ],
+    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")],
+}
+
+
+class CommandLine(typer.Typer):
+    """A Typer application whose commands keep the conventions.
+
+    Args:
+        group: Name of the command that these are commands of, as in `import`.
+        settings: Of `typer.Typer`.
+    """
+
+    def __init__(self, *, group: str = "", **settings: Any) -> None:
+        super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **settings)
+        self.group = group
+
+    def command(
+        self, name: str | None = None, *, example: str = "", **settings: Any
+    ) -> Callable[[Function], Function]:
+        """Declare a command.
+
+        Args:
+            name: What people type; by default the function's name.
+            example: A command line to copy, for the end of the help. Without it the docstring has one ("Example: …").
+            settings: Of `typer.Typer.command`.
+        """
+        if example:
+            # \b: Click breaks no line, so that it can be copied
+            settings["epilog"] = f"\b\nExample: {example}"
+
+        def declare(function: Function) -> Function:
+            path = f"{self.group} {name or function.__name__}".strip()
+            super(CommandLine, self).command(name, **settings)(with_conventions(function, path))
+            return function
+
+        return declare
+
+
+def with_conventions(function: Callable[..., Any], command: str) -> Callable[..., None]:
+    """The function with the options that it lacks, its output collected and its errors as one line."""
+    signature, hints = (
+        inspect.signature(function),
+        typing.get_type_hints(function, include_extras=True),
+    )
+    added = [name for name in SHARED if name not in signature.parameters]
+
+    @functools.wraps(function)
+    def with_shared_options(**given: Any) -> None:
+        shared = {name: bool(given.pop(name)) for name in added}
+        shared = {name: bool(given.get(name)) for name in SHARED} | shared
+        with (
+            output_of(command, as_json=shared["as_json"], quiet=shared["quiet"]),
+            errors(shared["debug"]),
+        ):
+            if command != "train":
+                _refuse_torchrun(command)
+            function(**given)
+
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=SHARED[name]
+        )
+        for name in added
+    ]
+    kept = [
+        p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()
+    ]
+    with_shared_options.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    with_shared_options.__annotations__ = hints | {name: SHARED[name] for name in added}
+    return with_shared_options
+
+
+def _refuse_torchrun(command: str) -> None:
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        fix = "start it without torchrun; only ehrseq train uses several processes"
+        raise EhrseqError("runs in one process", where=f"ehrseq {command}", fix=fix)
 
 
 def _name_setting(option: str) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say
 from ehrsequencing.cli.inputs import open_run, read_study
-from ehrsequencing.cli.options import Config, Overrides, RunFolder
+from ehrsequencing.cli.options import Config, Overrides, Overwrite, RunFolder
 from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def explain(
     out: Annotated[
         Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")
     ] = None,
+    overwrite: Overwrite = False,
     subjects: Annotated[
         int, typer.Option("--subjects", min=1, help="Subjects of the cohort at most")
     ] = 1000,
@@ -52,13 +53,14 @@ def explain(
     code among the subjects who have it, with intervals. Effects are associations in the model, not causes.
     """
     from ehrsequencing.config import parse_days
-    from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
+    from ehrsequencing.core.files import refuse_overlap
+    from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
     from ehrsequencing.explain.question import Question
-    from ehrsequencing.explain.tables import is_explanation, require_suffix, write_table
+    from ehrsequencing.explain.tables import require_suffix, write_table
     from ehrsequencing.prediction.predict import NewRecords
 
     if out is not None:
-        refuse_foreign_file(out, is_explanation)
+        refuse_existing(out, EXPLANATION, overwrite=overwrite)
         refuse_overlap(out, data)
         require_suffix(out)
     try:
@@ -79,7 +81,7 @@ def explain(
     note(known)
     say("An effect is an association in the model, not the effect of a treatment.")
     if out is not None:
-        write_table(table, out)
+        write_table(table, out, overwrite=overwrite)
     finish(wrote={"table": out}, then=["predict", run, data, "--at", "last"], result=result)
 
 
@@ -134,7 +136,7 @@ def _cohort(
         interval = f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}"
         effect, raised = f"{100 * row['change_in_risk']:+.2f}", f"{row['raised']:.0%}"
         say(
-            f"{_cut(row['code']):<{CODE}}  {row['carriers']:>8,}  {effect:>14}  {interval:<16}  {raised:>13}"
+            f"{_cut(row['code']):<{CODE}}  {row['carriers']:>8}  {effect:>14}  {interval:<16}  {raised:>13}"
         )
     if not rows:
         say("no code has 11 carriers or more")

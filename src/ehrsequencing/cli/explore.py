@@ -7,8 +7,8 @@ import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run, read_study
-from ehrsequencing.cli.options import Config, DataFolder, Overrides, RunFolder
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.cli.options import Config, DataFolder, Overrides, Overwrite, RunFolder
+from ehrsequencing.core.process import keep_freed_memory
 
 
 def explore(
@@ -16,6 +16,7 @@ def explore(
     data: DataFolder,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="File to write")] = Path("explorer.html"),
+    overwrite: Overwrite = False,
     patients: Annotated[
         int, typer.Option("--patients", help="At most so many, drawn at random")
     ] = 10_000,
@@ -58,7 +59,9 @@ def explore(
     keep_freed_memory()
     study = read_study(config, overrides, "explore")
     from ehrsequencing.config import refuse_changes
-    from ehrsequencing.explorer import ExplorerSettings, collect, require_own, write_page
+    from ehrsequencing.core.files import refuse_overlap
+    from ehrsequencing.core.outputs import EXPLORER, refuse_existing
+    from ehrsequencing.explorer import ExplorerSettings, collect, write_page
     from ehrsequencing.prediction.predict import NewRecords
 
     settings = ExplorerSettings(
@@ -69,14 +72,15 @@ def explore(
         megabytes=megabytes,
         recalibrated=recalibrate,
     )
-    require_own(out, data, run)
+    refuse_existing(out, EXPLORER, overwrite=overwrite)
+    refuse_overlap(out, data, run)
     opened = open_run(run)
     refuse_changes(study, opened.study, "explore", file=config, by=run)
     notes: list[str] = []
     with bar("exploring") as tick:
         records = NewRecords(opened, data, study.data)
         found = collect(records, settings, force=force, progress=tick, say=notes.append)
-        write_page(found, out)
+        write_page(found, out, overwrite=overwrite)
     for text in notes:
         warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
     shown, answers = (

@@ -1,33 +1,41 @@
-"""`ehrseq export RUN`: as a program that needs torch and NumPy only, or as a folder that may be shared."""
+"""`ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, say
+from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run
-from ehrsequencing.cli.options import MovedSet, RunFolder
+from ehrsequencing.cli.options import Overwrite, RunFolder
 from ehrsequencing.core.errors import EhrseqError
+
+_BELONGS = {"share": {"--license"}, "meds-dev": {"DATA", "--labels", "--cause", "--horizon"}}
 
 
 def export(
     run: RunFolder,
-    out: Annotated[Path, typer.Option("--out", help="Folder to make")],
+    data: Annotated[
+        Path | None, typer.Argument(help="meds-dev: folder of a MEDS data set, seen or not")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder or file to make")] = ...,  # type: ignore[assignment]
+    overwrite: Overwrite = False,
     format_: Annotated[
         str,
         typer.Option(
-            "--format", help="torch: a program of torch.export; share: a folder for others"
+            "--format",
+            help="share: a folder for others; meds-dev: a risk for each of --labels (docs/scale.md)",
         ),
-    ] = "torch",
-    network_only: Annotated[
-        bool,
-        typer.Option(
-            "--network-only",
-            help="torch: of a blend, its network alone; its risks are not the blend's",
-        ),
-    ] = False,
-    prepared: MovedSet = None,
+    ] = "share",
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="meds-dev: MEDS labels, a file or a folder")
+    ] = None,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="meds-dev: which cause [the first]")
+    ] = None,
+    horizon: Annotated[
+        str | None, typer.Option("--horizon", help="meds-dev: as in 90d [the task's only one]")
+    ] = None,
     license_: Annotated[
         str | None,
         typer.Option(
@@ -35,65 +43,90 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the run for other software or for other people.
+    """Write the run for other people, or its risks for MEDS-DEV.
 
-    torch: a program for one subject at a time, with an example that needs torch and NumPy only. It is checked against
-    the run on made-up records. share: a folder for ehrseq predict elsewhere, with a model card and without ids,
-    dates, codes of fewer than 11 people, exact counts and paths.
+    share: a folder for ehrseq predict and ehrseq evaluate --data elsewhere, with a model card and without ids, dates,
+    results and paths. It needs a run that was prepared with vocabulary.min_subjects of at least 11. meds-dev: the
+    risk of one cause by one horizon for each label, as MEDS-DEV reads it.
     """
     given = {
-        "--network-only": network_only,
-        "--prepared": prepared is not None,
-        "--license": license_ is not None,
+        "--license": license_,
+        "DATA": data,
+        "--labels": labels,
+        "--cause": cause,
+        "--horizon": horizon,
     }
-    _refuse_unused(format_, {name for name, is_given in given.items() if is_given})
+    _refuse_unused(format_, {name for name, value in given.items() if value is not None})
     open_run(run)
-    if format_ == "torch":
-        ending = _as_program(run, out, network_only=network_only)
+    if format_ == "meds-dev":
+        ending = _for_meds_dev(
+            run, data, out, labels=labels, cause=cause, horizon=horizon, overwrite=overwrite
+        )
     else:
-        ending = _to_share(run, out, prepared=prepared, license_id=license_)
+        ending = _to_share(run, out, license_id=license_, overwrite=overwrite)
     finish(**ending)
 
 
 def _refuse_unused(chosen: str, given: set[str]) -> None:
-    """Refuse a format that there is not, and options that belong to another one."""
-    belongs = {"torch": {"--network-only"}, "share": {"--prepared", "--license"}}
-    if chosen not in belongs:
+    """Refuse a format that there is not, and options that belong to the other one."""
+    if chosen not in _BELONGS:
         raise EhrseqError(
-            f"{chosen!r} is not a choice", where="--format", fix=f"use {' or '.join(belongs)}"
+            f"{chosen!r} is not a choice", where="--format", fix=f"use {' or '.join(_BELONGS)}"
         )
-    if other := sorted(given - belongs[chosen]):
-        fix = f"leave it out, or use --format {next(name for name in belongs if other[0] in belongs[name])}"
+    if other := sorted(given - _BELONGS[chosen]):
+        fix = f"leave it out, or use --format {next(n for n in _BELONGS if n != chosen)}"
         raise EhrseqError(f"does not belong to --format {chosen}", where=other[0], fix=fix)
 
 
-def _as_program(run: Path, out: Path, *, network_only: bool) -> dict[str, Any]:
-    from ehrsequencing.export.folder import EXAMPLE, export_run
-
-    with bar("exporting"):
-        found = export_run(run, out, network_only=network_only)
-    say(
-        f"{found.answers}; {found.questions} questions about made-up records: risks differ by {found.difference:.1e}"
-    )
-    told = {"answers": found.answers, "questions": found.questions, "difference": found.difference}
-    return {"wrote": {"export": out}, "then": f"python {out / EXAMPLE} rows.csv", "result": told}
-
-
-def _to_share(
-    run: Path, out: Path, *, prepared: Path | None, license_id: str | None
+def _for_meds_dev(
+    run: Path,
+    data: Path | None,
+    out: Path,
+    *,
+    labels: Path | None,
+    cause: str | None,
+    horizon: str | None,
+    overwrite: bool,
 ) -> dict[str, Any]:
-    from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-    from ehrsequencing.export.share import CARD, share_run
+    from ehrsequencing.config import parse_days
+    from ehrsequencing.prediction.predict_labels import predict_labels
+
+    if data is None or labels is None:
+        raise EhrseqError(
+            "needs DATA and --labels", where="--format meds-dev", fix="name records and labels"
+        )
+    try:
+        days = None if horizon is None else [parse_days(horizon)]
+    except ValueError as error:
+        raise EhrseqError(str(error), where="--horizon", fix="write it as 90d or 1y") from error
+    notes: list[str] = []
+    with bar("predicting") as tick:
+        count = predict_labels(
+            run,
+            data,
+            out,
+            labels=labels,
+            cause=cause,
+            horizons_days=days,
+            overwrite=overwrite,
+            progress=tick,
+            say=notes.append,
+        )
+    for text in notes:
+        warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
+    say(f"risks at {count:,} labels")
+    return {
+        "wrote": {"predictions": out},
+        "then": f"meds-dev-evaluation predictions_path={out} output_dir=results",
+        "result": {"labels": count},
+    }
+
+
+def _to_share(run: Path, out: Path, *, license_id: str | None, overwrite: bool) -> dict[str, Any]:
+    from ehrsequencing.reporting.share import CARD, share_run
 
     with bar("exporting"):
-        found = share_run(run, out, prepared=prepared, license_id=license_id)
-    what = "codes and numbers" if found.numbers else "codes"
-    changed = f"{found.codes + found.numbers} {what} of fewer than {SMALLEST_COUNT} people removed"
-    same = "it predicts as the run does"
-    say(
-        f"{changed}; people who have one get another risk" if found.codes or found.numbers else same
-    )
+        files = share_run(run, out, license_id=license_id, overwrite=overwrite)
     say(f"read {out / CARD} before you give the folder away")
-    told = {"removed_codes": found.codes, "removed_numbers": found.numbers, "files": found.files}
     then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-    return {"wrote": {"shared": out}, "then": then, "result": told}
+    return {"wrote": {"shared": out}, "then": then, "result": {"files": files}}

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ehrsequencing.cli.console import bar, finish, say, warn
-from ehrsequencing.cli.conventions import CommandLine
-from ehrsequencing.cli.options import Untrusted
+from ehrsequencing.cli.console import CommandLine, bar, finish, say, warn
+from ehrsequencing.cli.options import Overwrite
 from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
     from ehrsequencing.config import ImportConfig
     from ehrsequencing.readers.registry import Reader
 
-Out = Annotated[Path, typer.Argument(help="Folder to make; an earlier import there is replaced")]
+Out = Annotated[Path, typer.Argument(help="Folder to make")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings as import.key=value, as in import.dates=dmy", show_default=False),
@@ -68,9 +67,9 @@ def _command(reader: "Reader") -> Any:
             map: Annotated[
                 Path | None, typer.Option(help="YAML file that says what the columns mean")
             ] = None,
-            untrusted: Untrusted = False,
+            overwrite: Overwrite = False,
         ) -> None:
-            result = _import(reader, source, out, overrides or [], map, untrusted=untrusted)
+            result = _import(reader, source, out, overrides or [], map, overwrite=overwrite)
             finish(wrote={"data": out}, then=["check", out], result=result)
 
     elif reader.sql is not None:
@@ -89,7 +88,7 @@ def _command(reader: "Reader") -> Any:
                     "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
                 ),
             ] = False,
-            untrusted: Untrusted = False,
+            overwrite: Overwrite = False,
         ) -> None:
             if show_sql:
                 _settings(overrides or [], out)
@@ -97,7 +96,7 @@ def _command(reader: "Reader") -> Any:
                 say("\n\n".join(sql))
                 finish(wrote={}, then=None, result={"sql": sql})
                 return
-            result = _import(reader, source, out, overrides or [], untrusted=untrusted)
+            result = _import(reader, source, out, overrides or [], overwrite=overwrite)
             finish(wrote={"data": out}, then=["check", out], result=result)
 
     else:
@@ -109,9 +108,9 @@ def _command(reader: "Reader") -> Any:
             source: Annotated[str, typer.Argument(help=reader.source)],
             out: Out,
             overrides: Overrides = None,
-            untrusted: Untrusted = False,
+            overwrite: Overwrite = False,
         ) -> None:
-            result = _import(reader, source, out, overrides or [], untrusted=untrusted)
+            result = _import(reader, source, out, overrides or [], overwrite=overwrite)
             finish(wrote={"data": out}, then=["check", out], result=result)
 
     return typer.main.get_command(app)
@@ -124,33 +123,19 @@ def _import(
     overrides: list[str],
     table_map: Path | None = None,
     *,
-    untrusted: bool = False,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Import a source, print the report and return it as JSON; with `untrusted` a limited child process does it."""
-    from ehrsequencing.readers.report_of_import import import_source
-
-    _refuse_database(out)
-    given: dict[str, Any] = {
-        "format_": reader.name,
-        "source": source,
-        "out": str(out),
-        "overrides": overrides,
-    }
-    given |= {"table_map": None if table_map is None else str(table_map)}
-    if untrusted:
-        from ehrsequencing.core.limited import Limits, in_limited_child
-
-        with bar("importing"):
-            found = in_limited_child("import_source", given, where=source, limits=Limits())
-    else:
-        with bar("importing") as tick:
-            found = import_source(**given, progress=tick)
-    for line in found["lines"]:
+    """Import a source, print the report and return it as JSON."""
+    settings = _settings(overrides, out)
+    if table_map is not None:
+        settings = settings.model_copy(update={"map": table_map})
+    with bar("importing") as tick:
+        report = reader(source, out, settings=settings, overwrite=overwrite, progress=tick)
+    for line in report.lines():
         say(line)
-    for line in found["warnings"]:
+    for line in report.warnings():
         warn(line)
-    result: dict[str, Any] = found["result"]
-    return result
+    return report.as_json()
 
 
 def _settings(overrides: list[str], out: Path) -> "ImportConfig":

@@ -1,7 +1,6 @@
 """What commands read before they start: the settings, the task files, the run."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from ehrsequencing.core.errors import EhrseqError
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig
     from ehrsequencing.prediction.run import Run
-    from ehrsequencing.training.processes import Processes
 
 
 def read_study(config: Path | None, overrides: Sequence[str] | None, command: str) -> "StudyConfig":
@@ -42,41 +40,3 @@ def read_tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
         what = f"the settings hold the task {study.task.name!r}, which is none of these"
         raise EhrseqError(what, where="--task", fix="leave out one of the two")
     return tasks or ([study.task] if study.task is not None else [])
-
-
-@contextmanager
-def trusted(
-    data: Path,
-    study: "StudyConfig",
-    *,
-    untrusted: bool,
-    keep: Path | None = None,
-    processes: "Processes | None" = None,
-) -> Iterator[Path]:
-    """The folder to read: that of the data, or with `untrusted` a plain copy, which `keep` keeps.
-
-    Of several processes, the first one makes the copy and must need it longest.
-    """
-    if not untrusted:
-        yield data
-        return
-    if processes is not None and not processes.is_first:
-        yield Path(processes.tell())
-        return
-    from ehrsequencing.cli.console import bar
-    from ehrsequencing.records.plain_copy import plain_copy
-
-    with ExitStack() as stack:
-        with bar("copying"):
-            folder = stack.enter_context(
-                plain_copy(data, facts=study.data, visits=study.visits, keep=keep)
-            )
-        if processes is not None:
-            processes.tell(str(folder))
-        try:
-            yield folder
-        except EhrseqError as error:  # name the file that people can look at
-            what, where = (
-                text.replace(str(folder), str(data)) for text in (error.what, error.where)
-            )
-            raise EhrseqError(what, where=where, fix=error.fix) from error

@@ -8,8 +8,7 @@ import typer
 
 def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
     """Settings that the command uses and that begin like this, for completion in a shell."""
-    from ehrsequencing.config.commands import COMMANDS
-    from ehrsequencing.config.files import setting_names
+    from ehrsequencing.config.files import COMMANDS, setting_names
     from ehrsequencing.config.study import StudyConfig
 
     sections = COMMANDS.get(ctx.info_name or "", ())
@@ -20,17 +19,8 @@ def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
 Config = Annotated[
     Path | None, typer.Option("--config", help="Study file (YAML) with any of the sections")
 ]
-Devices = Annotated[
-    int,
-    typer.Option(
-        "--devices", min=1, help="Processes on this machine that share the work (docs/scale.md)"
-    ),
-]
 DataFolder = Annotated[Path, typer.Argument(help="Folder of a MEDS data set")]
 NewFolder = Annotated[Path, typer.Argument(help="Folder to make")]
-Nodes = Annotated[
-    int, typer.Option("--nodes", min=1, help="Machines that run this command (docs/scale.md)")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -39,14 +29,14 @@ Overrides = Annotated[
         autocompletion=_settings_like,
     ),
 ]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Replace an earlier output of this command that nobody has changed"
+    ),
+]
 MovedSet = Annotated[
     Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="What ehrseq train made")]
 TaskFiles = Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")]
-Untrusted = Annotated[
-    bool,
-    typer.Option(
-        "--untrusted", help="Read data of strangers in a process with limits of memory and time"
-    ),
-]

@@ -46,12 +46,6 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
     return lines, told
 
 
-def adapter_lines(run: Path) -> list[str]:
-    """Where a run has its adapters alone; nothing without adapters."""
-    names = sorted(path.name for path in run.glob("adapters*.safetensors"))
-    return [f"the adapters alone: {', '.join(names)}"] if names else []
-
-
 def main_results(folder: Path) -> dict[str, Any]:
     """The cause of interest as rows for `--json`, from `metrics.json`: for real people it holds what may be shared."""
     metrics = read_json(folder / SHARED)

@@ -8,8 +8,8 @@ import typer
 
 from ehrsequencing.cli.console import finish, note, say, stages
 from ehrsequencing.cli.inputs import read_study, read_tasks
-from ehrsequencing.cli.options import Config, DataFolder, Overrides
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.cli.options import Config, DataFolder, Overrides, Overwrite
+from ehrsequencing.core.process import keep_freed_memory
 
 
 def score(
@@ -22,6 +22,7 @@ def score(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")
     ] = None,
+    overwrite: Overwrite = False,
     name: Annotated[
         str | None, typer.Option("--name", help="What the model is called [the file's name]")
     ] = None,
@@ -43,7 +44,7 @@ def score(
     keep_freed_memory()
     given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
     study = read_study(config, given, "score" if prepared is None else "score --prepared")
-    from ehrsequencing.api.report import report_score
+    from ehrsequencing.api.evaluate import report_score
     from ehrsequencing.cli.results import main_results
     from ehrsequencing.evaluation.score import score as score_file
     from ehrsequencing.reporting.terminal import metric_lines
@@ -53,7 +54,9 @@ def score(
         scored = partial(
             score_file, predictions, data, question, out=out, name=name, split=split, study=study
         )
-        result, folder = scored(prepared=prepared, progress=stage, draw=report_score)
+        result, folder = scored(
+            prepared=prepared, overwrite=overwrite, progress=stage, draw=report_score
+        )
     for text in result["warnings"]:
         note(f"note: {text}")
     say("\n".join(metric_lines(result)))

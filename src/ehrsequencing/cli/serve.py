@@ -8,11 +8,12 @@ import typer
 from ehrsequencing.cli.console import bar, finish, note, say
 from ehrsequencing.cli.inputs import open_run
 from ehrsequencing.cli.options import RunFolder
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.process import keep_freed_memory
 
 if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run
-    from ehrsequencing.serve.explorer_page import LivePage
+    from ehrsequencing.serve.page import LivePage
 
 
 def serve(
@@ -75,11 +76,13 @@ def serve(
     Listens on this machine only, unless --host says otherwise. Keeps nothing of a request. Stop it with Ctrl-C.
     """
     keep_freed_memory()
-    from ehrsequencing.serve.start import require_packages
-    from ehrsequencing.serve.start import serve as listen
-
-    require_packages()
-    from ehrsequencing.serve.limits import Limits
+    try:
+        from ehrsequencing.serve.app import serve as listen
+    except ImportError as error:
+        fix = 'install it with pip install "ehrsequencing[serve]"'
+        raise EhrseqError(f"needs {error.name}", where="ehrseq serve", fix=fix) from error
+    from ehrsequencing.serve.page import live_page
+    from ehrsequencing.serve.security import Limits
 
     limits = Limits(body_bytes=max_body * 2**20, rows=max_rows, visits=max_visits, seconds=timeout)
     open_run(run)
@@ -92,11 +95,10 @@ def serve(
             note("note: the visit head has no risk curves, so there is no explorer")
             return None
         from ehrsequencing.prediction.predict import NewRecords
-        from ehrsequencing.serve.explorer_page import LivePage
 
         with bar("reading the patients") as tick:
             records = NewRecords(found, data)
-            return LivePage.of(
+            return live_page(
                 records,
                 recalibrated=recalibrate,
                 what_if=what_if,

@@ -1,17 +1,15 @@
 """`ehrseq train`."""
 
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import finish, say, training_bar, unfinished, warn
+from ehrsequencing.cli.console import current, finish, say, unfinished, warn
 from ehrsequencing.cli.inputs import read_study
-from ehrsequencing.cli.launch import launch, launches, one_of_several
-from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides
+from ehrsequencing.cli.options import Config, Overrides, Overwrite
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.process import keep_freed_memory
 
 
 def train(
@@ -33,54 +31,51 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after an interruption")
     ] = False,
-    devices: Devices = 1,
-    nodes: Nodes = 1,
+    overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
-    if launches(devices, nodes):
-        raise SystemExit(launch("train", devices, nodes))
-    with one_of_several() as processes:
-        keep_freed_memory()
-        given = _with_mode(overrides or [], transfer, init)
-        study = read_study(config, given, "train")
-        from ehrsequencing.baselines.blend.train import trainer_of
-        from ehrsequencing.cli.results import adapter_lines, kept_epochs
-        from ehrsequencing.config import refuse_changes, refuse_other_task
-        from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
-        from ehrsequencing.training.pretrained import Pretrained
-        from ehrsequencing.training.processes import ALONE
-        from ehrsequencing.training.run_folder import alone_in
+    keep_freed_memory()
+    given = _with_mode(overrides or [], transfer, init)
+    study = read_study(config, given, "train")
+    from ehrsequencing.api.training import train as train_run
+    from ehrsequencing.cli.results import kept_epochs
+    from ehrsequencing.config import refuse_changes, refuse_other_task
+    from ehrsequencing.records.prepared import Prepared
+    from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
 
-        all_of_them = processes or ALONE
-        with alone_in(out) if all_of_them.is_first else nullcontext():  # before the work begins
-            store = Prepared(prepared)
-            refuse_changes(study, store.study, "train", file=config, by=prepared)
-            if config is not None and study.task is not None:
-                refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
-                task = task or study.task.name
-            source = None if init is None else Pretrained(init)
-            trainer = trainer_of(
-                store,
-                task or store.only_task(),
-                out,
-                study=study,
-                init=source,
-                processes=all_of_them,
-            )
-            for line in transfer_lines(trainer.started_from):
-                say(line)
-            if advice := transfer_advice(trainer.started_from):
-                warn(advice)
-            with unfinished(out), training_bar() as show:
-                trainer.fit(resume=resume, on_progress=show)
-            if not all_of_them.is_first:
-                return
-            lines, facts = kept_epochs(out)
-            for line in [*lines, *adapter_lines(out)]:
-                say(line)
-            finish(wrote={"run": out}, then=["evaluate", out], result=facts)
+    store = Prepared(prepared)
+    refuse_changes(study, store.study, "train", file=config, by=prepared)
+    if config is not None and study.task is not None:
+        refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
+        task = task or study.task.name
+
+    def show_start(started_from: Any) -> None:
+        for line in transfer_lines(started_from):
+            say(line)
+        if advice := transfer_advice(started_from):
+            warn(advice)
+
+    show = not current().quiet
+    with unfinished(out):
+        is_first = train_run(
+            store,
+            out,
+            study=study,
+            task=task,
+            init=init,
+            resume=resume,
+            overwrite=overwrite,
+            progress=show,
+            on_start=show_start,
+        )
+    if not is_first:
+        current().json = False  # the first process prints
+        return
+    lines, facts = kept_epochs(out)
+    for line in lines:
+        say(line)
+    finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
 def _with_mode(overrides: list[str], transfer: str | None, init: Path | None) -> list[str]:

@@ -4,11 +4,17 @@ Every setting can be given in a YAML file (`--config study.yaml`) or as `section
 """
 
 from ehrsequencing.config.base import DAYS_PER_YEAR, Settings, format_days, parse_days
-from ehrsequencing.config.commands import refuse_changes, refuse_other_task, refuse_unused
-from ehrsequencing.config.files import load_study, load_task, read_settings, validated
+from ehrsequencing.config.files import (
+    load_study,
+    load_task,
+    read_settings,
+    refuse_changes,
+    refuse_other_task,
+    refuse_unused,
+    validated,
+)
 from ehrsequencing.config.importing import ImportConfig, load_import
 from ehrsequencing.config.model import ModelConfig
-from ehrsequencing.config.pretraining import PretrainingConfig, TransferConfig
 from ehrsequencing.config.records import (
     DataConfig,
     DialectConfig,
@@ -17,7 +23,14 @@ from ehrsequencing.config.records import (
     VisitsConfig,
     VocabularyConfig,
 )
-from ehrsequencing.config.study import PRESETS, EvaluationConfig, StudyConfig, TrainingConfig
+from ehrsequencing.config.study import (
+    PRESETS,
+    EvaluationConfig,
+    PretrainingConfig,
+    StudyConfig,
+    TrainingConfig,
+    TransferConfig,
+)
 from ehrsequencing.config.task import (
     CensoringConfig,
     EligibilityConfig,

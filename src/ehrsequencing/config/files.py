@@ -1,6 +1,6 @@
 """Read settings from YAML files and `section.key=value`; an error is one line that names the setting."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from ehrsequencing.config.base import SettingsT
+from ehrsequencing.config.base import Settings, SettingsT
 from ehrsequencing.config.study import EvaluationConfig, StudyConfig
 from ehrsequencing.config.task import TaskConfig
 from ehrsequencing.core.errors import EhrseqError
@@ -125,21 +125,13 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            near = _what_comes_close(kind, first["loc"])
+            near = _what_comes_close(kind, name)
             raise EhrseqError(f"unknown setting {name!r}", where=where, fix=near) from error
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)
         raise EhrseqError(
             f"{name}: {text}" if name else text, where=where, fix="correct this setting"
         ) from error
-
-
-def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Names that would have been valid where an unknown one was given."""
-    for part in loc[:-1]:
-        field = kind.model_fields.get(str(part))
-        kind = (_section(field) if field else None) or kind
-    return list(kind.model_fields)
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
@@ -151,32 +143,144 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def setting_names(kind: type[BaseModel]) -> list[str]:
-    """Every setting as people write it, as in `training.epochs`."""
-    return [".".join(names) for names in _all_names(kind)]
-
-
-def _all_names(kind: type[BaseModel], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every setting with its sections, as in `("training", "epochs")`."""
+    """Every section and setting as people write it, as in `training` and `training.epochs`."""
+    names = []
     for name, field in kind.model_fields.items():
+        names.append(name)
         section = _section(field)
-        yield (*parents, name)
         if section is not None:
-            yield from _all_names(section, (*parents, name))
+            names += [f"{name}.{inner}" for inner in setting_names(section)]
+    return names
 
 
-def _what_comes_close(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    """The settings that somebody may have meant, else all that are known there.
+def _what_comes_close(kind: type[BaseModel], unknown: str) -> str:
+    """The settings that somebody may have meant, else the first part of all names."""
+    names = setting_names(kind)
+    last = unknown.rpartition(".")[2]
+    near = [name for name in names if name.rpartition(".")[2] == last]
+    near = near or get_close_matches(unknown, names, n=1, cutoff=0.7)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"known here: {', '.join(kind.model_fields)}"
 
-    A setting of the same section comes first, then one of that name in another section.
+
+# ---- which command uses which sections; it refuses settings that it does not use ----
+
+_RECORDS = ("data", "dialect")
+_PREPARE = (*_RECORDS, "visits", "values", "vocabulary", "splits", "task")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "codes": _RECORDS,
+    "check": _PREPARE,
+    "prepare": _PREPARE,
+    "pretrain": ("preset", "model", "training", "pretraining"),
+    # a run keeps `evaluation` as the defaults of `evaluate`
+    "train": (
+        "preset",
+        "model",
+        "training",
+        "transfer",
+        "evaluation",
+    ),
+    "evaluate": ("evaluation",),
+    "evaluate --data": ("evaluation", *_RECORDS),
+    "predict": _RECORDS,
+    "explain": _RECORDS,
+    "explore": _RECORDS,
+    "score": (*_RECORDS, "visits", "values", "vocabulary", "splits", "evaluation"),
+    "score --prepared": ("evaluation",),
+}
+# Sections that a prepared set or a run has fixed. The section `evaluation` is never fixed.
+_OF_PREPARED = ("data", "visits", "values", "vocabulary", "splits")
+_OF_RUN = (*_OF_PREPARED, "model", "training")
+
+
+def refuse_unused(overrides: Iterable[str], command: str) -> None:
+    """Refuse `section.key=value` on the command line of a command that does not use the section.
+
+    Raises:
+        EhrseqError: Names the commands that take the setting.
     """
-    siblings, unknown = _siblings(kind, loc), str(loc[-1])
-    here = ".".join(str(part) for part in loc[:-1])
-    near = [
-        f"{here}.{name}" if here else name
-        for name in get_close_matches(unknown, siblings, n=2, cutoff=0.6)
-    ]
-    near = near or [".".join(names) for names in _all_names(kind) if names[-1] == unknown]
-    if not near:
-        last = {names[-1]: names for names in _all_names(kind)}
-        near = [".".join(last[name]) for name in get_close_matches(unknown, last, n=1, cutoff=0.8)]
-    return f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(siblings)}"
+    for text in overrides:
+        name = text.partition("=")[0].strip()
+        section = name.partition(".")[0]
+        takers = [f"ehrseq {other}" for other, sections in COMMANDS.items() if section in sections]
+        if takers and section not in COMMANDS[command]:
+            what = f"{name} belongs to {' and '.join(takers)}"
+            raise EhrseqError(
+                what,
+                where=f"ehrseq {command}",
+                fix="leave it out here, and give it to that command",
+            )
+
+
+def refuse_changes(
+    study: StudyConfig, settled: StudyConfig, command: str, *, file: Path | None, by: Path
+) -> None:
+    """Refuse a study file that contradicts what a prepared set or a run was made with.
+
+    Args:
+        study: Settings of the file and the command line.
+        settled: Settings that the prepared set or the run records. With a task it is a run's.
+        command: The command that reads them, a key of `COMMANDS`: its own sections may differ.
+        file: The study file; without one there is nothing to contradict.
+        by: Folder of the prepared set or the run.
+
+    Raises:
+        EhrseqError: Names the setting, the file and the folder. What is equal or left out is fine.
+    """
+    if file is None:
+        return
+    named = _named(file)
+    sections = _OF_RUN if settled.task is not None else _OF_PREPARED
+    for section in sections:
+        ours, theirs = getattr(study, section), getattr(settled, section)
+        known = set() if section in COMMANDS[command] else set(type(ours).model_fields)
+        for key in sorted(named.get(section, set()) & known):
+            given, made_with = getattr(ours, key), getattr(theirs, key)
+            if given != made_with:
+                what = f"{section}.{key} is {_shown(given)}, but {by} was made with {_shown(made_with)}"
+                raise EhrseqError(
+                    what, where=str(file), fix="leave it out, or make that folder again with it"
+                )
+    if "preset" in named and sections is _OF_RUN and study.preset != settled.preset:
+        what = f"preset is {study.preset!r}, but {by} was made with {settled.preset!r}"
+        raise EhrseqError(
+            what, where=str(file), fix="leave it out, or make that folder again with it"
+        )
+    if settled.task is not None and study.task is not None:
+        refuse_other_task(study.task, settled.task, file=file, by=by)
+
+
+def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: Path) -> None:
+    """Refuse the task of a study file where a prepared set or a run has another one.
+
+    Raises:
+        EhrseqError: Names the first setting that differs, the file and the folder.
+    """
+    ours, theirs = given.model_dump(), known.model_dump()
+    ours["index"].pop("file"), theirs["index"].pop("file")  # the same file may lie elsewhere by now
+    for name in ours:
+        if ours[name] != theirs[name]:
+            what = f"task.{name} differs from that of {by}"
+            raise EhrseqError(
+                what, where=str(file), fix="leave the task out, or make that folder again with it"
+            )
+
+
+def _named(file: Path) -> dict[str, set[str]]:
+    """Section → settings that a study file itself names, without those that come from a preset or a size."""
+    raw = read_yaml(file)
+    named = {
+        section: set(body if isinstance(body, dict) else ())
+        for section, body in raw.items()
+        if body is not None
+    }
+    if "dialect" in raw:  # a part of `data`, by another name, like `from` of `from_date`
+        named.setdefault("data", set()).add("dialect")
+    if "from" in named.get("splits", ()):
+        named["splits"].add("from_date")
+    return named
+
+
+def _shown(value: Any) -> str:
+    return "other settings" if isinstance(value, Settings) else repr(value)

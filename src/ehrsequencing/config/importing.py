@@ -1,13 +1,17 @@
-"""Settings of the import commands."""
+"""Settings of the import commands; and the map of `ehrseq import csv`: which columns hold whom, when and what."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import create_model
+from pydantic import BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
 
-from ehrsequencing.config.base import Settings
-from ehrsequencing.config.files import read_settings, validated
+from ehrsequencing.config.base import Settings, as_list, check_date
+from ehrsequencing.config.files import read_settings, read_yaml, validated
+from ehrsequencing.core.errors import EhrseqError
+
+_SHOWN = "docs/data.md#any-flat-table"
+UNIT_DAYS = {"s": 1 / 86_400, "min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": 365.25}
 
 
 class ImportConfig(Settings):
@@ -29,3 +33,163 @@ def load_import(overrides: Iterable[str] = ()) -> ImportConfig:
     sections = validated(_Sections, read_settings(None, overrides), where="settings")
     config: ImportConfig = getattr(sections, "import")
     return config
+
+
+class Elapsed(Settings):
+    """A column that counts time from an origin, as in {column: year, unit: y, since: 2000-01-01 12:00}."""
+
+    column: str
+    unit: Literal["s", "min", "h", "d", "w", "y"]
+    since: str | None = None  # an ISO date, or a column of dates: the column counts forward from it
+    # the same: the column counts back from it, as an age at enrolment does
+    before: str | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Elapsed":
+        if (self.since is None) == (self.before is None):
+            raise ValueError("needs either since or before, an ISO date or a column of dates")
+        return self
+
+
+def _kind(given: object) -> str:
+    return "elapsed" if isinstance(given, dict | Elapsed) else "date"
+
+
+# A column of dates, an ISO date, or an elapsed time.
+When = Annotated[
+    Annotated[str, Tag("date")] | Annotated[Elapsed, Tag("elapsed")], Discriminator(_kind)
+]
+
+
+def is_date(text: str) -> bool:
+    """Whether a text of the map is a date, and not the name of a column."""
+    try:
+        check_date(text)
+    except ValueError:
+        return False
+    return True
+
+
+class EventMap(Settings):
+    """One event for each row of the table in which its columns are filled."""
+
+    code: str | None = None  # the code; with code_from its beginning: CODE//TEXT
+    code_from: str | None = None  # the column whose text ends the code
+    # texts of code_from → whole codes; others make no event
+    codes: dict[str, str] = Field(default_factory=dict)
+    value: str | None = None  # the column with the number
+    unit: str | None = None  # of all numbers; becomes the code's ending
+    unit_from: str | None = None  # the column with each number's unit
+    time: When | None = None  # when it became known; default: the table's time
+
+    @model_validator(mode="after")
+    def _has_a_code(self) -> "EventMap":
+        if self.code is None and self.code_from is None:
+            raise ValueError("needs code, code_from or both")
+        if self.codes and (self.code_from is None or self.code is not None):
+            raise ValueError("codes are whole codes for the texts of code_from, without code")
+        if self.unit is not None and self.unit_from is not None:
+            raise ValueError("has both unit and unit_from")
+        if self.value is None and (self.unit is not None or self.unit_from is not None):
+            raise ValueError("has a unit, and no column value")
+        return self
+
+    def columns(self) -> list[str]:
+        """The columns that hold its content."""
+        return [name for name in (self.code_from, self.value, self.unit_from) if name is not None]
+
+
+class EncounterMap(Settings):
+    """Which encounter a row belongs to."""
+
+    id: str  # the column of the encounter's id
+    # when it began, and its end: events with a time of their own belong to it between them
+    start: When | None = None
+    end: When | None = None
+
+    @model_validator(mode="after")
+    def _end_needs_a_start(self) -> "EncounterMap":
+        if self.end is not None and self.start is None:
+            raise ValueError("has an end, and no start")
+        return self
+
+
+def _as_encounter(given: object) -> object:
+    return {"id": given} if isinstance(given, str) else given
+
+
+class TableMap(Settings):
+    """What the columns of one flat table mean."""
+
+    subject: str  # the column that says whose row it is
+    time: When | None = None  # of every event that has none of its own
+    # for visits.by=encounter
+    encounter: Annotated[EncounterMap | None, BeforeValidator(_as_encounter)] = None
+    birth: When | None = None
+    death: When | None = None
+    # column → beginning of a code without a time
+    static: dict[str, str] = Field(default_factory=dict)
+    events: Annotated[tuple[EventMap, ...], Field(min_length=1)]
+    decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
+    missing: Annotated[tuple[str, ...], BeforeValidator(as_list)] = (
+        "NA",
+        "NaN",
+        "nan",
+        "NULL",
+        "null",
+        "\\N",
+    )
+
+    @model_validator(mode="after")
+    def _every_event_has_a_time(self) -> "TableMap":
+        if self.time is None and any(event.time is None for event in self.events):
+            raise ValueError("an event has no time: give it one, or give the table one")
+        return self
+
+    def whens(self) -> list[When]:
+        """Every time of the map."""
+        stay = [self.encounter.start, self.encounter.end] if self.encounter is not None else []
+        times = [self.time, self.birth, self.death, *stay, *(event.time for event in self.events)]
+        return [time for time in times if time is not None]
+
+    def date_columns(self) -> list[str]:
+        """Columns that hold dates."""
+        named = [
+            part
+            for when in self.whens()
+            for part in ([when] if isinstance(when, str) else [when.since, when.before])
+        ]
+        return list(dict.fromkeys(name for name in named if name is not None and not is_date(name)))
+
+    def number_columns(self) -> list[str]:
+        """Columns that hold numbers."""
+        names = [event.value for event in self.events]
+        names += [when.column for when in self.whens() if isinstance(when, Elapsed)]
+        return list(dict.fromkeys(name for name in names if name is not None))
+
+    def columns(self) -> list[str]:
+        """Every column of the map, each once."""
+        names = [
+            self.subject,
+            *([self.encounter.id] if self.encounter else []),
+            *self.static,
+            *self.date_columns(),
+        ]
+        names += [
+            *self.number_columns(),
+            *(name for event in self.events for name in event.columns()),
+        ]
+        return list(dict.fromkeys(names))
+
+
+def load_table_map(path: Path | None) -> TableMap:
+    """Read a map.
+
+    Raises:
+        EhrseqError: There is none, or it has unknown keys or lacks one.
+    """
+    if path is None:
+        fix = f"write what the columns mean into a file, and name it with --map map.yaml; see {_SHOWN}"
+        raise EhrseqError("a flat table needs a map", fix=fix)
+    data: dict[str, Any] = read_yaml(path, see=_SHOWN)
+    return validated(TableMap, data, where=str(path))

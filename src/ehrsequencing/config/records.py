@@ -6,8 +6,6 @@ from zoneinfo import ZoneInfo
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -15,7 +13,7 @@ from ehrsequencing.config.base import Days, Settings, as_list, check_date
 
 
 class VisitsConfig(Settings):
-    """How events are grouped into visits (SCIENCE.md §1)."""
+    """How events are grouped into visits."""
 
     by: Literal["day", "window", "gap", "encounter"] = "day"
     window: Days = Field(1 / 24, gt=0)  # by=window: length of the window, aligned to midnight
@@ -42,9 +40,8 @@ class VocabularyConfig(Settings):
 
     # a code needs so many training subjects to get its own token
     min_subjects: int = Field(5, ge=1)
-    # Rare codes by the ontology (`parent_codes`): on = replaced by their nearest frequent ancestor; ancestors = every
-    # code also brings its frequent ancestors along.
-    rollup: Annotated[Literal["off", "on", "ancestors"], BeforeValidator(_from_switch)] = "off"
+    # on: rare codes are replaced by their nearest frequent ancestor of the ontology (`parent_codes`)
+    rollup: Annotated[Literal["off", "on"], BeforeValidator(_from_switch)] = "off"
 
 
 class SplitsConfig(Settings):
@@ -133,12 +130,3 @@ class DataConfig(Settings):
     extracted: str | None = None  # ISO date of extraction: later events are refused
     # written as the section `dialect:` of a study file; None: MEDS as it is
     dialect: DialectConfig | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_empty_dialect(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Keeps the digests of runs that older versions recorded.
-        return {
-            name: value
-            for name, value in dump(self).items()
-            if name != "dialect" or value is not None
-        }

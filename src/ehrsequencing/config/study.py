@@ -1,12 +1,12 @@
-"""Settings of training and evaluation, presets, and the study that holds every section."""
+"""Settings of training, pretraining and evaluation, presets, and the study that holds every section."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from ehrsequencing.config import parts
 from ehrsequencing.config.base import Settings
 from ehrsequencing.config.model import ModelConfig
-from ehrsequencing.config.pretraining import PretrainingConfig, TransferConfig
 from ehrsequencing.config.records import (
     DataConfig,
     SplitsConfig,
@@ -22,8 +22,6 @@ class TrainingConfig(Settings):
 
     epochs: int = Field(60, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
-    # try so many settings of the network, and keep those with the best tuning NLL
-    search: int = Field(1, ge=1)
     # train so many models with the seeds seed, seed + 1 …, and average their hazards
     members: int = Field(1, ge=1)
     bootstrap: bool = False  # train each member on subjects drawn with replacement
@@ -36,7 +34,6 @@ class TrainingConfig(Settings):
     masked_codes: float = Field(0.3, ge=0)
     learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
-    schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled (AdamW); weight matrices only
     # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
     decay_steps: int | None = Field(300, ge=1)  # null: it never falls
@@ -48,8 +45,6 @@ class TrainingConfig(Settings):
     patience: int = Field(6, ge=1)
     # tuning NLL at all prediction times, or only at landmarks
     early_stop: Literal["visits", "landmarks"] = "visits"
-    # a tuning NLL counts as better if it is lower by more than this
-    min_gain: float = Field(0.0, ge=0)
     checkpoint_steps: int = Field(200, ge=1)  # save every so many steps, and after each epoch
     checkpoint_seconds: float = Field(15.0, ge=0)  # shortest time between two checkpoints
     # strength of the final recalibration (prior SD of the correction); 0 = off
@@ -59,7 +54,51 @@ class TrainingConfig(Settings):
     blend: bool = False
     # of training subjects, for the weights; training takes so many times more
     blend_folds: int = Field(3, ge=2, le=20)
-    grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head (SCIENCE.md: 16-24)
+    grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head
+
+
+def _as_weights(value: object) -> object:
+    """One name, or a list of names, as weights of 1."""
+    names = [value] if isinstance(value, str) else value
+    return dict.fromkeys(names, 1.0) if isinstance(names, list | tuple) else value
+
+
+def _checked(weights: dict[str, float]) -> dict[str, float]:
+    if not weights:
+        raise ValueError(f"name at least one of {', '.join(parts.objective.parts)}")
+    return {parts.objective.checked(name): weight for name, weight in weights.items()}
+
+
+Objectives = Annotated[
+    dict[str, Annotated[float, Field(gt=0)]], BeforeValidator(_as_weights), AfterValidator(_checked)
+]
+
+
+class PretrainingConfig(Settings):
+    """What a model learns from records without labels (docs/pretraining.md)."""
+
+    # Name → weight of its loss; a list means weights of 1.
+    objectives: Objectives = Field(
+        default_factory=lambda: {"masked_codes": 1.0, "time_to_code": 1.0}
+    )
+    # masked_codes: share of visits that lose one of their codes
+    masked_share: float = Field(0.5, gt=0, le=1)
+    exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
+
+
+class TransferConfig(Settings):
+    """How `ehrseq train --init` uses the weights of another model (docs/pretraining.md)."""
+
+    # full: all weights are trained. frozen: only the head, and what the other model never learned. lora: these, and
+    # low-rank updates of the frozen matrices.
+    mode: Literal["full", "frozen", "lora"] = "full"
+    lora_rank: int = Field(8, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TransferConfig":
+        if self.mode != "lora" and self.lora_rank != 8:
+            raise ValueError(f"lora_rank does nothing with mode={self.mode}: set mode=lora")
+        return self
 
 
 class EvaluationConfig(Settings):
@@ -133,9 +172,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"position": "sinusoidal", "frozen": ("age", "visit")},
     },
 }
-REMOVED_PRESETS = {
-    "large_cohort": "it was never measured; the defaults were, with 20,000 to 100,000 subjects; leave preset out",
-}
 
 
 class StudyConfig(Settings):
@@ -158,8 +194,6 @@ class StudyConfig(Settings):
     @classmethod
     def _expand_preset(cls, data: Any) -> Any:
         name = str(data.get("preset")) if isinstance(data, dict) else None
-        if name in REMOVED_PRESETS:
-            raise ValueError(f"preset={name} was removed: {REMOVED_PRESETS[name]}")
         preset = PRESETS.get(str(name))
         for section, defaults in (preset or {}).items():
             given = data.get(section, {})

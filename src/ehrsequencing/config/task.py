@@ -1,4 +1,4 @@
-"""The task file: for whom, from when, which event, with which competing causes (ARCHITECTURE.md, task file)."""
+"""The task file: for whom, from when, which event, with which competing causes (docs/guide.md)."""
 
 from typing import Annotated, Literal
 
@@ -105,7 +105,7 @@ def _check_causes(causes: tuple[str, ...]) -> None:
 
 
 class TaskConfig(Settings):
-    """A question: for whom, from when, which event, with which competing causes (ARCHITECTURE.md, task file)."""
+    """A question: for whom, from when, which event, with which competing causes (docs/guide.md)."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     index: IndexConfig

@@ -1,85 +1,376 @@
-"""Kinds of outputs, how each is recognised, and folders with a manifest."""
+"""What ehrseq writes: the kinds of outputs, when one may be replaced, and folders with a manifest of hashes.
 
-from ehrsequencing.core.output_kinds import (
-    CHECK,
-    CHECKPOINT,
-    EXPLANATION,
-    EXPLORER,
-    EXPORT,
-    EXTERNAL,
-    HISTORY,
-    IMPORTED,
-    KINDS,
-    MANIFEST,
-    PLAIN_COPY,
-    PREDICTIONS,
-    PREPARED,
-    PRETRAINED,
-    RUN,
-    RUN_NEEDS,
-    SCORE,
-    SHARED_RUN,
-    SIMULATION,
-    STUDY,
-    STUDY_PACK,
-    STUDY_SITE,
-    UNFINISHED_PRETRAINING,
-    UNFINISHED_RUN,
-    Kind,
-    is_json_of,
-    is_page_of,
-    is_parquet_of,
-    page_mark,
-    parquet_mark,
-)
-from ehrsequencing.core.storage import (
-    altered,
-    complete_folder,
-    read_manifest,
-    refuse_foreign_folder,
-    require_facts,
-    require_unchanged,
-    save_manifest,
-    write_manifest,
+A folder's `manifest.json` is written last. It names the folder's kind and lists the SHA-256 of every file and of
+itself; no folder is loaded without it. A single file has a note beside it, `.NAME.ehrseq`, with its kind and hash.
+An output that exists is refused, unless it may be overwritten: if it is of the same kind and still as it was written.
+"""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import (
+    atomic_path,
+    disk_errors,
+    entries,
+    fsync,
+    is_special,
+    is_temporary,
+    mode_for,
+    read_json,
+    remove_folder,
+    require_name,
+    sha256,
+    temporary_in,
+    write_json,
 )
 
-__all__ = [
-    "CHECK",
-    "CHECKPOINT",
-    "EXPLANATION",
-    "EXPLORER",
-    "EXPORT",
-    "EXTERNAL",
-    "HISTORY",
-    "IMPORTED",
-    "KINDS",
-    "MANIFEST",
-    "PLAIN_COPY",
-    "PREDICTIONS",
-    "PREPARED",
-    "PRETRAINED",
-    "RUN",
-    "RUN_NEEDS",
-    "SCORE",
-    "SHARED_RUN",
-    "SIMULATION",
-    "STUDY",
-    "STUDY_PACK",
-    "STUDY_SITE",
-    "UNFINISHED_PRETRAINING",
-    "UNFINISHED_RUN",
-    "Kind",
-    "altered",
-    "complete_folder",
-    "is_json_of",
-    "is_page_of",
-    "is_parquet_of",
-    "page_mark",
-    "parquet_mark",
-    "read_manifest",
-    "refuse_foreign_folder",
-    "require_facts",
-    "require_unchanged",
-    "save_manifest",
-    "write_manifest",
-]
+FORMAT = 2  # of manifests and notes
+MANIFEST = "manifest.json"  # of a folder: its kind and the hash of each file
+HISTORY = "history.jsonl"  # of a run: one line per epoch
+# The files of a run that prediction needs. Its other files may be deleted or edited.
+RUN_NEEDS = (
+    "config.json",
+    "config.yaml",
+    "model.safetensors",
+    "vocabulary.json",
+    "vocabulary.safetensors",
+)
+_AGAIN = "make the folder again"
+_HASHING = 4  # files that are hashed at once
+_DIGEST = "digest"  # entry of a manifest: the hash of all others
+_VOCABULARY = ("vocabulary.json", "vocabulary.safetensors")
+_DATA_SET = ("metadata/subject_splits.parquet", "metadata/dataset.json")
+_HERE, _EXCHANGE = (
+    -100,
+    2,
+)  # AT_FDCWD and RENAME_EXCHANGE of Linux; RENAME_SWAP of macOS is 2 as well
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of output.
+
+    Attributes:
+        name: `kind` in its manifest.
+        what: The name in messages.
+        needs: The files that every folder of this kind must have, with their hashes.
+    """
+
+    name: str
+    what: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The entries of a manifest that name the kind."""
+        return {"kind": self.name, "format": FORMAT}
+
+    def is_of(self, facts: object) -> bool:
+        """Whether a manifest names this kind, in the format of this version."""
+        return isinstance(facts, dict) and self.facts.items() <= facts.items()
+
+
+PREPARED = Kind("prepared", "a prepared data set", ("config.yaml", *_VOCABULARY))
+IMPORTED = Kind("imported data set", "an imported data set", _DATA_SET)
+SIMULATION = Kind("simulation", "a simulated data set", (*_DATA_SET, "task.yaml"))
+RUN = Kind("run", "a run", RUN_NEEDS)
+SHARED_RUN = Kind("shared run", "a shared model", RUN_NEEDS)
+UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
+PRETRAINED = Kind("pretraining", "a pretrained model", RUN_NEEDS)
+UNFINISHED_PRETRAINING = Kind("unfinished pretraining", "an unfinished pretraining")
+CHECKPOINT = Kind("checkpoint", "a checkpoint", ("state.json", "state.safetensors"))
+EXTERNAL = Kind("external validation", "an external validation", ("metrics.json",))
+POOLED = Kind("pooled sites", "a pooling of sites", ("pooled.json",))
+SCORE = Kind("score", "a score of predictions", ("metrics.json",))
+CHECK = Kind("check", "a report of ehrseq check")
+PREDICTIONS = Kind("predictions", "predictions")
+EXPLORER = Kind("explorer", "an explorer")
+EXPLANATION = Kind("explanation", "a table of ehrseq explain")
+KINDS = tuple(value for value in list(globals().values()) if isinstance(value, Kind))
+
+
+def is_json_of(path: Path, kind: Kind) -> bool:
+    """Whether a file is JSON of this kind, as a manifest or a note."""
+    try:
+        return kind.is_of(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _kind_of(manifest: Mapping[str, Any]) -> Kind | None:
+    return next((kind for kind in KINDS if kind.name == manifest.get("kind")), None)
+
+
+def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
+    """Refuse an output that exists, unless it may be overwritten. An empty folder counts as none.
+
+    Args:
+        out: The file or folder that the user names.
+        kind: What will be written there.
+        overwrite: Whether something of this kind that is still as ehrseq wrote it may be replaced.
+
+    Raises:
+        EhrseqError: It may not be replaced. Links, mount points and devices never are.
+    """
+    require_name(out)
+    if not os.path.lexists(out):
+        return
+    fix = "nothing was touched; name another output, or remove this one"
+    if out.is_symlink() or is_special(out):
+        raise EhrseqError("is a link, a mount point or a device", where=str(out), fix=fix)
+    if out.is_dir() and not entries(out):
+        return
+    if not overwrite:
+        fix = f"name another output, or add --overwrite, which replaces {kind.what} that nobody has changed"
+        raise EhrseqError("is there already", where=str(out), fix=fix)
+    if why := (_why_foreign_folder if out.is_dir() else _why_foreign_file)(out, kind):
+        raise EhrseqError(why, where=str(out), fix=fix)
+
+
+def _why_foreign_file(path: Path, kind: Kind) -> str | None:
+    note = _note(path)
+    if not is_json_of(note, kind):
+        return f"is not {kind.what} that ehrseq wrote here"
+    return None if sha256(path) in read_json(note)["sha256"] else "has changed since it was written"
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(f".{path.name}.ehrseq")
+
+
+def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
+    try:
+        manifest = _whole_manifest(folder / MANIFEST)
+    except EhrseqError:
+        return f"is not empty, and not {kind.what} that ehrseq made"
+    if not kind.is_of(manifest):
+        other = _kind_of(manifest)
+        return f"holds {other.what if other else 'something else'}, not {kind.what}"
+    files = manifest["files"]
+    known = {MANIFEST, *files, *(up.as_posix() for name in files for up in Path(name).parents)}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if not is_temporary(path) and (name not in known or path.is_symlink()):
+            return f"holds {name!r}, which ehrseq did not write"
+        if name in files and sha256(path) != files[name]:
+            return f"holds {name!r}, which has changed since it was written"
+    return None
+
+
+def remove_existing(out: Path, kind: Kind) -> None:
+    """Remove an output of a kind that nobody has changed, for a command that writes into its folder step by step.
+
+    Raises:
+        EhrseqError: As of `refuse_existing`, or the disk refused.
+    """
+    refuse_existing(out, kind, overwrite=True)
+    if out.is_dir():
+        remove_folder(out)
+
+
+@contextmanager
+def output_file(
+    out: Path, kind: Kind, *, overwrite: bool = False, owner_only: bool = False
+) -> Iterator[Path]:
+    """Yield a temporary file. On success it becomes `out`, a file that the user names; on failure it is removed.
+
+    Args:
+        out: The file; its folder is made.
+        kind: What it is.
+        overwrite: As of `refuse_existing`.
+        owner_only: Whether nobody else may read it (mode 600).
+
+    Raises:
+        EhrseqError: As of `refuse_existing`, or the disk refused.
+    """
+    refuse_existing(out, kind, overwrite=overwrite)
+    with atomic_path(out, owner_only=owner_only) as temporary:
+        yield temporary
+        refuse_existing(out, kind, overwrite=overwrite)  # it may have changed meanwhile
+        hashes = [sha256(path) for path in (temporary, out) if path.is_file()]  # new, earlier
+        write_json(_note(out), {**kind.facts, "sha256": hashes})
+
+
+@contextmanager
+def complete_folder(folder: Path, kind: Kind, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder. On success it becomes `folder`; on failure it is removed.
+
+    Args:
+        folder: The output; its parents are made.
+        kind: Its kind, which its manifest names.
+        overwrite: As of `refuse_existing`. The old folder and the new one exchange their names in one step.
+
+    Raises:
+        EhrseqError: As of `refuse_existing`, or the disk refused.
+    """
+    refuse_existing(folder, kind, overwrite=overwrite)
+    with disk_errors("cannot be written", folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_in(folder.parent, is_folder=True) as temporary:
+            yield temporary
+            for path in [*temporary.rglob("*"), temporary]:
+                fsync(path)
+            refuse_existing(folder, kind, overwrite=overwrite)  # it may have changed meanwhile
+            temporary.chmod(mode_for(folder, 0o777))
+            if folder.exists() and entries(folder):
+                _exchange(temporary, folder)
+            else:
+                os.replace(temporary, folder)
+            fsync(folder.parent)
+
+
+def _exchange(first: Path, second: Path) -> None:
+    """Exchange the names of two folders, so that both exist at every moment.
+
+    Raises:
+        EhrseqError: The file system cannot do that.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    here = -2 if sys.platform == "darwin" else _HERE
+    call = getattr(library, "renameatx_np" if sys.platform == "darwin" else "renameat2", None)
+    if call is None or call(here, os.fsencode(first), here, os.fsencode(second), _EXCHANGE) != 0:
+        code = ctypes.get_errno() or errno.ENOSYS
+        fix = f"remove it first: {os.strerror(code)}"
+        raise EhrseqError("cannot be replaced in one step", where=str(second), fix=fix)
+
+
+def write_manifest(
+    folder: Path,
+    facts: Mapping[str, Any],
+    *,
+    files: list[Path] | None = None,
+    required: Sequence[str] | None = None,
+) -> None:
+    """Hash the files of a folder and write its manifest last, which makes it complete.
+
+    Args:
+        folder: The folder.
+        facts: Entries of the manifest, `Kind.facts` first.
+        files: Which files to list; default: all. Temporaries are never listed.
+        required: Names of the files that must stay as they are for the folder to load. The others may be deleted or
+            edited. By default every file is required.
+    """
+    if files is None:
+        files = [path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST]
+    listed = sorted(
+        path
+        for path in files
+        if not any(map(is_temporary, (path, *path.relative_to(folder).parents)))
+    )
+    names = [path.relative_to(folder).as_posix() for path in listed]
+    with ThreadPoolExecutor(_HASHING) as threads:
+        hashes = dict(zip(names, threads.map(sha256, listed), strict=True))
+    needs = {} if required is None else {"required": sorted(required)}
+    save_manifest(folder, {**facts, **needs, "files": hashes})
+
+
+def save_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest with the digest of its own entries, which tells whether one of them has changed."""
+    content = {name: value for name, value in manifest.items() if name != _DIGEST}
+    content = json.loads(json.dumps(content))
+    write_json(folder / MANIFEST, {**content, _DIGEST: _own_digest(content)})
+
+
+def _own_digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
+    """Read a complete manifest and check its own digest and the hash of every required file.
+
+    Args:
+        folder: The folder that the manifest describes.
+        what: What the folder should be ("a prepared data set"), for the message.
+        verify: Whether to hash the files. Otherwise a flipped bit is silent in most of a Parquet file.
+
+    Raises:
+        EhrseqError: The manifest is missing or damaged, or a required file is missing or has changed.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        what = f"is not {what}, or was interrupted before it was complete"
+        raise EhrseqError(what, where=str(folder), fix="make it again")
+    manifest = _whole_manifest(path)
+    files = manifest["files"]
+    required = manifest.get("required", list(files))
+    if not isinstance(required, list) or not all(name in files for name in map(str, required)):
+        raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
+    kind = _kind_of(manifest)
+    if lost := [name for name in (kind.needs if kind else ()) if name not in required]:
+        raise EhrseqError(f"is damaged: it does not list {lost[0]}", where=str(path), fix=_AGAIN)
+    for name in files:
+        if not _is_inside(folder / name, folder):
+            what = "names a file outside its folder"
+            raise EhrseqError(what, where=str(path), fix="do not trust this folder")
+    for name in map(str, required):
+        if not (folder / name).is_file():
+            raise EhrseqError("a file is missing", where=str(folder / name), fix=_AGAIN)
+        if verify:
+            require_unchanged(folder, manifest, name)
+    return manifest
+
+
+def require_unchanged(
+    folder: Path, manifest: Mapping[str, Any], name: str, *, fix: str = _AGAIN
+) -> None:
+    """Refuse a file that has changed since a manifest listed it; one that it does not list passes.
+
+    Raises:
+        EhrseqError: Its bytes are others.
+    """
+    if name in manifest["files"] and sha256(folder / name) != manifest["files"][name]:
+        raise EhrseqError("has changed since it was written", where=str(folder / name), fix=fix)
+
+
+def _whole_manifest(path: Path) -> dict[str, Any]:
+    """A manifest whose entries are as they were written, in the format of this version."""
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
+    if manifest.pop(_DIGEST, None) != _own_digest(manifest):
+        raise EhrseqError("has changed since it was written", where=str(path), fix=_AGAIN)
+    if manifest.get("format") != FORMAT:
+        what = f"has format {manifest.get('format')!r}, and this version of ehrseq reads {FORMAT}"
+        raise EhrseqError(what, where=str(path), fix=_AGAIN)
+    return manifest
+
+
+def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:
+    """Refuse a manifest that lacks an entry of `facts` (name → type), or has it with another type."""
+    for name, kind in facts.items():
+        if not isinstance(manifest.get(name), kind):
+            what = f"is damaged: its entry {name!r} is missing or invalid"
+            raise EhrseqError(what, where=str(folder / MANIFEST), fix=_AGAIN)
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    try:
+        return file.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # an impossible name, or links in a circle
+        return False
+
+
+def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Files outside `required` that were deleted or edited: name → `is missing` or `has changed since …`.
+
+    A file that this user may not read is left out: the owner's exact numbers have mode 600.
+    """
+    found = {}
+    for name in set(manifest["files"]) - set(manifest.get("required", manifest["files"])):
+        path = folder / name
+        if not path.is_file():
+            found[name] = "is missing"
+        elif os.access(path, os.R_OK) and sha256(path) != manifest["files"][name]:
+            found[name] = "has changed since it was written"
+    return dict(sorted(found.items()))

@@ -2,21 +2,15 @@
 
 A batch system sends SIGTERM before it kills, and a terminal that closes sends SIGHUP. Both raise `Stopped` where the
 program stands. A training loop notes them instead, finishes its step, saves a checkpoint and then leaves.
-
-One request may come twice to a process that works together with others: Slurm signals every process of a job, and
-the process that started the others passes on what it gets. The second one must not count as "now, at once".
 """
 
-import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-ECHO_SECONDS = 5.0  # in which one of several processes takes the same signal for the same request
 _SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -49,24 +43,7 @@ def raise_at_signals() -> None:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    if not _is_echo(number):
-        raise Stopped(number)
-
-
-_came: dict[int, float] = {}  # when each signal was last taken for a request
-
-
-def _is_echo(number: int) -> bool:
-    """Whether this process is one of several, and has got the same signal a moment ago."""
-    now = time.monotonic()
-    if (
-        os.environ.get("WORLD_SIZE", "1") != "1"
-        and number in _came
-        and now - _came[number] < ECHO_SECONDS
-    ):
-        return True
-    _came[number] = now
-    return False
+    raise Stopped(number)
 
 
 class Stop:
@@ -74,17 +51,14 @@ class Stop:
 
     Attributes:
         is_safe: Whether the program leaves at a moment at which it has asked itself, and not in the middle of a step.
-        is_joint: Whether all processes that work together have agreed to leave at this moment.
     """
 
     def __init__(self) -> None:
         self._number: int | None = None
-        self.is_safe = self.is_joint = False
+        self.is_safe = False
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal; a second one stops at once."""
-        if _is_echo(number):
-            return
         if self._number is not None:
             raise Stopped(number)
         self._number = number
@@ -93,12 +67,6 @@ class Stop:
     def asked(self) -> bool:
         """Whether a signal has come."""
         return self._number is not None
-
-    def join(self, others: bool) -> None:
-        """Stop as well, where this process or another one that works together with it was told to."""
-        self.is_joint |= others
-        if others and self._number is None:
-            self._number = int(signal.SIGTERM)
 
     def leave_if_asked(self, before: Callable[[], Any] = lambda: None) -> None:
         """Raise `Stopped` if a signal has come: a moment at which everything can be saved.
@@ -120,7 +88,6 @@ def noted_signals() -> Iterator[Stop]:
         Stopped: At the end of the block, for a signal that came after the last question.
     """
     stop = Stop()
-    _came.clear()  # what came before has had its effect
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

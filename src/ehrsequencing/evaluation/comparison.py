@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32, row_blocks, scratch
-from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.records.attrition import from_index
+from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS, from_index, too_few
 
 OURS, ORACLE = "ehrsequencing", "true hazards"
 NETWORK = "network alone"  # of a blend

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.config.files import read_yaml
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.core.version import __version__
@@ -20,10 +22,105 @@ from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
+from ehrsequencing.models.base import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+
+# key in the file: (title with the item of TRIPOD+AI or the domain of PROBAST, what is asked)
+QUESTIONS = {
+    "intended_use": (
+        "Intended use and users (3b, 27)",
+        "who acts on the risk, in which decision, at which moment of care",
+    ),
+    "health_inequalities": (
+        "Health inequalities (3c, 14)",
+        "in whom errors would do most harm, and who reviewed the results for them",
+    ),
+    "protocol": (
+        "Protocol and registration (18c, 18d)",
+        "where the plan of this study can be read, and what was changed",
+    ),
+    "ethics": ("Ethics approval (17)", "committee and reference, or why no approval is needed"),
+    "data_governance": (
+        "Data governance (5, 18e)",
+        "legal basis, licence, data use agreement, who may read this report",
+    ),
+    "setting": (
+        "Setting and treatments (6a, 6c)",
+        "where care was given, and which treatments may have changed the outcome",
+    ),
+    "code_review": (
+        "Clinical review of the codes (8, 9)",
+        "who confirmed that outcome, index and censoring codes mean what is claimed",
+    ),
+    "outcome_assessment": (
+        "Outcome assessment (8b, PROBAST 3)",
+        "whether it was assessed in the same way in everyone, blind to the predictors",
+    ),
+    "predictors_in_use": (
+        "Predictors at hand in use (PROBAST 2)",
+        "whether every input is recorded in time where the model would be used",
+    ),
+    "sample_size": (
+        "Reason for the cohort's size (10)",
+        "why this many subjects are enough for the decision in question",
+    ),
+    "external_validation": (
+        "External validation (12, PROBAST 1)",
+        "another hospital, country or period, by people who did not build the model",
+    ),
+    "monitoring": (
+        "Monitoring (27c)",
+        "how drift and harm will be noticed in use, and who can switch the model off",
+    ),
+    "public_involvement": (
+        "Patient and public involvement (19)",
+        "who was asked, and what changed",
+    ),
+    "responsible": (
+        "Responsible person (18a, 18b)",
+        "name and contact, funding, conflicts of interest",
+    ),
+}
+
+
+def read_tripod(path: str | Path | None) -> dict[str, str]:
+    """The answers of a file by their keys, without those that it leaves empty; none without a file.
+
+    Raises:
+        EhrseqError: The file cannot be read, has a key that is no question, or an answer that is no text.
+    """
+    if path is None:
+        return {}
+    answers = {}
+    for key, answer in read_yaml(Path(path)).items():
+        if key not in QUESTIONS:
+            raise EhrseqError(
+                f"{key!r} is no question", where=str(path), fix=f"use {', '.join(QUESTIONS)}"
+            )
+        if answer is not None and not isinstance(answer, str | int | float):
+            raise EhrseqError(
+                f"the answer to {key!r} is no text",
+                where=str(path),
+                fix="write one text for each key",
+            )
+        if text := " ".join(str(answer or "").split()):
+            answers[key] = text
+    return answers
+
+
+def template() -> str:
+    """An empty file, with each question as a comment."""
+    head = (
+        "# What only people can tell of a study (TRIPOD+AI items, PROBAST domains). Fill in what you know, and give\n"
+        "# the file to ehrseq evaluate RUN evaluation.tripod=FILE; --redraw adds it to a report.\n"
+    )
+    return head + "".join(
+        f"\n# {title}: {asked}\n{key}:\n" for key, (title, asked) in QUESTIONS.items()
+    )
+
 
 UNKNOWN_CUTOFF = "Unknown: a file of predictions does not tell what its model has seen."
 _PREFIX = 16  # hexadecimal digits of a hash that are shown
@@ -58,15 +155,16 @@ class Context:
     def frame(self) -> dict[str, Any]:
         """Task, data, flow, training: what the report opens and closes with."""
         run, task, told = self.risks.run, self.risks.task, self.risks.name
-        history, is_recalibrated = [], False
+        history, is_recalibrated, weights = [], False, None
         if run is not None:
-            told = run.folder.name
+            told, weights = run.folder.name, run.manifest["files"].get(WEIGHTS_FILE)
             is_recalibrated = "recalibration" in run.manifest.get("members", [run.manifest])[0]
             is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
             history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
             "title": task.name,
             "run": told,
+            "weights": weights,
             "split": self.population.split,
             "created": date.today().isoformat(),
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
@@ -208,8 +306,7 @@ def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:
         return f"{rule} Audited: no; ehrseq audit tests it on this run."
     if audit["failed"]:
         return f"{rule} Audited on {audit['date']}: {audit['failed']} of the checks found a LEAK."
-    # older audits do not count them
-    warned = f", {audit['warnings']} warned" if audit.get("warnings") else ""
+    warned = f", {audit['warnings']} warned" if audit["warnings"] else ""
     return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed{warned}, no leak found."
 
 

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats
-from ehrsequencing.evaluation import tables
+from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
+from ehrsequencing.metrics.accuracy import decision_curve
+from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import smooth_calibration
-from ehrsequencing.metrics.calibration_null import calibration_null
-from ehrsequencing.metrics.decision import decision_curve
+from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
 
@@ -53,8 +56,8 @@ def smooth_rows(
                     **cell,
                     "predicted": predicted[e, h][known].tolist(),
                     "observed": observed.value[e, h][known].tolist(),
-                    "low": [tables.number(x) for x in low[e, h][known]],
-                    "high": [tables.number(x) for x in high[e, h][known]],
+                    "low": [results.number(x) for x in low[e, h][known]],
+                    "high": [results.number(x) for x in high[e, h][known]],
                 }
             )
         named = metric_estimates(scope, model, taken("strongest"))
@@ -126,15 +129,17 @@ def decision_rows(
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())
+            above = [int(np.sum(ours[:, *place] >= threshold)) for threshold in at[place]]
             out.append(
                 {
                     "model": model,
                     **cell,
                     "thresholds": at[place].tolist(),
-                    "net_benefit": [tables.number(x) for x in found["net_benefit"].value[place]],
+                    "above": above,
+                    "net_benefit": [results.number(x) for x in found["net_benefit"].value[place]],
                     "low": low[place].tolist() if defined else None,
                     "high": high[place].tolist() if defined else None,
-                    "treat_all": [tables.number(x) for x in found["treat_all"].value[place]],
+                    "treat_all": [results.number(x) for x in found["treat_all"].value[place]],
                 }
             )
     return out
@@ -153,8 +158,8 @@ def spread_thresholds(risk: Floats) -> Floats:
 
 
 def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each cause and horizon: its `place` in the arrays, its names, how many rows, and how many events by then."""
-    events = scope.events()
+    """Each cause and horizon: its `place` in the arrays, its names, people, and people with the event by then."""
+    events, people = scope.subjects_with_event(), scope.subjects
     for e, cause in enumerate(causes):
         for h, horizon in enumerate(scope.horizons_days):
             yield {
@@ -162,6 +167,112 @@ def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "landmark_days": scope.landmark_days,
                 "cause": cause,
                 "horizon_days": float(horizon),
-                "n": len(scope),
+                "n": people,
                 "events": int(events[e, h]),
             }
+
+
+MOST_GROUPS = 4
+
+
+def incidence_rows(
+    grid: Comparison, causes: Sequence[str], *, model: str, horizon_days: float
+) -> list[dict[str, Any]]:
+    """Content of `incidence`: a row for each cause, up to one horizon.
+
+    Args:
+        grid: The rows at one landmark, with risks on a grid of times.
+        causes: Names.
+        model: Whose risks.
+        horizon_days: Where the curves end; the risk by then makes the groups.
+    """
+    days = grid.horizons_days[grid.horizons_days <= horizon_days]
+    out = []
+    for e, cause in enumerate(causes):
+        risk = grid.risk[model][:, e, : len(days)]
+        group = risk_groups(
+            risk[:, -1], (grid.cause == e + 1) & (grid.duration_days <= horizon_days)
+        )
+        ticks = tick_days(horizon_days)
+        found = [
+            _group(grid, risk, group == g, e, days, len(causes), ticks)
+            for g in range(int(group.max()) + 1)
+        ]
+        out.append(
+            {
+                "landmark_days": grid.landmark_days,
+                "cause": cause,
+                "horizon_days": float(horizon_days),
+                "days": [0.0, *days.tolist()],
+                "tick_days": ticks,
+                "groups": found,
+            }
+        )
+    return out
+
+
+def risk_groups(risk: Floats, event: Any) -> Ints:
+    """Number of each row's group by predicted risk, from low to high; -1 everywhere where even one group is too small.
+
+    >>> risk_groups(np.arange(100) / 100, np.arange(100) % 2 == 0).max().item()
+    3
+    >>> risk_groups(np.arange(100) / 100, np.arange(100) > 75).max().item()
+    0
+    >>> risk_groups(np.ones(3), np.ones(3)).tolist()
+    [-1, -1, -1]
+    """
+    event = np.asarray(event, dtype=bool)
+    for count in range(MOST_GROUPS, 0, -1):
+        edges = np.quantile(risk, np.arange(1, count) / count, method="inverted_cdf")
+        group = np.searchsorted(edges, risk, side="left")
+        with_event, size = (
+            np.bincount(group[event], minlength=count),
+            np.bincount(group, minlength=count),
+        )
+        if min(*with_event, *(size - with_event)) >= SMALLEST_COUNT:
+            return group.astype(np.int64)
+    return np.full(len(risk), -1, dtype=np.int64)
+
+
+def tick_days(horizon_days: float) -> list[float]:
+    """Round times from 0 to a horizon, at which the numbers at risk are told.
+
+    >>> tick_days(30.0), tick_days(1826.25)
+    ([0.0, 10.0, 20.0, 30.0], [0.0, 365.25, 730.5, 1095.75, 1461.0, 1826.25])
+    """
+    per = DAYS_PER_YEAR if horizon_days >= 2 * DAYS_PER_YEAR else 1.0
+    whole = (
+        parts for parts in (5, 4, 3, 6) if horizon_days / per / parts % (1 if per > 1 else 5) == 0
+    )
+    parts = next(whole, 4)
+    return [horizon_days * k / parts for k in range(parts + 1)]
+
+
+def _group(
+    grid: Comparison,
+    risk: Floats,
+    inside: Any,
+    e: int,
+    days: Floats,
+    causes: int,
+    ticks: Sequence[float],
+) -> dict[str, Any]:
+    duration, cause = grid.duration_days[inside], grid.cause[inside]
+    counts = RiskSets.count(duration, cause, causes, None)
+    observed, reached = counts.incidence.at(days)[e], counts.reaches(days)
+    spread = 1.96 * aalen_johansen_se(duration, cause, days, n_causes=causes)[e]
+    known = [float(value) if ok else None for value, ok in zip(observed, reached, strict=True)]
+
+    def limits(sign: float) -> list[float | None]:
+        ends = np.clip(observed + sign * spread, 0, 1)
+        return [0.0, *(float(end) if ok else None for end, ok in zip(ends, reached, strict=True))]
+
+    return {
+        "n": int(inside.sum()),
+        "predicted": [0.0, *risk[inside].mean(axis=0).tolist()],
+        "observed": [0.0, *known],
+        "low": limits(-1.0),
+        "high": limits(1.0),
+        "events": [0, *(int(((cause == e + 1) & (duration <= day)).sum()) for day in days)],
+        "at_risk": [int((duration >= day).sum()) for day in ticks],
+    }

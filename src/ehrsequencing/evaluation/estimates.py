@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.minimum_counts import BIASED, TOO_FEW, too_few
-from ehrsequencing.evaluation import tables
+from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.censoring import divide
-from ehrsequencing.metrics.metric import Metric
-from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
+from ehrsequencing.records.attrition import too_few
 
 ANY_CAUSE = "any cause"
+BIASED = "biased under resampling"  # why a row has no interval
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
 # resamples that share one sorting, up to so many rows that they would fill the memory:
 FEWEST_TOGETHER = 16
@@ -202,7 +203,7 @@ def long_rows(
     """One estimate (1, horizons) as long rows."""
     low, high = one.interval()
     return [
-        tables.metric_row(
+        results.metric_row(
             model,
             scope.landmark_days,
             metric,
@@ -236,7 +237,7 @@ def over_time_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, An
             low, high = found.interval()
             counts = [{"subjects": found.subjects, "events": events} for events in found.events]
             out += [
-                tables.metric_row(
+                results.metric_row(
                     model,
                     grid.landmark_days,
                     name,
@@ -266,7 +267,7 @@ def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[s
     events = len(np.unique(part.subject[part.cause > 0]))
     samples = [divide(weights @ nll[known], weights.sum(axis=1)) for weights in part.blocks()]
     low, high = interval_around(value, np.concatenate(samples) if samples else ())
-    return tables.metric_row(
+    return results.metric_row(
         model,
         scope.landmark_days,
         "nll",

@@ -15,19 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.baselines.base import Baseline, FittingData
-from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
+from ehrsequencing.baselines.landmark_cox import HistoryCensoring
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selected
+from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.disclosure.shared import INDIVIDUAL
-from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.code_effects import code_effects
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
-from ehrsequencing.evaluation.context import Context, question
-from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
-from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
+from ehrsequencing.evaluation.context import Context, question, read_tripod
+from ehrsequencing.evaluation.curves import decision_rows, incidence_rows, smooth_rows
+from ehrsequencing.evaluation.drift import instability
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
     metric_rows,
@@ -35,30 +34,31 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
-from ehrsequencing.evaluation.examples import trajectories
-from ehrsequencing.evaluation.incidence import incidence_rows
-from ehrsequencing.evaluation.instability import instability
-from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
-from ehrsequencing.evaluation.oracle_table import (
+from ehrsequencing.evaluation.examples import code_effects, trajectories
+from ehrsequencing.evaluation.oracle import (
+    Truth,
+    is_simulation,
     oracle_differences,
     oracle_table,
     oracle_warnings,
-    risk_table,
+    other_settings,
 )
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
-from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
+from ehrsequencing.evaluation.risk_source import (
+    RiskSource,
+    RunRisks,
+    nll_through,
+    refuse_visit_head,
+)
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.evaluation.through_risks import nll_through
 from ehrsequencing.evaluation.trained_baselines import (
     known_baselines,
     likelihood_of_parts,
     parts_alone,
     rivals_of,
 )
-from ehrsequencing.evaluation.tripod import read_tripod
-from ehrsequencing.evaluation.visit_head import VISIT_HEAD_WARNING, visit_head_rows
 from ehrsequencing.metrics.censoring import (
     RowCensoring,
     StepFunction,
@@ -68,7 +68,6 @@ from ehrsequencing.metrics.censoring import (
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.processes import ALONE, Processes
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
@@ -134,12 +133,7 @@ class Evaluation:
         self.every_day = np.unique(np.r_[spaced, self.horizons])
         self.grid = self.every_day if self.source.is_curve else self.horizons
         self.warnings = population.warnings()
-        self.is_visit_head = self.run is not None and self.run.is_visit_head
-        self.truth = (
-            None
-            if population.source is None or self.is_visit_head
-            else self._truth(population.source)
-        )
+        self.truth = None if population.source is None else self._truth(population.source)
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         told = settings.tuning_trials
@@ -162,16 +156,6 @@ class Evaluation:
         Args:
             progress: Called with the name of each stage.
         """
-        if self.run is not None and self.is_visit_head:
-            found = visit_head_rows(self.run, self.records)
-            self.warnings.append(VISIT_HEAD_WARNING)
-            self._warn([])
-            frame = self.context.frame() | self._surroundings([])
-            return (
-                frame
-                | found
-                | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
-            )
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
@@ -199,18 +183,18 @@ class Evaluation:
                 "models": list(risks),
                 "strongest": strongest[1] if len(strongest) > 1 else None,
                 "baselines": [
-                    {"model": f.model.name, "tuning_nll": tables.number(f.tuning_nll)}
+                    {"model": f.model.name, "tuning_nll": results.number(f.tuning_nll)}
                     for f in self.fitted
                 ],
                 "metrics": metrics,
                 "differences": differences,
                 "at_risk": [
-                    tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
+                    results.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
                 ],
                 "calibration": [
                     row
                     for s in comparisons
-                    for row in tables.calibration(s, causes, models=strongest)
+                    for row in results.calibration(s, causes, models=strongest)
                 ],
                 "smooth_calibration": smooth,
                 "decision": decision,
@@ -220,14 +204,14 @@ class Evaluation:
                 "risk_distribution": [
                     row
                     for s in comparisons
-                    for row in tables.distribution(s, causes, model=self.ours)
+                    for row in results.distribution(s, causes, model=self.ours)
                 ],
                 "trajectories": self._trajectories(risks[self.ours]),
                 "incidence": self._incidence(risks, comparisons),
                 "tripod": read_tripod(self.settings.tripod),
                 "codes": self._codes(progress),
                 "oracle": self._oracle(),
-                "blend": tables.blend(self.run, self.likelihood_of_parts()),
+                "blend": results.blend(self.run, self.likelihood_of_parts()),
             }
         )
         self._warn(comparisons)
@@ -497,8 +481,8 @@ class Evaluation:
         ]
         first = at_landmarks[0] if at_landmarks else None
         found = {
-            "censoring": tables.censoring(comparisons, model=self.settings.censoring),
-            "follow_up": [tables.follow_up(comparison) for comparison in at_landmarks],
+            "censoring": results.censoring(comparisons, model=self.settings.censoring),
+            "follow_up": [results.follow_up(comparison) for comparison in at_landmarks],
             "inputs": self.context.inputs(
                 landmark_days=None if first is None else first.landmark_days,
                 seed=self.settings.seed,
@@ -528,7 +512,7 @@ class Evaluation:
             self.warnings.append(f"{few}: the intervals are wide.")
         asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
-            if comparisons and landmark not in asked and landmark not in self.population.left_out:
+            if landmark not in asked and landmark not in self.population.left_out:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
         for comparison in comparisons:
             self.warnings += comparison.warnings(self.ours)
@@ -537,10 +521,7 @@ class Evaluation:
         if self.truth is None or self.prepared is None:
             return None
         if not isinstance(self.source, RunRisks) or self.nll is None:
-            risks = self.source.risk(self.records, self.horizons)
-            return risk_table(self.truth, risks, self.rows, task=self.task) | {
-                "differences": self.beside_truth
-            }
+            return {"name": ORACLE, "differences": self.beside_truth}
         train, risk = (
             self.context.records("train").rows,
             partial(self.source.from_zero, self.records),
@@ -560,7 +541,6 @@ def evaluate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
@@ -570,16 +550,15 @@ def evaluate(
         prepared: The prepared set, where it is no longer where training found it.
         settings: Baselines and resamples; default: those of the run.
         progress: Called with the name of each stage.
-        processes: Who shares the network's answers; each calls this function, and process 0 does everything else.
 
     Returns:
-        The exact result, counts of few people included: not for sharing unless the data is simulated. Nothing in other
-        processes than process 0.
+        The exact result, counts of few people included: not for sharing unless the data is simulated.
 
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
+    refuse_visit_head(run)
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     population, settings = (
@@ -587,14 +566,9 @@ def evaluate(
         settings or run.study.evaluation,
     )
     population = population.take(drawn_subjects(population.records, settings))
-    if not processes.is_first:
-        answer_for(run, population.records, processes)
-        return {}
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    with asked_of_all(run, population.records, processes) as source:
-        result = Evaluation(source, population, prepared=store, settings=settings).result(
-            progress=progress
-        )
+    evaluation = Evaluation(RunRisks(run), population, prepared=store, settings=settings)
+    result = evaluation.result(progress=progress)
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))

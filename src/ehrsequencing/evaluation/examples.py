@@ -12,16 +12,18 @@ import numpy as np
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
 from ehrsequencing.explain import Question, SubjectRecord, change, subject_records
+from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
-from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.events import DAY_US, hash_u64
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
@@ -212,3 +214,72 @@ def _of_members(alone: TaskRecords, days: Floats, source: RiskSource, run: Run) 
         return conditional_risk(cumulative, days, start_days=source.task.blanking)
 
     return [curve_of(number) for number in range(len(run.answers.members))]
+
+
+MOST_CODES = 15
+# Why a run has no effects of codes. These texts may be shared, so that none repeats an error that may count people.
+GONE = "The records that the run was prepared from are no longer where they were."
+CHANGED = (
+    "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
+)
+RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
+
+
+def code_effects(
+    run: Run, population: Population, *, subjects: int, resamples: int
+) -> dict[str, Any] | None:
+    """Mean effects of codes on the risk by the middle horizon, at the subjects' last prediction times.
+
+    Args:
+        run: The run.
+        population: The evaluated subjects.
+        subjects: How many of them are explained, chosen by a hash of their ids; 0: none.
+        resamples: Bootstrap resamples of subjects for the intervals.
+
+    Returns:
+        `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
+        effects first: `code`, `description`, rounded `share` of the subjects that have it, `effect` on the risk
+        with its 95 % interval `low` and `high`. Where nothing was measured, `codes` is empty and `reason` says why in
+        words. None where nothing is asked for.
+    """
+    if not subjects:
+        return None
+    if population.source is None or not population.source.is_dir():
+        return {"codes": [], "reason": GONE}
+    rows, ids = population.records.rows, population.records.timelines.subject_id
+    asked = ids[np.unique(rows.subject)]
+    chosen = asked[np.argsort(hash_u64(asked.astype(np.uint64)), kind="stable")[:subjects]]
+    try:
+        question = Question.for_run(run)
+    except EhrseqError as error:  # the run has no answer for the horizon
+        return {"codes": [], "reason": f"{error.what}."}
+    try:
+        records = NewRecords(run, population.source, only=frozenset(chosen.tolist()))
+        found = explain_cohort(question, records, subjects=None, bootstrap=resamples)
+    except EhrseqError:
+        return {"codes": [], "reason": CHANGED}
+    words = read_descriptions(population.source)
+    kept = found.table.to_pylist()
+    return {
+        "cause": question.cause_name,
+        "horizon_days": question.horizon_days,
+        "subjects": subjects,
+        "risk": found.risk,
+        "reason": None if kept else RARE,
+        "codes": [
+            {
+                "code": row["code"],
+                "description": words.get(row["code"]),
+                "share": _share(row["carriers"], found.subjects),
+                "effect": row["change_in_risk"],
+                "low": row["low"],
+                "high": row["high"],
+            }
+            for row in kept[:MOST_CODES]
+        ],
+    }
+
+
+def _share(carriers: str, subjects: int) -> float | None:
+    """The share of subjects who have a code, from the printed count."""
+    return shareable_rate(min(int(carriers.replace(",", "")) / subjects, 1.0), subjects)

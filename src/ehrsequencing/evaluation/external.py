@@ -15,31 +15,36 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
-from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
+from ehrsequencing.evaluation.risk_source import RunRisks, refuse_visit_head
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DEATH
-from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, data_name
-from ehrsequencing.records.record import Record, make_record
-from ehrsequencing.records.store import ArrayAppender, open_arrays
+from ehrsequencing.records.meds import LateRows, MedsReader
+from ehrsequencing.records.prepare import data_name
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import CodeSubjects, survey
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, joined
+from ehrsequencing.records.timelines import (
+    ArrayAppender,
+    TaskRecords,
+    TaskRows,
+    Timelines,
+    joined,
+    open_arrays,
+)
+from ehrsequencing.records.visits import Record, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.processes import ALONE, Processes
 
 SPLIT = "external"
 _SPOOL = ".arrays"  # in the folder that is being made: encoded records
@@ -191,9 +196,9 @@ def validate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     facts: DataConfig | None = None,
+    overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
-    processes: Processes = ALONE,
 ) -> tuple[dict[str, Any], Path]:
     """Evaluate a run on other data and write the result into a folder of its own, which appears when complete.
 
@@ -205,17 +210,18 @@ def validate(
             its training subjects; without it there are none.
         settings: Baselines and resamples; default: those of the run.
         facts: What the data set's files do not tell.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with the name of each stage.
         draw: Called with the result and the folder that is being written, to add a report.
-        processes: As of `evaluate`; all on one machine, since the others read what process 0 has encoded.
 
     Returns:
-        The exact result, and the folder. No result in other processes than process 0.
+        The exact result, and the folder.
 
     Raises:
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
     """
     run = Run(run_folder)
+    refuse_visit_head(run)
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
     if prepared is not None and not prepared.is_dir():
@@ -233,24 +239,16 @@ def validate(
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)
-    if not processes.is_first:
-        encoded = _mapped(Path(processes.tell()))
-        processes.totals(0.0)  # process 0 waits for this before it removes the files
-        chosen = drawn_subjects(encoded, settings)
-        answer_for(run, encoded if chosen is None else encoded.take(chosen), processes)
-        return {}, folder
-    with complete_folder(folder, EXTERNAL) as temporary:
+    with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         spool = temporary / _SPOOL
         found = read_external(run, data, facts=facts, spool=spool, progress=progress)
-        processes.tell(str(_place(spool)))
-        processes.totals(0.0)
         shutil.rmtree(spool)  # the arrays stay mapped
         whole = found.population
         found = replace(found, population=whole.take(drawn_subjects(whole.records, settings)))
-        with asked_of_all(run, found.population.records, processes) as source:
-            evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
-            summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
-            result = evaluation.result(progress=progress)
+        source = RunRisks(run)
+        evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
+        summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
+        result = evaluation.result(progress=progress)
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.train import trainer_of
+from ehrsequencing.baselines.blend.train import BlendTrainer, trainer_of
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.training.adapt import subjects_with_event
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.search import Fits
+from ehrsequencing.training.resolve import subjects_with_event
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
 
 LEAST_TUNING = 30  # tuning subjects that decide the early stop, however few labels there are
 
@@ -63,7 +63,9 @@ class FewLabels:
         """The set as a model sees it: everybody's visits, and the prediction times of those with labels."""
         return self.prepared if self.n is None else _Labelled(self)
 
-    def trainer(self, out: Path, *, study: StudyConfig, init: Pretrained | None = None) -> Fits:
+    def trainer(
+        self, out: Path, *, study: StudyConfig, init: Pretrained | None = None
+    ) -> Trainer | BlendTrainer:
         """What `ehrseq train` would train with these labels: a network or a blend, new or from another model."""
         return trainer_of(self.labelled, self.task, out, study=study, init=init)
 

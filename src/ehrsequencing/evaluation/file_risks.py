@@ -24,9 +24,9 @@ import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.evaluation.through_risks import nll_through, risk_through
+from ehrsequencing.evaluation.risk_source import nll_through, risk_through
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import RiskTable
 from ehrsequencing.records.timelines import TaskRecords

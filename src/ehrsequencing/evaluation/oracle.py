@@ -4,7 +4,7 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,32 +17,21 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
-from ehrsequencing.core.hazards import (
-    cohort_hazards,
-    event_bin,
-    exposure,
-    hazards_through,
-    horizon_nll,
-)
+from ehrsequencing.evaluation.comparison import ORACLE, Comparison
+from ehrsequencing.evaluation.estimates import Estimate, long_rows
+from ehrsequencing.evaluation.risk_source import hazards_through
+from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth
-# settings of a task that change its truth
-ANSWERED = (
-    "index",
-    "outcome",
-    "competing",
-    "censoring",
-    "recurrent",
-)
-EARLY_DAYS = 30.0  # the mechanisms are those of the prediction time; they are sought in the risk soon after it
+ANSWERED = ("index", "outcome", "competing", "censoring", "recurrent")  # they change the truth
 LEAK_Z = 3.0  # standard errors by which no honest model beats the truth
 _NO_HAZARD = 1e-12  # per day: a true hazard of zero has no logarithm
-# of a bin's mean hazard: below it a logarithm would say more than hazards near zero mean
-_LEAST = 1e-3
+_LEAST = 1e-3  # of a bin's mean hazard: what is below is taken to be this
 
 
 def is_simulation(data: Path | None) -> bool:
@@ -144,15 +133,7 @@ class Truth:
 def other_settings(data: Path, task: TaskConfig) -> list[str]:
     """Settings in which a task asks another question than the one that a simulation's truth answers.
 
-    Landmarks, horizons, `blanking` and eligibility may differ: they choose among the prediction times, and the truth of
-    a prediction time is the same whoever chose it.
-
-    Args:
-        data: Folder of the records.
-        task: The run's task.
-
-    Returns:
-        Their names; none where the data has no truth, or does not say which task that is the truth of.
+    Landmarks, horizons, `blanking` and eligibility may differ: they choose among the prediction times.
     """
     if not (data / TRUTH).is_file() or not (data / TASK).is_file():
         return []
@@ -176,60 +157,7 @@ def _read_mechanisms(data: Path, records: TaskRecords, row_of: "_RowOf") -> dict
     return out
 
 
-# ---- one model beside the truth --------------------------------------------------------------------------------------
-
-
-def risk_errors(
-    model: Floats, true: Floats, *, causes: Sequence[str], horizons_days: Floats, subject: Ints
-) -> list[dict[str, Any]]:
-    """How far predicted risks are from true ones, per cause and horizon.
-
-    `slope` is that of the true risk on the predicted one: 1 where predictions are neither too extreme nor too timid,
-    whatever they miss. `slope_reversed`, of the predicted on the true risk, falls with what a model has not learned.
-
-    Args:
-        model: (R, E, H) predicted cumulative incidences.
-        true: (R, E, H) true ones; rows with NaN do not count.
-        causes: Names.
-        horizons_days: (H,).
-        subject: (R,) the rows' subjects, for the standard error.
-
-    Returns:
-        One mapping per cause and horizon: `rmse`, `slope`, `slope_se` (by subject), `slope_reversed`, `correlation`;
-        None where undefined.
-    """
-    out = []
-    for e, cause in enumerate(causes):
-        for h, horizon in enumerate(horizons_days.tolist()):
-            known = ~np.isnan(true[:, e, h])
-            x, y = model[known, e, h], true[known, e, h]
-            covariance = np.cov(x, y) if len(x) > 1 else np.zeros((2, 2))
-            between, defined = (
-                covariance[0, 1],
-                len(x) > 1 and bool(np.ptp(x) > 0 and np.ptp(y) > 0),
-            )
-            slope = float(between / covariance[0, 0]) if defined else None
-            out.append(
-                {
-                    "cause": cause,
-                    "horizon_days": horizon,
-                    "rmse": float(np.sqrt(np.mean((x - y) ** 2))),
-                    "slope": slope,
-                    "slope_se": None if slope is None else slope_error(x, y, slope, subject[known]),
-                    "slope_reversed": float(between / covariance[1, 1]) if defined else None,
-                    "correlation": float(between / np.sqrt(covariance[0, 0] * covariance[1, 1]))
-                    if defined
-                    else None,
-                }
-            )
-    return out
-
-
-def slope_error(x: Floats, y: Floats, slope: float, subject: Ints) -> float:
-    """Standard error of a least-squares slope of y on x whose rows belong together by subject (sandwich)."""
-    x = x - x.mean()
-    by_subject = np.bincount(subject, weights=x * (y - y.mean() - slope * x))
-    return float(np.sqrt((by_subject**2).sum()) / (x @ x))
+# ---- one model beside the truth ------------------------------------------------------------
 
 
 def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
@@ -240,72 +168,6 @@ def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
             risk[some], edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
         )
     return out
-
-
-def hazard_rmse_per_year(model: Floats, truth: Truth, *, causes: Sequence[str]) -> dict[str, float]:
-    """Root mean square error of each cause's hazard, per year, over the bins of the truth.
-
-    Bins count by their length and by the chance to live to see them.
-
-    Args:
-        model: (R, E, K) the model's hazards per day in the bins of the truth, as of `bin_hazards`.
-        truth: The truth.
-        causes: Names.
-    """
-    width, squared, weight = np.diff(truth.edges_days), np.zeros(len(causes)), 0.0
-    for some in truth.parts():
-        true = truth.hazards[some]
-        alive = np.exp(-np.cumsum(true.sum(axis=1) * width, axis=1)) * width
-        squared += np.einsum("rek,rk->e", ((model[some] - true) * 365.25) ** 2, alive)
-        weight += alive.sum()
-    return dict(zip(causes, np.sqrt(squared / weight).tolist(), strict=True))
-
-
-def mechanism_shares(
-    model_early: Floats, true_early: Floats, truth: Truth, subject: Ints
-) -> list[dict[str, Any]]:
-    """How much of each mechanism a model has learned: 1 all of it, 0 nothing.
-
-    Least squares of the log cumulative hazard soon after the prediction time on every mechanism's log hazard ratio
-    (knob on minus knob off) at it, for the model and for the truth; the share is the quotient of the two slopes. It
-    says what the model does with the mechanism, whatever else it does.
-
-    Args:
-        model_early: (R,) the model's risk of the outcome within `EARLY_DAYS`.
-        true_early: (R,) the true one.
-        truth: With the mechanisms.
-        subject: (R,) the rows' subjects, for the standard error.
-
-    Returns:
-        One mapping a mechanism that varies: `mechanism`, `share`, `share_se` (by subject), `sd` of its ratio's log.
-    """
-    known = truth.known & (true_early > 0) & (model_early > 0)
-    names = [name for name, ratio in truth.mechanisms.items() if np.std(ratio[known]) > 1e-6]
-    if not names or known.sum() <= len(names) + 1:
-        return []
-    ratios = np.stack([truth.mechanisms[name][known] for name in names], axis=1)
-    design = np.column_stack([np.ones(len(ratios)), ratios])
-    answers = np.log(
-        -np.log1p(-np.minimum(np.stack([model_early, true_early], axis=1)[known], 1 - 1e-9))
-    )
-    inverse = np.linalg.inv(design.T @ design)
-    slopes = inverse @ (design.T @ answers)
-    share = slopes[:, 0] / slopes[:, 1]
-    residual = answers - design @ slopes  # the delta method: both slopes come from the same rows
-    influence = (residual[:, :1] - residual[:, 1:] * share) / slopes[:, 1] * (design @ inverse)
-    by_subject = np.stack(
-        [np.bincount(subject[known], weights=column) for column in influence.T], axis=1
-    )
-    se = np.sqrt((by_subject**2).sum(axis=0))
-    return [
-        {
-            "mechanism": name,
-            "share": float(share[k]),
-            "share_se": float(se[k]),
-            "sd": float(ratios[:, k - 1].std()),
-        }
-        for k, name in enumerate(names, start=1)
-    ]
 
 
 def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
@@ -505,8 +367,85 @@ class _RowOf:
 
 
 def _at(values: NDArray[Any], asked: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Where each asked value stands in rising values, and whether it is there."""
+    """Where each value stands in rising values, and whether it is there."""
     place = np.clip(np.searchsorted(values, asked), 0, max(len(values) - 1, 0))
     return place, np.asarray(values[place] == asked) if len(values) else np.zeros(
         len(asked), dtype=np.bool_
     )
+
+
+# ---- the part of the result ----------------------------------------------------------------
+
+
+def oracle_table(
+    truth: Truth,
+    risk: Callable[[Floats], Floats],
+    nll: Floats,
+    rows: TaskRows,
+    *,
+    train: TaskRows,
+    edges_days: Sequence[float],
+    task: TaskConfig,
+) -> dict[str, Any]:
+    """Content of `oracle`.
+
+    Args:
+        truth: Of the prediction times.
+        risk: Days (H,) → the run's risks (R, causes, H).
+        nll: (R,) the run's NLL.
+        rows: The prediction times.
+        train: Training prediction times, on which the hazards of no knowledge are fitted.
+        edges_days: Their grid.
+        task: The question.
+    """
+    hazards = bin_hazards(risk(truth.edges_days[1:]), truth.edges_days)
+    gap = oracle_gap(
+        nll,
+        truth.nll(rows),
+        foresight=foresight(hazards, truth, rows),
+        train=train,
+        rows=rows,
+        edges_days=edges_days,
+        n_causes=len(task.causes),
+    )
+    return gap | {
+        "name": ORACLE,
+        "gain_share_expected": expected_gain_share(hazards, truth, train=train, rows=rows),
+    }
+
+
+def oracle_differences(
+    comparison: Comparison,
+    estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]],
+    *,
+    ours: str,
+) -> list[dict[str, Any]]:
+    """Long rows of `oracle.differences`: our model minus the truth, on the same resamples of subjects."""
+    if ORACLE not in comparison.risk:
+        return []
+    return [
+        row
+        for cause, found in estimates.items()
+        for name in (metric.key for metric in in_columns(taken("everywhere")))
+        for row in long_rows(
+            comparison,
+            found[ours][name].minus(found[ORACLE][name]),
+            model=ORACLE,
+            cause=cause,
+            metric=name,
+        )
+    ]
+
+
+def oracle_warnings(found: Mapping[str, Any]) -> list[str]:
+    """What a reader of `oracle` must be warned of."""
+    if found["beats_oracle_z"] > LEAK_Z:
+        return [
+            "The model beats the true hazards by more than three standard errors: it is leaking."
+        ]
+    if found["nll_z"] > LEAK_Z:
+        return [
+            "The model's NLL beats that of the true hazards by more than three standard errors, but it foresees no "
+            "event that they do not expect: they are means over too few simulated futures. Raise truth_futures."
+        ]
+    return []

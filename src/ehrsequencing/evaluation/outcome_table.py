@@ -6,6 +6,7 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,18 @@ import torch
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.core.minimum_counts import shareable_count
+from ehrsequencing.core.disclosure import rounded, shareable_count
+from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
-from ehrsequencing.metrics.discrimination import wolbers_c
+from ehrsequencing.metrics.discrimination import (
+    StratifiedAuc,
+    StratifiedRows,
+    stratified_auc,
+    wolbers_c,
+)
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.metrics.stratified import StratifiedAuc, StratifiedRows, stratified_auc
 from ehrsequencing.models.hazards import exposure, onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
@@ -74,18 +80,33 @@ def evaluate_outcomes(
             rare.add(one)
         progress(done, len(run.outcomes))
     found.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
-    return {
+    result = {
         "task": run.task.name,
         "split": split,
         "outcomes": found,
         "pooled": rare.numbers(),
         "fewest_events": FEWEST_EVENTS,
-        "subjects": shareable_count(len(rows.subject_ids)),
+        "subjects": len(rows.subject_ids),
         "horizons_days": [rows.near_days, rows.far_days],
         "summary": summary(found),
         "resamples": rows.resamples,
         "strata": ["sex", "age"] if rows.has_sex else ["age"],
     }
+    source = prepared.manifest.get("data_path")
+    return result if source and is_simulation(Path(source)) else _shareable(result)
+
+
+def _shareable(result: dict[str, Any]) -> dict[str, Any]:
+    """The table as it may be shared: counts of people, and three decimals."""
+    outcomes = [{**row, "events": shareable_count(row["events"])} for row in result["outcomes"]]
+    pooled = result["pooled"]
+    if "events" in pooled:
+        pooled = {**pooled, "events": shareable_count(pooled["events"])}
+    subjects = shareable_count(result["subjects"])
+    shared: dict[str, Any] = rounded(
+        {**result, "outcomes": outcomes, "pooled": pooled, "subjects": subjects}
+    )
+    return shared
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -147,7 +168,7 @@ class _Pool:
         auc, oe = _estimate(_ratio(won, cases)), _estimate(_ratio(observed, expected))
         return {
             "outcomes": self.count,
-            "events": shareable_count(self.events),
+            "events": self.events,
             "auc": auc,
             "oe": oe,
         }

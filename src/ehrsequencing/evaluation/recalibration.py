@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import shareable_count
+from ehrsequencing.baselines.blend.blend import RunAnswers
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.tables import number
+from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -28,16 +27,7 @@ FITTED_ON = "tuning"
 
 
 def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
-    """Fit on the tuning split's landmark queries, where models are compared; in a blend, the blended hazards.
-
-    Raises:
-        EhrseqError: The run has the `visit` head.
-    """
-    if run.is_visit_head:
-        fix = "leave out evaluation.recalibrate, or use head=horizon"
-        raise EhrseqError(
-            "the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix
-        )
+    """Fit on the tuning split's landmark queries, where models are compared; in a blend, the blended hazards."""
     records = prepared.records(run.task.name, FITTED_ON)
     rows = records.rows
     at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)

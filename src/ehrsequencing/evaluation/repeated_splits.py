@@ -18,22 +18,23 @@ from scipy.stats import t as student
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, sweep_temporaries, write_json
-from ehrsequencing.core.minimum_counts import TOO_FEW, judged_by_splits, too_few
+from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
-from ehrsequencing.evaluation.results import add_result
-from ehrsequencing.evaluation.tables import number
+from ehrsequencing.evaluation.results import add_result, number
+from ehrsequencing.evaluation.risk_source import refuse_visit_head
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.attrition import too_few
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
-ROWS_FORMAT = 3  # of a split's rows: 3 has the likelihood of tuning subjects; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 # of the splits; above, what is left would be a selection of the lucky ones
@@ -84,6 +85,27 @@ def corrected_interval(
         (1 / count + ratio) * defined.var(ddof=1)
     )
     return mean, mean - float(half), mean + float(half)
+
+
+def judged_by_splits(counts: Sequence[float], share: float) -> float:
+    """How many of the cohort at least one of several random splits holds out, from what each holds out on average.
+
+    A split holds out a share p of the cohort, and so p of those counted: the cohort has mean(counts) / p of them, and
+    J splits miss each with the chance (1 − p)^J.
+
+    Args:
+        counts: A number a split: its held-out subjects, or those of them with the event.
+        share: Held-out share p of all subjects.
+
+    Example:
+        Four splits with five events each of a fifth of the cohort: 25 events, of which 1 − .8⁴ = 59 % are held out.
+
+        >>> round(judged_by_splits([5, 5, 5, 5], 0.2), 2)
+        14.76
+    """
+    if not counts or not 0 < share <= 1:
+        return np.nan
+    return float(np.mean(counts)) / share * (1.0 - (1.0 - share) ** len(counts))
 
 
 @dataclass(frozen=True)
@@ -258,11 +280,7 @@ def repeated_splits(
         raise EhrseqError(
             "an interval over splits needs two splits", where="--splits", fix="use 25"
         )
-    if run.is_visit_head:
-        fix = "use head=horizon"
-        raise EhrseqError(
-            "the visit head has no horizons to compare models at", where="--splits", fix=fix
-        )
+    refuse_visit_head(run)
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
         raise EhrseqError(
@@ -359,7 +377,6 @@ def one_split(
         if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:
             return stored
     set_folder = folder / "prepared"
-    sweep_temporaries(folder)
     stage("preparing")
     if not (set_folder / MANIFEST).is_file():
         prepare(records, set_folder, study=study, tasks=[task])
@@ -380,11 +397,8 @@ def one_split(
 def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
     elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
-    if settings.subjects is None:
-        # a setting that came later: splits that were made before are still known
-        elsewhere |= {"subjects"}
     asked = settings.model_dump(mode="json", exclude=elsewhere)
-    return digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
+    return digest([origin, study.splits.model_dump(), asked, __version__])
 
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:

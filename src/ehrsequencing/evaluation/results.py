@@ -1,17 +1,198 @@
-"""The files of an evaluation: `metrics.json`, which may be shared, and `metrics-individual.json`, which may not.
+"""The result of an evaluation: its rows as plain JSON, and its files.
 
-The exact result goes in. Of real people it is written to `metrics-individual.json`, which only its owner can read, and
-`metrics.json` holds what may be told of it (`ehrsequencing.disclosure.shared`). A simulation has no people: there
-`metrics.json` is the exact result, and there is no other file.
+The exact result goes in. Of real people it is written to `metrics-individual.json`, which only its owner can read and
+no command needs, and `metrics.json` holds what may be told of it (`core.disclosure.redact`). A simulation has no
+people: there `metrics.json` is the exact result, and there is no other file.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ehrsequencing.baselines.blend.blend import PARTS
+from ehrsequencing.config import format_days
+from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.disclosure.shared import INDIVIDUAL, shared
+from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.metrics.bootstrap import interval_around
+from ehrsequencing.metrics.calibration import grouped_calibration
+from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.prediction.run import Run, add_to_run
+from ehrsequencing.records.attrition import FEWEST_SUBJECTS, too_few
+
+THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
+
+
+def number(value: Any) -> float | None:
+    """A float that JSON can hold; undefined becomes null."""
+    return None if value is None or not np.isfinite(value) else float(value)
+
+
+def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | None:
+    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend.
+
+    Args:
+        run: What was evaluated.
+        tuning_nll: Part → NLL of tuning subjects, the best part first.
+    """
+    if run is None or run.blend is None:
+        return None
+    found, settings = run.blend.weights, run.study.training
+    rows = [
+        {"cause": cause, "part": part}
+        | {name: float(getattr(found, name)[e, m]) for name in ("value", "low", "high")}
+        for e, cause in enumerate(run.task.causes)
+        for m, part in enumerate(PARTS)
+    ]
+    told = {name: number(value) for name, value in tuning_nll.items()}
+    facts = {"folds": settings.blend_folds, "parts": list(PARTS), "weights": rows}
+    return facts | {"tuning_nll": told, "best_part": next(iter(told), None)}
+
+
+def metric_row(
+    model: str,
+    landmark_days: float | None,
+    metric: str,
+    value: Any,
+    *,
+    cause: str,
+    horizon_days: float | None = None,
+    low: Any = None,
+    high: Any = None,
+    subjects: int,
+    events: int,
+    reason: str | None = None,
+) -> dict[str, Any]:
+    """One row of the long table of metrics; a horizon of None means all horizons.
+
+    `subjects` were evaluated there, and `events` of them had the event by the horizon. With too few of either there is
+    no interval, and `reason` says so, as it does where resampling biases the metric; elsewhere it is None.
+    """
+    place = {
+        "model": model,
+        "landmark_days": landmark_days,
+        "cause": cause,
+        "horizon_days": number(horizon_days),
+    }
+    reason = TOO_FEW if too_few(events, subjects) else reason
+    limits = {"low": None, "high": None} if reason else {"low": number(low), "high": number(high)}
+    counts = {"subjects": int(subjects), "events": int(events)}
+    return place | {"metric": metric, "value": number(value), **limits, **counts, "reason": reason}
+
+
+def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
+    """How many were at risk at a landmark, how long they were followed, and how many had each event by each horizon."""
+    median = median_follow_up_days(scope.duration_days, scope.cause)
+    events = scope.subjects_with_event().tolist()
+    return {
+        "landmark_days": scope.landmark_days,
+        "subjects": scope.subjects,
+        "followup_median_days": number(median),
+        "events": dict(zip(causes, events, strict=True)),
+    }
+
+
+def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
+    """How censoring is corrected for, and the smallest chance of being followed, G: the largest weight is 1 / G."""
+    places = [
+        (scope.landmark_days, float(horizon), float(g))
+        for scope in scopes
+        for horizon, g in zip(scope.horizons_days, scope.smallest_g(), strict=True)
+    ]
+    thin = [(g, horizon) for _, horizon, g in places if g < THIN_FOLLOW_UP]
+    note = ""
+    if thin:
+        g, horizon = min(thin)
+        each = f"each remaining subject represents {1 / g:.0f}" if g else "nobody is left"
+        note = (
+            f"Few subjects are followed long enough: at {len(thin)} of {len(places)} combinations of landmark and "
+            f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "
+            f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
+        )
+    smallest = [
+        {
+            "landmark_days": landmark,
+            "horizon_days": horizon,
+            "g": number(g),
+            "thin": bool(g < THIN_FOLLOW_UP),
+        }
+        for landmark, horizon, g in places
+    ]
+    return {"model": model, "smallest_g": smallest, "note": note}
+
+
+def follow_up(scope: Comparison) -> dict[str, Any]:
+    """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
+    median = median_follow_up_days(scope.duration_days, scope.cause)
+    few = scope.subjects < FEWEST_SUBJECTS
+    blocks = [] if few else scope.blocks()
+    samples = [
+        median_follow_up_days(scope.duration_days, scope.cause, weights=weights)
+        for weights in blocks
+    ]
+    low, high = interval_around(median, np.concatenate(samples) if samples else ())
+    return {
+        "landmark_days": scope.landmark_days,
+        "median_days": number(median),
+        "low": number(low),
+        "high": number(high),
+        "reason": TOO_FEW if few else None,
+    }
+
+
+def calibration(
+    scope: Comparison, causes: Sequence[str], *, models: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Observed against predicted risk in groups."""
+    groups = 10 if np.sum(scope.cause == 1) >= 200 else 5
+    out = []
+    for model in models:
+        found = grouped_calibration(scope.scored(model), groups=groups)
+        for e, h in np.ndindex(len(causes), len(scope.horizons_days)):
+            use = (found.n[e, h] > 0) & ~np.isnan(found.observed[e, h])
+            observed, spread = found.observed[e, h][use], 1.96 * found.standard_error[e, h][use]
+            out.append(
+                {
+                    "model": model,
+                    "landmark_days": scope.landmark_days,
+                    "cause": causes[e],
+                    "horizon_days": float(scope.horizons_days[h]),
+                    "predicted": found.predicted[e, h][use].tolist(),
+                    "observed": observed.tolist(),
+                    "low": np.clip(observed - spread, 0, 1).tolist(),
+                    "high": np.clip(observed + spread, 0, 1).tolist(),
+                    "n": found.n[e, h][use].astype(int).tolist(),
+                }
+            )
+    return out
+
+
+def distribution(scope: Comparison, causes: Sequence[str], *, model: str) -> list[dict[str, Any]]:
+    """Histograms of the predicted risk: those with the event by the horizon, without it, and not known."""
+    duration, cause, risk = scope.duration_days, scope.cause, scope.risk[model]
+    out = []
+    for e, h in np.ndindex(len(causes), len(scope.horizons_days)):
+        horizon = scope.horizons_days[h]
+        edges = np.linspace(0, max(float(risk[:, e, h].max()), 1e-6), 21)
+        event = (cause == e + 1) & (duration <= horizon)
+        free = ~event & ((duration > horizon) | (cause > 0))
+        groups = {"event": event, "no_event": free, "unknown": ~event & ~free}
+        out.append(
+            {
+                "landmark_days": scope.landmark_days,
+                "cause": causes[e],
+                "horizon_days": float(horizon),
+                "edges": edges.tolist(),
+                **{
+                    name: np.histogram(risk[which, e, h], bins=edges)[0].tolist()
+                    for name, which in groups.items()
+                },
+            }
+        )
+    return out
+
 
 SHARED = "metrics.json"
 
@@ -20,7 +201,7 @@ def _files(result: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Path], No
     """Name and writer of each file."""
     told = result
     if not result["data"].get("simulated"):
-        told = shared(result)
+        told = redact(result)
         yield INDIVIDUAL, lambda path: write_json(path, result, owner_only=True)
     yield SHARED, lambda path: write_json(path, told)
 
@@ -38,12 +219,9 @@ def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
 
 
 def read_result(run_folder: Path) -> dict[str, Any] | None:
-    """The exact result that a run holds; None where there is none, or somebody has changed or removed it."""
+    """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
     run = Run(run_folder)
-    for name in (INDIVIDUAL, SHARED):
-        if name in run.manifest["files"]:
-            result: dict[str, Any] = (
-                {"individual": name} if name in run.altered else read_json(run_folder / name)
-            )
-            return None if "individual" in result else result
-    return None
+    if SHARED not in run.manifest["files"] or SHARED in run.altered:
+        return None
+    result: dict[str, Any] = read_json(run_folder / SHARED)
+    return result

@@ -1,5 +1,7 @@
 """What is evaluated: a source of risks, which is a trained run or somebody else's file of predictions."""
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -7,13 +9,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig
-from ehrsequencing.core.arrays import Floats, row_blocks, scratch
+from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.prediction.divided import part_of
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
+
+
+def refuse_visit_head(run: Run) -> None:
+    """Refuse a run with the `visit` head, whose risks have no horizons in days."""
+    if run.is_visit_head:
+        raise EhrseqError(
+            "the visit head has no risks at horizons to evaluate",
+            where=str(run.folder),
+            fix="train with model.head=horizon",
+        )
 
 
 class RiskSource(Protocol):
@@ -129,9 +142,7 @@ class RunRisks:
         """Risks given no event until `start_days`, for some subjects at a time, in the batches of all together."""
         out = scratch(len(records), len(self.task.causes), len(days))
         count, done = sum(1 for _ in row_blocks(len(records))), 0
-        batches = self.run.answers.batches(records)
-        for number in range(count):
-            some = part_of(records, batches, count, number)
+        for some in cut_at_batches(records, *self.run.answers.batches(records), count=count):
             out[done : done + len(some)] = conditional_risk(
                 partial(self._now, some), days, start_days=start_days
             )
@@ -144,3 +155,102 @@ class RunRisks:
     def nll(self, records: TaskRecords) -> Floats:
         """See `RiskSource`."""
         return self.run.nll(records)
+
+
+def hazards_through(
+    risk: Floats, knots_days: Floats, *, start_days: float = 0.0, least_survival: float = 0.0
+) -> Floats:
+    """Piecewise-constant hazards with exactly the given cumulative incidences at the knots.
+
+        λ_{e,k} = ΔF_e / Σ_e' ΔF_e' · log(S(τ_{k−1}) / S(τ_k)) / (τ_k − τ_{k−1}),     ΔF_e = F_e(τ_k) − F_e(τ_{k−1})
+
+    with S = 1 − Σ_e F_e and τ_0 = s, where F_e = 0.
+
+    Args:
+        risk: (R, E, K) cumulative incidence at each knot; never falling.
+        knots_days: (K,) rising.
+        start_days: s.
+        least_survival: S is taken to be at least this.
+
+    Returns:
+        (R, E, K) per day; 0 where nothing happens between two knots, infinite or NaN from where S is 0.
+    """
+    incidence = np.concatenate([np.zeros_like(risk[:, :, :1]), risk], axis=2)
+    survival = np.maximum(1 - incidence.sum(axis=1), least_survival)
+    gained = np.diff(incidence, axis=2)
+    either = gained.sum(axis=1, keepdims=True)
+    share = np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(np.r_[start_days, knots_days])
+        return np.asarray(total[:, None] * share, dtype=np.float64)
+
+
+def nll_through(
+    risk: Floats, knots_days: Floats, rows: TaskRows, *, start_days: float = 0.0
+) -> Floats:
+    """Likelihood of the curve through the risks, with the follow-up cut at the last knot τ_K.
+
+        NLL_p = Σ_e Σ_k λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [s, min(T, τ_K))|  −  Σ_e 1[cause = e, T ≤ τ_K] · log λ_{e, k(T)}
+
+    with the hazards of `hazards_through`. Between two knots it knows no more than that the hazard is constant: what a
+    model says within them is neither rewarded nor punished beyond that, so that it must be the same for all models that
+    are compared.
+
+    Args:
+        risk: (R, E, K) cumulative incidence at each knot, given no event until s.
+        knots_days: (K,) rising.
+        rows: The prediction times with their labels.
+        start_days: s, the task's blanking.
+
+    Returns:
+        (R,); infinite where an event falls between two knots at which its risk is the same, or nobody should be left.
+    """
+    hazards = hazards_through(risk, knots_days, start_days=start_days)
+    hazards = np.where(np.isfinite(hazards), hazards, np.inf)
+    last = knots_days[-1]
+    duration, cause = (
+        np.minimum(rows.duration_days, last),
+        np.where(rows.duration_days <= last, rows.cause, 0),
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        nll = horizon_nll(
+            hazards,
+            knots_days[:-1].tolist(),
+            duration_days=duration,
+            cause=cause,
+            entry_days=rows.entry_days,
+        )
+    return np.where(np.isnan(nll), np.inf, nll)
+
+
+def risk_through(
+    risk: Floats, knots_days: Floats, days: Floats, *, start_days: float = 0.0
+) -> Floats:
+    """Cumulative incidence (R, E, D) at other days, none after the last knot, of the curve through the risks.
+
+    From where the risks sum to 1, hazards would be infinite: 1e-12 of the subjects is taken to be left there.
+    """
+    hazards = hazards_through(risk, knots_days, start_days=start_days, least_survival=1e-12)
+    return cumulative_incidence(hazards, knots_days[:-1].tolist(), days, start_days=start_days)
+
+
+def cut_at_batches(
+    records: TaskRecords, starts: Ints, cost: Ints, *, count: int
+) -> Iterator[TaskRecords]:
+    """Subjects in so many parts of about equal cost, which begin where batches begin: risks keep their bits.
+
+    Args:
+        records: To cut.
+        starts: (b,) the first subject of each batch.
+        cost: (b,) of each batch.
+        count: How many parts; some are empty where there are fewer batches.
+    """
+    if count == 1:
+        yield records
+        return
+    done = np.cumsum(cost, dtype=np.float64)
+    part = np.minimum((done - cost / 2) * count // max(float(done[-1]), 1.0), count - 1)
+    first = np.searchsorted(part, np.arange(1, count))
+    bounds = [0, *np.append(starts, len(records.timelines))[first].tolist(), len(records.timelines)]
+    for low, high in itertools.pairwise(bounds):
+        yield records.take(slice(low, high))

@@ -30,9 +30,10 @@ from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.trained_baselines import FLAT
 from ehrsequencing.prediction.prediction_file import SUFFIXES, read_predictions
-from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.prepared import Prepared, data_name, prepare
+from ehrsequencing.records.prepare import data_name, prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords
 
 _PREPARED = "prepared"  # the set that is made inside the output, and removed again
@@ -49,6 +50,7 @@ def score(
     study: StudyConfig | None = None,
     prepared: Path | str | None = None,
     beside: Mapping[str, Path] | None = None,
+    overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
@@ -60,7 +62,7 @@ def score(
             says what is refused and what is ignored.
         data: The MEDS data set that they are about.
         task: The question, or its file.
-        out: The folder; default: `NAME-score` beside the file. An earlier score there is replaced.
+        out: The folder; default: `NAME-score` beside the file.
         name: What the model is called; default: the name of the file, or `predictions`.
         split: Whose predictions are evaluated: `held_out`, `tuning` or `train`.
         study: How records become visits and who is in which split, as for `prepare`; baselines, resamples, seed.
@@ -68,6 +70,7 @@ def score(
             this call.
         beside: Other models' predictions by the models' names. They are evaluated on the same prediction times and
             resamples, each with every metric and the difference of the first file to it, as a baseline is.
+        overwrite: Whether an earlier score there that nobody has changed is replaced.
         progress: Called with the name of each stage.
         draw: Called with the result and the folder that is being written, to add a report.
 
@@ -84,7 +87,7 @@ def score(
         >>> import pandas as pd
         >>> from ehrsequencing.config import load_study, load_task
         >>> from ehrsequencing.evaluation.score import score
-        >>> from ehrsequencing.records.prepared import prepare
+        >>> from ehrsequencing.records.prepare import prepare
         >>> from ehrsequencing.simulate import simulate
         >>> folder = Path(tempfile.mkdtemp())
         >>> simulate(folder / "data", subjects=200, seed=1)
@@ -104,7 +107,7 @@ def score(
         >>> shutil.rmtree(folder)
     """
     given: dict[str, Any] = {"name": name, "split": split, "study": study, "beside": beside}
-    given |= {"progress": progress, "draw": draw}
+    given |= {"overwrite": overwrite, "progress": progress, "draw": draw}
     data, out, prepared = (
         Path(data),
         None if out is None else Path(out),
@@ -123,7 +126,7 @@ def score(
     _require_own_names([name or stem, *others])
     progress("reading the predictions")
     table = read_predictions(predictions)
-    with complete_folder(folder, SCORE) as temporary:
+    with complete_folder(folder, SCORE, overwrite=overwrite or out is None) as temporary:
         if prepared is None:
             progress("preparing the records")
             prepare(data, temporary / _PREPARED, study=study, tasks=[question])

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.disclosure.derived import SUBGROUP_METRICS
-from ehrsequencing.evaluation import tables
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
 from ehrsequencing.evaluation.estimates import metric_estimates
@@ -19,6 +18,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
+SUBGROUP_METRICS = ("oe", "auc", "brier")
 
 
 def subgroup_rows(
@@ -48,9 +48,9 @@ def subgroup_rows(
                 place = cell.pop("place")
                 values = {
                     name: {
-                        "value": tables.number(one.value[place]),
-                        "low": tables.number(intervals[name][0][place]),
-                        "high": tables.number(intervals[name][1][place]),
+                        "value": results.number(one.value[place]),
+                        "low": results.number(intervals[name][0][place]),
+                        "high": results.number(intervals[name][1][place]),
                         "reason": one.reason(place),
                     }
                     for name, one in found.items()

@@ -9,20 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.baselines.base import Baseline, HazardPart, KeptBaseline
+from ehrsequencing.baselines.base import Baseline
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.files import sweep_temporaries
 from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, read_manifest
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 FLAT = "flat BEHRT"
 FOLDER = "baselines"  # of a run
@@ -110,9 +109,7 @@ def train_baseline(
     folder = parent / "flat-behrt"
     wanted = study.model_copy(update={"model": study.model.with_parts(architecture="flat")})
     if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
-        if parent.is_dir():
-            sweep_temporaries(parent)
-        with complete_folder(folder, RUN) as temporary:
+        with complete_folder(folder, RUN, overwrite=True) as temporary:
             Trainer(prepared, task_name, temporary, study=wanted).fit()
             shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
     return TrainedBaseline(FLAT, Run(folder))
@@ -149,15 +146,9 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> list[Baseline]:
     """The parts of a blend as models of their own, as far as they are not among the baselines; of others nothing."""
     if run is None or run.blend is None:
         return []
-    blend, there = run.blend, {one.model.name for one in fitted}
-    kept: list[tuple[str, HazardPart]] = [
-        (BoostedVisits.name, blend.boosted),
-        (LandmarkCox.name, blend.cox),
-    ]
-    return [
-        TrainedBaseline(NETWORK, run),
-        *(_kept(name, part, run) for name, part in kept if name not in there),
-    ]
+    there = {one.model.name for one in fitted}
+    parts: list[Baseline] = [run.blend.boosted, run.blend.cox]
+    return [TrainedBaseline(NETWORK, run), *(part for part in parts if part.name not in there)]
 
 
 def likelihood_of_parts(
@@ -173,12 +164,6 @@ def likelihood_of_parts(
     return dict(sorted(found.items(), key=lambda pair: pair[1]))
 
 
-def _kept(name: str, part: HazardPart, run: Run) -> KeptBaseline:
-    return KeptBaseline(
-        name, part, edges_days=run.model.config.edges_days, n_causes=len(run.task.causes)
-    )
-
-
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Baseline]:
     """The trees of a blend, where they were fitted as the baseline would be.
 
@@ -189,7 +174,7 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
     """
     if run is None or run.blend is None:
         return {}
-    made, blend = run.study.evaluation, run.blend
+    made = run.study.evaluation
     if (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
         return {}
-    return {BoostedVisits.name: _kept(BoostedVisits.name, blend.boosted, run)}
+    return {BoostedVisits.name: run.blend.boosted}

@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import subject_records
@@ -19,7 +19,10 @@ from ehrsequencing.records.events import hash_u64
 COHORT_COLUMNS = pa.schema(
     [
         ("code", pa.string()),
-        ("carriers", pa.int64()),  # subjects with the code, at least 11
+        (
+            "carriers",
+            pa.string(),
+        ),  # subjects with the code, at least 11, rounded as all counts that may be shared
         ("change_in_risk", pa.float64()),  # mean among carriers: with the code − without it
         ("low", pa.float64()),  # 95 % interval by bootstrap over subjects
         ("high", pa.float64()),
@@ -108,7 +111,7 @@ def _table(
         own = np.flatnonzero(number == k)
         row = {
             "code": codes[k],
-            "carriers": int(carriers[k]),
+            "carriers": count_text(int(carriers[k])),
             "change_in_risk": float(effect[own, 0].mean()),
             "change_in_log_hazard": float(effect[own, 1].mean()),
             "raised": float((effect[own, 0] > 0).mean()),

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.hazards import cumulative_incidence, exposure
 from ehrsequencing.explain.record import Edit, SubjectRecord, encode_copies, kept_rows
 from ehrsequencing.prediction.predict import horizons_of, start_days_of
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.hazards import cumulative_incidence, exposure
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -21,9 +21,8 @@ from ehrsequencing.prediction.predict import Moment, NewRecords
 from ehrsequencing.records.cohort import NEVER, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import STATIC, opens_run
-from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.records.visits import Visits
+from ehrsequencing.records.visits import Record, Visits, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 
 

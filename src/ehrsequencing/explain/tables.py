@@ -10,8 +10,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import atomic_path
-from ehrsequencing.core.outputs import EXPLANATION, is_parquet_of, parquet_mark
+from ehrsequencing.core.outputs import EXPLANATION, output_file
 from ehrsequencing.explain.attention import attention_weights, has_attention
 from ehrsequencing.explain.changes import change
 from ehrsequencing.explain.deletions import KINDS, PAIRED_CODES, Deletion, Effect, deletion
@@ -138,22 +137,10 @@ def require_suffix(out: Path) -> None:
         )
 
 
-def is_explanation(path: Path) -> bool:
-    """Whether `ehrseq explain` wrote a file."""
-    if path.name.endswith(".parquet"):
-        return is_parquet_of(path, EXPLANATION)
-    try:
-        with path.open("rb") as file:
-            header = file.readline(1000).decode().strip().replace('"', "").split(",")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return "change_in_risk" in header and "code" in header
-
-
-def write_table(table: pa.Table, out: Path) -> None:
-    """Write a table as Parquet or CSV. It appears when it is complete."""
-    with atomic_path(out, follow=True) as temporary:
+def write_table(table: pa.Table, out: Path, *, overwrite: bool = False) -> None:
+    """Write a table as Parquet or CSV. It appears when it is complete; `overwrite` as of `refuse_existing`."""
+    with output_file(out, EXPLANATION, overwrite=overwrite) as temporary:
         if out.name.endswith(".parquet"):
-            pq.write_table(table.replace_schema_metadata(parquet_mark(EXPLANATION)), temporary)
+            pq.write_table(table, temporary)
         else:
             pc.write_csv(table, temporary)

@@ -2,6 +2,5 @@
 
 from ehrsequencing.explorer.collect import collect as collect
 from ehrsequencing.explorer.page import page as page
-from ehrsequencing.explorer.page import require_own as require_own
 from ehrsequencing.explorer.page import write_page as write_page
-from ehrsequencing.explorer.settings import ExplorerSettings as ExplorerSettings
+from ehrsequencing.explorer.patients import ExplorerSettings as ExplorerSettings

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.disclosure.small_counts import merge_bins, pool_groups
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, enough_people, shareable_count
 from ehrsequencing.explorer.patients import NOT_KNOWN, landmark_rows
 from ehrsequencing.metrics.censoring import RiskSets
 
@@ -48,36 +47,32 @@ def aggregates(explorer: "Explorer", landmarks: list[float]) -> list[dict[str, A
     return found
 
 
-def _histogram(risk: Floats) -> list[tuple[float, float, int]]:
-    """Bars [low, high, people] over the square root of risk, each of nobody or of at least 11 people."""
+def _histogram(risk: Floats) -> list[tuple[float, float, int | str | None]]:
+    """Bars [low, high, people] over the square root of risk; those of 1 to 10 people are left out."""
     if len(risk) < SMALLEST_COUNT:
         return []
     # rounded: no bar ends at one person's risk
     top = max(0.05, float(np.ceil(100 * np.sqrt(risk.max())) / 100))
     counts, edges = np.histogram(np.sqrt(risk), bins=BINS, range=(0.0, top))
+    bars = zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
     return [
-        (low**2, high**2, people)
-        for low, high, people in merge_bins(edges.tolist(), counts.tolist())
+        (low**2, high**2, shareable_count(people))
+        for low, high, people in bars
+        if people >= SMALLEST_COUNT
     ]
 
 
 def _calibration(
     explorer: "Explorer", rows: Ints, cause: int, point: int, horizon: float
-) -> list[tuple[float, ...]]:
-    """Groups (predicted, observed, people) by risk, neighbours joined until each may be shown."""
+) -> list[tuple[float, float, int | str | None]]:
+    """Groups (predicted, observed, people) by risk, of those with 11 people who had the event and 11 who had not."""
     patients, start = explorer.gathered.patients, explorer.run.task.blanking
     duration = patients.end_day[rows] - patients.row_day[rows]
     rows = rows[(patients.cause[rows] != NOT_KNOWN) & (duration > start)]
     if len(rows) < SMALLEST_COUNT:
         return []
     risk = patients.risk[rows, cause, point].astype(np.float64)
-    groups: dict[str, list[float]] = {
-        "predicted": [],
-        "observed": [],
-        "low": [],
-        "high": [],
-        "n": [],
-    }
+    groups: list[tuple[float, float, int | str | None]] = []
     for own in np.array_split(np.argsort(risk, kind="stable"), GROUPS):
         if not len(own):
             continue
@@ -88,11 +83,7 @@ def _calibration(
         if not sets.reaches([horizon])[0]:
             continue
         observed = float(sets.incidence.at([horizon])[cause, 0])
-        for name, value in zip(
-            groups, (risk[own].mean(), observed, np.nan, np.nan, len(own)), strict=True
-        ):
-            groups[name].append(float(value))
-    return [
-        (round(group.predicted, 3), round(group.observed, 3), group.n)
-        for group in pool_groups(groups)
-    ]
+        if enough_people(round(observed * len(own)), len(own)):
+            mean = float(risk[own].mean())
+            groups.append((round(mean, 3), round(observed, 3), shareable_count(len(own))))
+    return groups

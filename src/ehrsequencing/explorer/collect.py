@@ -8,9 +8,14 @@ import numpy as np
 from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.explain import Edit
 from ehrsequencing.explorer.codes import ShownCodes, shown_codes
-from ehrsequencing.explorer.patients import Gathered, curve_days, gather, require_curves
+from ehrsequencing.explorer.patients import (
+    ExplorerSettings,
+    Gathered,
+    curve_days,
+    gather,
+    require_curves,
+)
 from ehrsequencing.explorer.removals import Removals, edit_of, removed_risks, single_removals
-from ehrsequencing.explorer.settings import ExplorerSettings
 from ehrsequencing.prediction.predict import Asked, NewRecords, left_out
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions

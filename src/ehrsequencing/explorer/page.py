@@ -9,33 +9,182 @@ import hashlib
 import json
 import math
 import re
+import zlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap, require_name, write_bytes
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.core.outputs import EXPLORER, is_page_of, page_mark
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.outputs import EXPLORER, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.explorer.cohort import aggregates
 from ehrsequencing.explorer.collect import Explorer
-from ehrsequencing.explorer.packing import (
-    TOP,
-    differences,
-    hundredths,
-    pack,
-    quantised,
-    rounded_floats,
-    zigzag,
-)
 from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
-from ehrsequencing.explorer.wording import KEYS, TERMS, audit_words, moment_words, note
+from ehrsequencing.prediction.run import saved_audit
+from ehrsequencing.reporting.wording import duration
+
+TOP = 65_535
+_NAMES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float32": "f4"}
+
+
+def quantised(risk: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
+    """Risks as 16-bit integers q, with risk ≈ (q / 65,535)²: off by at most 1.6e-5, and by less where risks are small.
+
+    >>> import numpy as np
+    >>> found = quantised(np.array([0.0, 0.0003, 1.0]))
+    >>> ((found / 65_535) ** 2).round(5).tolist()
+    [0.0, 0.0003, 1.0]
+    """
+    whole: NDArray[np.uint16] = np.round(
+        np.sqrt(np.clip(np.nan_to_num(risk), 0.0, 1.0)) * TOP
+    ).astype(np.uint16)
+    return whole
+
+
+def zigzag(change: NDArray[np.integer[Any]], bits: int) -> NDArray[Any]:
+    """Signed differences, modulo 2^bits, as unsigned numbers that are small where the differences are.
+
+    >>> import numpy as np
+    >>> zigzag(np.array([0, -1, 1, -2]), 16).tolist()
+    [0, 1, 2, 3]
+    """
+    wrapped = change.astype({16: np.int16, 32: np.int32}[bits])
+    return ((wrapped << 1) ^ (wrapped >> (bits - 1))).view({16: np.uint16, 32: np.uint32}[bits])
+
+
+def differences(values: NDArray[np.integer[Any]], bits: int = 32) -> NDArray[Any]:
+    """Each number less the one before it, zigzag: of numbers that rise slowly, or are near each other."""
+    whole = values.astype(np.int64)
+    return zigzag(whole - np.r_[0, whole[:-1]], bits)
+
+
+def hundredths(days: NDArray[np.floating[Any]]) -> Ints:
+    """Days as whole hundredths; NaN as −1."""
+    return np.where(np.isnan(days), -1, np.round(days * 100)).astype(np.int64)
+
+
+def rounded_floats(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Numbers to a precision of 1 in 8,192, so that their last bits compress to nothing; NaN stays.
+
+    >>> import numpy as np
+    >>> rounded_floats(np.array([1.5, 98.6], dtype=np.float32)).tolist()
+    [1.5, 98.6015625]
+    """
+    bits = np.where(np.isnan(values), np.float32(np.nan), values).astype(np.float32).view(np.uint32)
+    return ((bits + 0x200) & np.uint32(0xFFFFFC00)).view(np.float32)
+
+
+def pack(
+    arrays: Mapping[str, NDArray[Any]], coded: Mapping[str, str]
+) -> tuple[dict[str, Any], str]:
+    """Arrays as one text, and what a reader must know to take them apart.
+
+    Args:
+        arrays: Arrays of `uint8`, `uint16`, `uint32` or `float32`.
+        coded: Name → `differences` or `zigzag`, where that is what an array holds.
+
+    Returns:
+        `{"size": bytes before compression, "arrays": [[name, type, length, coding]]}`, and base64.
+    """
+    parts, listed = list[bytes](), list[list[Any]]()
+    for name, array in arrays.items():
+        flat = np.ascontiguousarray(array).ravel()
+        width = flat.dtype.itemsize
+        # all first bytes, then all second ones …
+        parts.append(flat.view(np.uint8).reshape(-1, width).T.tobytes())
+        listed.append([name, _NAMES[flat.dtype.name], len(flat), coded.get(name, "")])
+    whole = b"".join(parts)
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
+    text = base64.b64encode(squeeze.compress(whole) + squeeze.flush()).decode()
+    return {"size": len(whole), "arrays": listed}, text
+
+
+if TYPE_CHECKING:
+    from ehrsequencing.explorer.collect import Explorer
+
+KEYS = (
+    (("←", "→"), "prediction before, prediction after"),
+    (("↑", "↓"), "code above, code below; in the list of patients, patient above and below"),
+    (("x",), "strike the code or visit, or take it back"),
+    (("u",), "undo"),
+    (("j", "k"), "next patient, patient before"),
+    (("/",), "search a patient, or a code"),
+    (("?",), "this help"),
+)
+TERMS = (
+    (
+        "Risk",
+        "The predicted probability of the event within the chosen time, given what was recorded until the "
+        "prediction time. Competing events are taken into account.",
+    ),
+    (
+        "Change",
+        "In points of risk, since the prediction before. A triangle up is a higher risk, a triangle down a "
+        "lower one.",
+    ),
+    (
+        "Surprise",
+        "One minus the predicted probability of what then happened. It is unknown where follow-up ended "
+        "before.",
+    ),
+    (
+        "Predicted and observed",
+        "The observed risk is the cumulative incidence (Aalen–Johansen), which takes the end "
+        "of follow-up and competing events into account.",
+    ),
+    (
+        "Strike",
+        "The rows of a code or a visit are left out, and the model is asked again. Visits stay at their "
+        "times. The answer is an association in the model.",
+    ),
+)
+
+
+def audit_words(folder: Path) -> str:
+    """What the audit of a run says about the future of a record."""
+    audit = saved_audit(folder)
+    if audit is None:
+        return "Whether anything saw the future has not been tested: run ehrseq audit."
+    if audit["leaks"]:
+        return f"The audit of this run found {audit['leaks']} leaks of the future: see its report."
+    return "The audit of this run changed later visits, and no prediction moved (audit.json)."
+
+
+def moment_words(landmarks: list[float]) -> list[str]:
+    """Names of the moments at which a cohort is looked at: the latest, then the landmarks."""
+    later = [f"{duration(days)} after the index" for days in landmarks if days]
+    return ["at the latest prediction", "at the first prediction", *later]
+
+
+def note(explorer: "Explorer") -> str:
+    """What the page hides, and what it does not."""
+    settings, gathered = explorer.settings, explorer.gathered
+    shown = f"{len(gathered.patients):,}"
+    some = (
+        f"{shown} of {gathered.in_all:,}, drawn at random"
+        if len(gathered.patients) < gathered.in_all
+        else shown
+    )
+    if not settings.individuals:
+        return f"Patients: {some}. Nobody's record is in this file; groups of fewer than 11 are hidden."
+    hidden = (
+        f" Codes of fewer than {settings.fewest} patients are shown as one."
+        if settings.fewest > 1
+        else ""
+    )
+    return (
+        f"Patients: {some}. This file holds records of individual people under pseudonyms, in days since the first "
+        f"visit.{hidden} Treat it as patient data."
+    )
+
 
 # one ES module, in this order
 MODULE = (
@@ -51,29 +200,15 @@ _NOT_TEXT = re.compile(
 )
 
 
-def write_page(explorer: Explorer, out: Path) -> None:
-    """Write the page of an explorer; an explorer that is there is replaced.
+def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> None:
+    """Write the page of an explorer; `overwrite` as of `refuse_existing`.
 
     Raises:
         EhrseqError: Something else is there, or the file cannot be written.
     """
-    require_own(out)
-    write_bytes(out, page(explorer).encode(), owner_only=explorer.settings.individuals, follow=True)
-
-
-def require_own(out: Path, *sources: Path) -> None:
-    """Refuse to write over a file that is no explorer, or into what the explorer is made of.
-
-    Args:
-        out: The file.
-        sources: The data set and the run.
-
-    Raises:
-        EhrseqError: Something else is there, or nothing can be written there.
-    """
-    require_name(out)
-    refuse_foreign_file(out, lambda path: is_page_of(path, EXPLORER))
-    refuse_overlap(out, *sources)
+    owner_only = explorer.settings.individuals
+    with output_file(out, EXPLORER, overwrite=overwrite, owner_only=owner_only) as temporary:
+        temporary.write_bytes(page(explorer).encode())
 
 
 def page(explorer: Explorer, *, live: str | None = None) -> str:
@@ -103,7 +238,6 @@ def page(explorer: Explorer, *, live: str | None = None) -> str:
         ),
         blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
         keys=KEYS,
-        mark=Markup(page_mark(EXPLORER)),
         policy=policy + "base-uri 'none'; form-action 'none'",
         script=Markup(script),
         style=Markup(style),

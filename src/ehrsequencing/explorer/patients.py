@@ -12,19 +12,53 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.subgroups import groups_of_rows
-from ehrsequencing.explorer.settings import ExplorerSettings
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords, nobody
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, STATIC, opens_run
-from ehrsequencing.records.record import Record
 from ehrsequencing.records.timelines import TaskRecords, joined
+from ehrsequencing.records.visits import Record
 
 CURVE_POINTS = 14  # of a whole risk curve, beside the horizons
 OLDEST = 90.0  # years; higher ages are shown as 90 and over
 NOT_KNOWN = 255  # in place of a cause, where nothing is known of what happened
+
+
+@dataclass(frozen=True)
+class ExplorerSettings:
+    """What an explorer shows, and what it hides.
+
+    Attributes:
+        patients: At most so many patients; where there are more, they are drawn at random.
+        fewest: A code that fewer patients have is shown as "rare code".
+        individuals: Whether the page holds patients, not only the cohort.
+        what_if: Whether single removals are computed in advance.
+        megabytes: The what-if answers cover every prediction time where the file stays below this size; else only the
+            latest one of each patient.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+
+    Raises:
+        EhrseqError: A number is out of range.
+    """
+
+    patients: int = 10_000
+    fewest: int = SMALLEST_COUNT
+    individuals: bool = True
+    what_if: bool = True
+    megabytes: float = 15.0
+    recalibrated: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("patients", self.patients), ("fewest", self.fewest)):
+            if value < 1:
+                raise EhrseqError(f"{name} is {value}", where="explorer", fix="use 1 or more")
+        if self.megabytes <= 0:
+            raise EhrseqError(
+                f"megabytes is {self.megabytes:g}", where="explorer", fix="use a number above 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,34 @@
-"""Intervals by resampling subjects: a subject comes with all its rows, or not at all."""
+"""What chance does: intervals by resampling subjects, and the calibration of risks that are all right.
+
+A subject comes with all its rows, or not at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import expit
 
-from ehrsequencing.core.arrays import Floats, Ints32
+from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.calibration import (
+    clipped_logit,
+    distance_indices,
+    fit_logistic,
+    largest_gap,
+    spline_design,
+    spline_knots,
+)
+from ehrsequencing.metrics.censoring import RiskSets, StepFunction, divide
+from ehrsequencing.metrics.outcomes import ScoredRows
 
 #: Elements of one block of weights.
 BLOCK_ELEMENTS = 2**22
+#: Elements of one (simulations, n) work array of `calibration_null`.
+SIMULATED_ELEMENTS = 2**20
 
 
 def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> Iterator[Ints32]:
@@ -113,3 +130,133 @@ def interval_around(value: ArrayLike, samples: ArrayLike) -> tuple[Floats, Float
     return np.where(held, np.minimum(lower, point), np.nan), np.where(
         held, np.maximum(upper, point), np.nan
     )
+
+
+def calibration_null(
+    rows: ScoredRows, *, n_simulations: int = 200, seed: int = 0
+) -> dict[str, Floats]:
+    """Simulate outcomes under the predicted risks and compute ICI, E50, E90 and KS on each simulated data set.
+
+    Per simulation and horizon: each row gets cause e by the horizon with its predicted probability, at a time drawn
+    from the Aalen–Johansen jumps of that cause, and a censoring time drawn from G; what censoring leaves visible is
+    evaluated just as the rows were (G fitted again unless it is fixed). An observed ICI above the 95th percentile of
+    its null is miscalibration; below, it is what a perfect model of this sample size shows.
+
+    Args:
+        rows: The scored rows, without a block of weights.
+        n_simulations: How many.
+        seed: Of the random numbers.
+
+    Returns:
+        `ici`, `e50`, `e90`, `ks`, each (n_simulations, causes, horizons); NaN where the index itself is undefined.
+
+    Raises:
+        EhrseqError: The rows have a block of weights.
+    """
+    if rows.is_block:
+        raise EhrseqError(
+            "a block of weights", where="rows", fix="simulate under one set of weights"
+        )
+    drawn = np.repeat(np.arange(len(rows.cause)), rows.weights[0].astype(np.int64))
+    values = np.full((4, n_simulations, *rows.risk.shape[1:]), np.nan)
+    step = max(1, SIMULATED_ELEMENTS // max(1, len(drawn)))
+    for h in np.flatnonzero(rows.covered[0]):
+        world = _World.of(rows, int(h))
+        risk = rows.risk[drawn][:, :, h]
+        designs = [
+            spline_design(clipped_logit(risk[:, e]), spline_knots(rows.risk[:, e, h]))
+            for e in range(rows.n_causes)
+        ]
+        for start in range(0, n_simulations, step):
+            rng = np.random.default_rng([seed, int(h), start])
+            n_block = min(step, n_simulations - start)
+            status, known = world.simulate(risk, n_block, rng)
+            ones = np.ones_like(known)
+            for e, design in enumerate(designs):
+                outcome = (status == e + 1).astype(np.float64)
+                fitted = expit(fit_logistic(design, outcome, known) @ design.T)
+                block = slice(start, start + n_block)
+                values[:3, block, e, h] = distance_indices(np.abs(fitted - risk[:, e]), ones)
+                values[3, block, e, h] = largest_gap(known * outcome, ones, risk[:, e])
+    return dict(zip(("ici", "e50", "e90", "ks"), values, strict=True))
+
+
+@dataclass(frozen=True)
+class _World:
+    """Event and censoring times of the rows, as draws from their own estimates, up to one horizon."""
+
+    grid_days: Floats  # (m,) all times at which anything may happen
+    horizon_days: float  # the horizon
+    event_cdf: Floats  # (causes, m) distribution of the event time, given an event of that cause by the horizon
+    censoring_cdf: Floats  # (m,) P(C ≤ grid)
+    # (m + 1,) G just before each grid time and after all, where G is fixed
+    fixed_g_before: Floats | None
+
+    @classmethod
+    def of(cls, rows: ScoredRows, h: int) -> _World:
+        horizon = float(rows.horizons_days[h])
+        grid = np.union1d(rows.counts.times_days, rows.censoring.times_days)
+        incidence = rows.counts.incidence.at(np.minimum(grid, horizon))[0]
+        # A cause that was never seen takes the times of all causes; without any event, all at the start.
+        pooled = np.broadcast_to(incidence.sum(axis=0), incidence.shape)
+        incidence = np.where(incidence[:, -1:] > 0, incidence, pooled)
+        censoring = np.atleast_2d(rows.censoring.at(grid))[0]
+        fixed = None  # where each row has its own G, the simulated censoring is that of all rows
+        if isinstance(rows.fixed_censoring, StepFunction):
+            fixed = np.r_[rows.fixed_censoring.before(grid), censoring[-1]]
+        return cls(
+            grid,
+            horizon,
+            divide(incidence, incidence[:, -1:], undefined=1.0),
+            1.0 - censoring,
+            fixed,
+        )
+
+    def simulate(self, risk: Floats, n_block: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
+        """Draw outcomes for `risk` (n, causes).
+
+        Returns:
+            status: (n_block, n) int, the cause seen by the horizon, 0 for none.
+            known: (n_block, n) inverse probability of being known at the horizon, 0 where censored before.
+        """
+        n, n_causes = risk.shape
+        upto = np.cumsum(risk, axis=1)
+        upto /= np.maximum(upto[:, -1:], 1.0)
+        drawn = rng.random((n_block, n))
+        cause = (drawn[:, :, None] >= upto).sum(axis=2) + 1
+        after = len(self.grid_days)  # index of "later than anything here"
+        event_at = np.full((n_block, n), after)
+        moment = rng.random((n_block, n))
+        for e in range(n_causes):
+            of_cause = cause == e + 1
+            event_at[of_cause] = np.searchsorted(self.event_cdf[e], moment[of_cause], side="right")
+        censored_at = np.searchsorted(self.censoring_cdf, rng.random((n_block, n)), side="right")
+        seen = event_at <= censored_at  # at one instant the event comes first
+        seen_at = np.minimum(event_at, censored_at)
+        is_event = seen & (event_at < after)
+        g_before = self._g_before(seen_at, is_event)
+        horizon_at = int(np.searchsorted(self.grid_days, self.horizon_days, side="left"))
+        days = np.r_[self.grid_days, np.inf][seen_at]
+        is_free = ~is_event & (days >= self.horizon_days)
+        inverse = np.where(
+            is_event, divide(1.0, np.take_along_axis(g_before, seen_at, axis=1), undefined=0.0), 0.0
+        )
+        inverse += is_free * divide(1.0, g_before[:, horizon_at], undefined=np.nan)[:, None]
+        return np.where(is_event, cause, 0), inverse
+
+    def _g_before(self, seen_at: Ints, is_event: Bools) -> Floats:
+        """(n_block, m + 1) G just before each grid time and after all."""
+        n_block, width = len(seen_at), len(self.grid_days) + 1
+        if self.fixed_g_before is not None:
+            return np.broadcast_to(self.fixed_g_before, (n_block, width))
+        cell = seen_at + width * np.arange(n_block)[:, None]
+        leaving = (
+            np.bincount(cell.ravel(), minlength=n_block * width)
+            .reshape(n_block, width)
+            .astype(np.float64)
+        )
+        events = np.bincount(cell[is_event], minlength=n_block * width).reshape(n_block, width)
+        at_risk = np.cumsum(leaving[:, ::-1], axis=1)[:, ::-1]
+        return RiskSets(
+            self.grid_days, at_risk[:, :-1], events[:, None, :-1].astype(np.float64)
+        ).censoring.values

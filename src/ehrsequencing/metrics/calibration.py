@@ -17,8 +17,7 @@ from scipy.special import expit, logit
 
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se, divide
-from ehrsequencing.metrics.metric import Metric
-from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 #: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.
 SMALLEST_RISK = 1e-6

@@ -14,37 +14,34 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.metrics import accuracy, calibration, decision, discrimination
+from ehrsequencing.metrics import accuracy, calibration, discrimination
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.metrics.outcomes import ScoredRows
-
-__all__ = [
-    "auc",
-    "brier",
-    "calibration_intercept",
-    "calibration_slope",
-    "concordance",
-    "cumulative_incidence",
-    "ici",
-    "ipa",
-    "net_benefit",
-    "observed_over_expected",
-]
 
 
 def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: float) -> ScoredRows:
     """The rows with the event of interest as cause 1; nothing is predicted of the other causes."""
-    codes, own = np.asarray(cause), np.asarray(risk, dtype=np.float64)
-    codes = codes.astype(np.int64) if codes.dtype == bool else codes
+    codes, own = _codes(cause), np.asarray(risk, dtype=np.float64)
     if own.ndim != 1:
-        raise EhrseqError(
-            "expected one risk a row", where="risk", fix="give the risks by this horizon, (n,)"
-        )
+        fix = "give the risks by this horizon, (n,)"
+        raise EhrseqError("expected one risk a row", where="risk", fix=fix)
     risks = np.zeros((len(own), max(int(codes.max(initial=0)), 1), 1))
     risks[:, 0, 0] = own
     return ScoredRows.of(time, codes, risks, [float(horizon)])
+
+
+def _codes(cause: ArrayLike) -> Ints:
+    codes = np.asarray(cause)
+    return codes.astype(np.int64) if codes.dtype == bool else codes
+
+
+def _ranks(risk: ArrayLike) -> Floats:
+    """Scores as numbers from 0 to 1 in the same order: only the order counts."""
+    score = np.asarray(risk, dtype=np.float64)
+    known = len(score) and np.isfinite(score).all()
+    return discrimination.dense_rank(score) / len(score) if known else score
 
 
 def _first(values: Floats) -> float:
@@ -65,10 +62,7 @@ def concordance(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: 
         >>> eh.metrics.concordance([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=365.25)
         0.8
     """
-    score = np.asarray(risk, dtype=np.float64)
-    if np.isfinite(score).all() and len(score):  # only the order counts
-        score = discrimination.dense_rank(score) / len(score)
-    return _first(discrimination.wolbers_c(_rows(time, cause, score, horizon)))
+    return _first(discrimination.wolbers_c(_rows(time, cause, _ranks(risk), horizon)))
 
 
 def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
@@ -78,10 +72,7 @@ def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
         >>> auc([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250)
         0.75
     """
-    score = np.asarray(risk, dtype=np.float64)
-    if np.isfinite(score).all() and len(score):
-        score = discrimination.dense_rank(score) / len(score)
-    return _first(discrimination.cumulative_dynamic_auc(_rows(time, cause, score, horizon)))
+    return _first(discrimination.cumulative_dynamic_auc(_rows(time, cause, _ranks(risk), horizon)))
 
 
 def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
@@ -165,7 +156,7 @@ def net_benefit(
         >>> round(net_benefit([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250, threshold=0.2), 4)
         0.4375
     """
-    curve = decision.decision_curve(_rows(time, cause, risk, horizon), [threshold])
+    curve = accuracy.decision_curve(_rows(time, cause, risk, horizon), [threshold])
     return float(curve.net_benefit[0, 0, 0])
 
 
@@ -176,9 +167,6 @@ def cumulative_incidence(time: ArrayLike, cause: ArrayLike, *, at: ArrayLike) ->
         >>> cumulative_incidence([100, 200, 300, 400], [1, 2, 1, 0], at=[150, 350]).tolist()
         [0.25, 0.5]
     """
-    codes = np.asarray(cause)
-    codes = codes.astype(np.int64) if codes.dtype == bool else codes
+    codes = _codes(cause)
     curve = aalen_johansen(time, codes, n_causes=max(int(codes.max(initial=0)), 1))
-    return np.asarray(
-        curve.at(np.atleast_1d(np.asarray(at, dtype=np.float64)))[0], dtype=np.float64
-    )
+    return np.asarray(curve.at(np.atleast_1d(np.asarray(at, np.float64)))[0], dtype=np.float64)

@@ -11,10 +11,7 @@ from collections.abc import Iterable
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import accuracy, calibration, discrimination
-from ehrsequencing.metrics.metric import Metric
-from ehrsequencing.metrics.outcomes import ScoredRows
-
-__all__ = ["METRICS", "Metric", "in_columns", "register", "taken", "values"]
+from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 METRICS: dict[str, Metric] = {}
 

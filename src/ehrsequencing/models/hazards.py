@@ -1,7 +1,7 @@
 """Formulas of both heads as pure functions of logits: likelihood, cumulative incidence, exposure (docs/models.md).
 
 The `horizon` head has hazards per day that are constant in each of K bins. Bin k covers `[τ_{k-1}, τ_k)` days after the
-prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `core/hazards.py`
+prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `records/hazards.py`
 has the same formulas in NumPy, for hazards per day instead of logits; a test compares the two.
 """
 
@@ -246,7 +246,7 @@ def observed_hazards(
     entry_days: Tensor | None,
     n_causes: int,
 ) -> Tensor:
-    """The cohort's own hazards, events over days at risk, the twin of `core.hazards.cohort_hazards`.
+    """The cohort's own hazards, events over days at risk, the twin of `records.hazards.cohort_hazards`.
 
     Half an event is spread over all bins of a cause, so that a bin without an event keeps a finite logarithm.
 

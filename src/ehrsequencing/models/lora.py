@@ -1,9 +1,9 @@
 """LoRA: low-rank updates of frozen matrices (Hu et al. 2021, arXiv 2106.09685). This file needs no other of ours.
 
-    y = x Wᵀ + b + scale · (x Aᵀ) Bᵀ        W, b frozen; A (rank, in) random, B (out, rank) zero at the start
+    y = x Wᵀ + b + (x Aᵀ) Bᵀ        W, b frozen; A (rank, in) random, B (out, rank) zero at the start
 
 So a model computes what it did until the first step. A matrix that holds q, k and v one above another gets an update
-for each. `merge` adds scale · B A to W, after which the model has its old shape, files and cost.
+for each. `merge` adds B A to W, after which the model has its old shape, files and cost.
 
 Example:
     >>> layer = nn.Sequential(nn.Linear(4, 4))
@@ -17,11 +17,9 @@ Example:
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 # Linear layers of this package's blocks, by the last part of their names, and how many matrices each holds.
@@ -34,11 +32,10 @@ class LoRALinear(nn.Module):
     Args:
         base: The layer; its weights no longer get gradients.
         rank: r, at most the layer's smaller side.
-        scale: Factor of the update.
         parts: How many matrices of equal height the layer holds, one above another.
     """
 
-    def __init__(self, base: nn.Linear, *, rank: int, scale: float = 1.0, parts: int = 1) -> None:
+    def __init__(self, base: nn.Linear, *, rank: int, parts: int = 1) -> None:
         super().__init__()
         if base.out_features % parts or not 1 <= rank <= min(
             base.in_features, base.out_features // parts
@@ -46,7 +43,7 @@ class LoRALinear(nn.Module):
             raise ValueError(
                 f"rank={rank} with {parts} parts does not fit a layer of {tuple(base.weight.shape)}"
             )
-        self.base, self.scale = base.requires_grad_(False), scale
+        self.base = base.requires_grad_(False)
         weight = base.weight
         self.A = nn.Parameter(
             torch.randn(parts, rank, base.in_features).to(weight) * base.in_features**-0.5
@@ -58,13 +55,13 @@ class LoRALinear(nn.Module):
         parts, rank, width = self.A.shape
         low = F.linear(x, self.A.reshape(parts * rank, width)).view(*x.shape[:-1], parts, rank)
         update = torch.einsum("...pr,por->...po", low, self.B).flatten(-2)
-        y: Tensor = self.base(x) + self.scale * update
+        y: Tensor = self.base(x) + update
         return y
 
     @property
     def update(self) -> Tensor:
         """(out, in) what is added to the frozen matrix."""
-        return self.scale * (self.B @ self.A).flatten(0, 1)
+        return (self.B @ self.A).flatten(0, 1)
 
     def merged(self) -> nn.Linear:
         """The layer with its update added; it can be trained again."""
@@ -88,9 +85,7 @@ def targets_of(model: nn.Module, wanted: Mapping[str, int] = TARGETS) -> dict[st
     return found
 
 
-def add_adapters(
-    model: nn.Module, targets: Mapping[str, int], *, rank: int, scale: float = 1.0
-) -> list[str]:
+def add_adapters(model: nn.Module, targets: Mapping[str, int], *, rank: int) -> list[str]:
     """Freeze a model, and give the named linear layers adapters; the names of these layers.
 
     Raises:
@@ -98,7 +93,7 @@ def add_adapters(
     """
     model.requires_grad_(False)
     for name, parts in targets.items():
-        _replace(model, name, LoRALinear(_linear(model, name), rank=rank, scale=scale, parts=parts))
+        _replace(model, name, LoRALinear(_linear(model, name), rank=rank, parts=parts))
     return list(targets)
 
 
@@ -116,52 +111,6 @@ def merge(model: nn.Module) -> list[str]:
     for name, module in found:
         _replace(model, name, module.merged())
     return [name for name, _ in found]
-
-
-def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters' own tensors: `NAME.A`, `NAME.B` and `NAME.scale`."""
-    out: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, LoRALinear):
-            pair = {
-                "A": module.A,
-                "B": module.B,
-                "scale": torch.tensor(module.scale, dtype=torch.float64),
-            }
-            out |= {
-                f"{name}.{key}": tensor.detach().cpu().contiguous() for key, tensor in pair.items()
-            }
-    return out
-
-
-def save_adapters(model: nn.Module, path: str | Path) -> None:
-    """Write the adapters alone, as safetensors."""
-    save_file(adapter_tensors(model), path, metadata={"format": "pt"})
-
-
-def load_adapters(model: nn.Module, path: str | Path) -> list[str]:
-    """Give a model the adapters of a file; the names of the layers.
-
-    Raises:
-        ValueError: The file's adapters do not fit the model.
-    """
-    tensors = load_file(path)
-    names = sorted({name.rpartition(".")[0] for name in tensors})
-    model.requires_grad_(False)
-    for name in names:
-        layer, a, b = model.get_submodule(name), tensors[f"{name}.A"], tensors[f"{name}.B"]
-        if not isinstance(layer, nn.Linear) or (b.shape[0] * b.shape[1], a.shape[2]) != tuple(
-            layer.weight.shape
-        ):
-            raise ValueError(f"the adapter of {name} does not fit the model")
-        adapted = LoRALinear(
-            layer, rank=a.shape[1], scale=float(tensors[f"{name}.scale"]), parts=a.shape[0]
-        )
-        with torch.no_grad():
-            adapted.A.copy_(a)
-            adapted.B.copy_(b)
-        _replace(model, name, adapted)
-    return names
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:

@@ -6,22 +6,19 @@ where the data ends, after which there is no answer.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from ehrsequencing.config import DataConfig, format_days
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.prediction.divided import Block, in_order
 from ehrsequencing.prediction.prediction_file import (
     Risks,
-    is_predictions,
     prediction_file,
     require_suffix,
 )
@@ -31,10 +28,9 @@ from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRow
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.records.visits import Record, make_record
 
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 # shares of rows with a code that training did not know: warned of, refused
@@ -80,25 +76,22 @@ class PredictionTimes:
     late: int  # prediction times after the data's end
 
 
-@dataclass(frozen=True)
 class Encoder:
     """Events → visits and prediction times, encoded the way the run's training data was.
 
-    Attributes:
+    Args:
         run: The run.
+        parents: Of the data's codes.
+
+    Attributes:
         excluded: Codes that make no token.
         builder: Applies the run's task.
     """
 
-    run: Run
-    excluded: CodeMatcher
-    builder: CohortBuilder
-
-    @classmethod
-    def of(cls, run: Run, parents: Mapping[str, list[str]]) -> "Encoder":
-        """An encoder for data whose codes have these parents."""
-        excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
-        return cls(run, excluded, CohortBuilder(run.task, parents=parents))
+    def __init__(self, run: Run, parents: Mapping[str, list[str]]) -> None:
+        self.run = run
+        self.excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
+        self.builder = CohortBuilder(run.task, parents=parents)
 
     def prediction_times(self, events: Events, moment: Moment, *, end_us: int) -> PredictionTimes:
         """Visits and prediction times of sorted events; none after `end_us`, unless a date is asked for."""
@@ -147,7 +140,7 @@ class NewRecords:
 
     def __post_init__(self) -> None:
         self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
-        self.encoder = Encoder.of(self.run, read_parents(self.data))
+        self.encoder = Encoder(self.run, read_parents(self.data))
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
         found = survey(
@@ -163,7 +156,9 @@ class NewRecords:
         """Visits and prediction times that have an answer, shard by shard."""
         for shard in self.reader:
             found = self._of_shard(shard, moment)
-            self.count(_counts(found))
+            self.subjects += len(found.record.subject_id)
+            self.moments += len(found.cohort.rows)
+            self.late += found.late
             yield found.record, found.rows
             self._tick()
 
@@ -173,39 +168,10 @@ class NewRecords:
             events = events.take(np.isin(events.subject_id, wanted))
         return self.encoder.prediction_times(events, moment, end_us=self.end_us)
 
-    def count(self, counts: Ints) -> None:
-        """Add the subjects, moments and late moments of a shard."""
-        subjects, moments, late = counts.tolist()
-        self.subjects, self.moments, self.late = (
-            self.subjects + subjects,
-            self.moments + moments,
-            self.late + late,
-        )
-
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
         for record, rows in self.prediction_times(moment):
             yield self.encoder.encode(record, rows)
-
-    def divided(
-        self,
-        moment: Moment,
-        answer: Callable[[TaskRecords], Iterable[Block]],
-        *,
-        batches: Callable[[TaskRecords], tuple[Ints, Ints]],
-        processes: Processes,
-    ) -> Iterator[Iterable[Block]]:
-        """Answers shard by shard, by several processes; process 0 gets them all. Arguments as of `divided.in_order`."""
-
-        def read(number: int) -> tuple[TaskRecords, Ints]:
-            found = self._of_shard(self.reader.read(self.reader.shards[number]), moment)
-            return self.encoder.encode(found.record, found.rows), _counts(found)
-
-        sizes = [pq.read_metadata(path).num_rows for path in self.reader.shards]
-        for counts, blocks in in_order(processes, sizes, read=read, batches=batches, answer=answer):
-            self.count(counts)
-            yield blocks
-            self._tick()
 
     def require_until_end(self, moment: Moment) -> None:
         """Refuse a day after the data's end: whoever has no row by then may be silent, or not be recorded any more."""
@@ -235,11 +201,6 @@ class NewRecords:
         return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
 
 
-def _counts(found: PredictionTimes) -> Ints:
-    """Subjects, moments and late moments of a shard."""
-    return np.array([len(found.record.subject_id), len(found.cohort.rows), found.late])
-
-
 def predict(
     run_folder: Path,
     data: Path,
@@ -250,33 +211,32 @@ def predict(
     facts: DataConfig | None = None,
     recalibrated: bool = False,
     force: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
 ) -> int:
     """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
 
     Args:
         run_folder: A trained run.
         data: A MEDS data set.
-        out: The file to write: `.parquet`, `.csv` or `.csv.gz`; of what is there, only earlier predictions are
-            overwritten.
+        out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
         at: `all` prediction times, each subject's `last`, or a date ("as of that day").
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the risks should know.
-        processes: Who shares the work; each calls this function, and process 0 writes.
 
     Returns:
-        The number of prediction times; 0 in other processes than process 0.
+        The number of prediction times.
 
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     asked = Asked(run, horizons_days, recalibrated=recalibrated)
@@ -284,18 +244,16 @@ def predict(
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
     say(records.require_known(force=force))
-    answers = asked.answers(records, moment, say=say, processes=processes)
-    if not processes.is_first:
-        return sum(map(len, answers))
     with prediction_file(
         out,
         causes=asked.causes,
         horizons_days=asked.horizons_days,
         start_days=asked.start_days,
         banded=bool(asked.of_run.members),
+        overwrite=overwrite,
     ) as file:
         count = 0
-        for risks in answers:
+        for risks in asked.answers(records, moment, say=say):
             file.write(risks)
             count += len(risks)
     return count
@@ -350,26 +308,17 @@ class Asked:
         moment: Moment,
         *,
         say: Callable[[str], None] = lambda _: None,
-        processes: Processes = ALONE,
     ) -> Iterator[Risks]:
-        """The risks at the prediction times of new records, shard by shard; in process 0 alone, if there are several.
+        """The risks at the prediction times of new records, shard by shard.
 
         Raises:
-            EhrseqError: Nobody has a prediction time, or a process has ended.
+            EhrseqError: Nobody has a prediction time.
         """
-
-        def answer(part: TaskRecords) -> Iterator[Block]:
-            yield self.answer(part).arrays
-
         count = answered = 0
-        for blocks in records.divided(
-            moment, answer, batches=self.of_run.batches, processes=processes
-        ):
-            risks = Risks.joined(list(blocks))
+        for part in records.encoded(moment):
+            risks = self.answer(part)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
             yield risks
-        if not processes.is_first:
-            return
         if not count:
             raise nobody(records)
         for text in left_out(records, answered=answered):

@@ -1,11 +1,10 @@
-"""A run's risks at the moments of a MEDS label file, in the formats of MEDS-DEV and of `meds-evaluation`.
+"""A run's risks at the moments of a MEDS label file, in the format of MEDS-DEV.
 
     subject_id, prediction_time, boolean_value        of the labels
     predicted_boolean_probability                     risk of one cause by one horizon after prediction_time
     predicted_boolean_value                           whether that is at least one half
 
-The two formats differ in the type of the probability. MEDS-DEV 0.0.14 pins meds-evaluation 0.0.3, which reads 64-bit
-numbers only; meds-evaluation 0.0.6 reads 32-bit numbers only.
+MEDS-DEV 0.0.14 pins meds-evaluation 0.0.3, which reads 64-bit probabilities only.
 
 The labels say who is asked and when; the records alone decide the risk. So the run's task is applied with these moments
 as its index times, and without its rule of who may enter. Each moment is asked about as an index or a landmark is, also
@@ -22,28 +21,22 @@ import pyarrow.parquet as pq
 from ehrsequencing.config import DataConfig, TaskConfig
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import atomic_path, refuse_foreign_file, refuse_overlap
-from ehrsequencing.core.outputs import PREDICTIONS, parquet_mark
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, output_file, refuse_existing
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
-from ehrsequencing.prediction.prediction_file import is_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
-from ehrsequencing.training.processes import ALONE, Processes
 
-FORMATS = {"meds-dev": pa.float64(), "meds-evaluation": pa.float32()}  # type of the probability
-
-
-def schema_of(style: str) -> pa.Schema:
-    """The columns of a file in one of the `FORMATS`."""
-    columns = [
+_SCHEMA = pa.schema(
+    [
         ("subject_id", pa.int64()),
         ("prediction_time", pa.timestamp("us")),
         ("boolean_value", pa.bool_()),
         ("predicted_boolean_value", pa.bool_()),
-        ("predicted_boolean_probability", FORMATS[style]),
+        ("predicted_boolean_probability", pa.float64()),
     ]
-    return pa.schema(columns, metadata=parquet_mark(PREDICTIONS))
+)
 
 
 def predict_labels(
@@ -52,7 +45,6 @@ def predict_labels(
     out: Path,
     *,
     labels: Path,
-    style: str = "meds-dev",
     cause: str | None = None,
     horizons_days: list[float] | None = None,
     facts: DataConfig | None = None,
@@ -60,7 +52,7 @@ def predict_labels(
     force: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
+    overwrite: bool = False,
 ) -> int:
     """Write the risk of one cause by one horizon at the moments of a label file.
 
@@ -69,33 +61,32 @@ def predict_labels(
         data: A MEDS data set.
         out: The Parquet file to write.
         labels: MEDS labels, a file or a folder: `subject_id`, `prediction_time`, `boolean_value`.
-        style: One of `FORMATS`.
         cause: Default: the run's cause of interest.
         horizons_days: One horizon; may be left out where the run's task has one.
         facts: What the data set's own files do not tell.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the file should know.
-        processes: As of `predict`.
 
     Returns:
-        The number of labels that have a risk; 0 in other processes than process 0.
+        The number of labels that have a risk.
 
     Raises:
         EhrseqError: Labels, run or data cannot be used, or no label has a risk.
     """
     if not out.name.endswith(".parquet"):
         raise EhrseqError("does not end in .parquet", where=str(out), fix="write Parquet")
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
     asked = Asked(run, horizons_days, recalibrated=recalibrated)
     if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
-        fix = "name one with --horizons; the visit head has none"
+        fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
-            "a prediction in this format needs one horizon in days", where="--horizons", fix=fix
+            "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
         )
     if cause is not None and cause not in asked.causes:
         raise EhrseqError(
@@ -107,11 +98,12 @@ def predict_labels(
     run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
-    answers = asked.answers(records, Moment("all"), say=lambda _: None, processes=processes)
-    if not processes.is_first:
-        return sum(map(len, answers))
-    count, schema = 0, schema_of(style)
-    with atomic_path(out, follow=True) as temporary, pq.ParquetWriter(temporary, schema) as file:
+    answers = asked.answers(records, Moment("all"))
+    count = 0
+    with (
+        output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
+        pq.ParquetWriter(temporary, _SCHEMA) as file,
+    ):
         for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
             risk = risks.risk[found, column, 0]
@@ -122,9 +114,9 @@ def predict_labels(
                         pa.array(risks.prediction_us[found]).cast(pa.timestamp("us")),
                         pa.array(wanted.value[place[found]]),
                         pa.array(risk >= 0.5),
-                        pa.array(risk.astype(np.float32)).cast(FORMATS[style]),
+                        pa.array(risk.astype(np.float32)).cast(pa.float64()),
                     ],
-                    schema=schema,
+                    schema=_SCHEMA,
                 )
             )
             count += len(risk)

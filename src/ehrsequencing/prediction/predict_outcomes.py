@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,8 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
-from ehrsequencing.prediction.divided import Block
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -20,14 +19,13 @@ from ehrsequencing.prediction.predict import (
     nobody,
     start_days_of,
 )
-from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file, require_suffix
+from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.inference import batches, outcome_risks
-from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.inference import outcome_risks
 
 
 def predict_outcomes(
@@ -41,9 +39,9 @@ def predict_outcomes(
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     force: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-    processes: Processes = ALONE,
 ) -> int:
     """Write the risks of outcomes in the format of `predict`, with a code as the cause.
 
@@ -60,17 +58,17 @@ def predict_outcomes(
         horizons_days: Default: the task's horizons.
         facts: As of `predict`.
         force: As of `predict`.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: As of `predict`.
         say: As of `predict`.
-        processes: As of `predict`.
 
     Returns:
-        The number of prediction times; 0 in other processes than process 0.
+        The number of prediction times.
 
     Raises:
         EhrseqError: The run has no such outcomes, or as of `predict`.
     """
-    refuse_foreign_file(out, is_predictions)
+    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     codes = chosen_outcomes(run, data, outcomes)
@@ -82,21 +80,18 @@ def predict_outcomes(
     records.require_until_end(moment)
     say(records.require_known(force=force))
     names, start = [run.outcomes[k] for k in codes], start_days_of(run)
-
-    def answer(part: TaskRecords) -> Iterator[Block]:
-        return _answers(run, part, codes, horizons, top)
-
-    own = partial(batches, run.model, code_types=run.code_types)
-    answers = records.divided(moment, answer, batches=own, processes=processes)
-    if not processes.is_first:
-        return len(list(answers))
     count = answered = 0
     with prediction_file(
-        out, causes=names, horizons_days=horizons, start_days=start, banded=False
+        out,
+        causes=names,
+        horizons_days=horizons,
+        start_days=start,
+        banded=False,
+        overwrite=overwrite,
     ) as file:
-        for blocks in answers:
+        for part in records.encoded(moment):
             subjects = np.zeros(0, np.int64)
-            for asked, *risks in blocks:
+            for asked, risks in _answers(run, part, codes, horizons, top):
                 file.write_rows(*risks)
                 count, subjects = count + len(asked), np.union1d(subjects, asked)
             answered += len(subjects)
@@ -137,7 +132,7 @@ def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
 
 def _answers(
     run: Run, records: TaskRecords, codes: Ints, horizons: Sequence[float], top: int | None
-) -> Iterator[Block]:
+) -> Iterator[tuple[Ints, tuple[Ints, Ints, Ints, Ints, Floats32]]]:
     """Some prediction times after others: the subjects asked about, and the arguments of `write_rows`."""
     had = np.zeros((0, 2), np.int64)
     if records.outcomes is not None and not records.outcomes_recur:
@@ -159,14 +154,8 @@ def _answers(
         risk[order[np.searchsorted(rows[order], had[inside, 0])], had[inside, 1]] = np.nan
         row, cause, horizon = _kept(risk, top)
         known = rows[row]
-        yield (
-            subject_id[rows],
-            subject_id[known],
-            moment_us[known],
-            cause,
-            horizon,
-            risk[row, cause, horizon],
-        )
+        risks = risk[row, cause, horizon]
+        yield subject_id[rows], (subject_id[known], moment_us[known], cause, horizon, risks)
 
 
 def _kept(risk: Floats32, top: int | None) -> tuple[Ints, Ints, Ints]:

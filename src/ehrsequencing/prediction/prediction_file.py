@@ -1,6 +1,5 @@
 """The file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV. Written and read here."""
 
-import gzip
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,11 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.expansion import refuse_expansion
-from ehrsequencing.core.files import atomic_path
-from ehrsequencing.core.outputs import PREDICTIONS, is_parquet_of, parquet_mark
+from ehrsequencing.core.files import read_unpacked
+from ehrsequencing.core.outputs import PREDICTIONS, output_file
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
@@ -30,7 +27,6 @@ _COLUMNS = pa.schema(
         ("risk", pa.float32()),
         ("start_days", pa.float64()),
     ],
-    metadata=parquet_mark(PREDICTIONS),
 )
 BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
 
@@ -49,37 +45,12 @@ class Risks:
     def __len__(self) -> int:
         return len(self.subject_id)
 
-    @property
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """Its arrays; a band only where there is one."""
-        bands = [band for band in (self.low, self.high) if band is not None]
-        return (self.subject_id, self.prediction_us, self.risk, *bands)
-
-    @classmethod
-    def joined(cls, parts: Sequence[tuple[NDArray[Any], ...]]) -> "Risks":
-        """Predictions of several groups, as their `arrays`, one group after another."""
-        return cls(
-            *(one[0] if len(one) == 1 else np.concatenate(one) for one in zip(*parts, strict=True))
-        )
-
 
 def require_suffix(out: Path) -> None:
     """Refuse a file name whose ending is not that of a format for predictions."""
     if not out.name.endswith(SUFFIXES):
         fix = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise EhrseqError("does not end in a format for predictions", where=str(out), fix=fix)
-
-
-def is_predictions(path: Path) -> bool:
-    """Whether `ehrseq predict` wrote a file: it is Parquet of that kind, or CSV with the same header."""
-    if path.name.endswith(".parquet"):
-        return is_parquet_of(path, PREDICTIONS)
-    try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
-            header = file.readline(1000).decode().strip().replace('"', "").split(",")
-    except (OSError, EOFError, UnicodeDecodeError):
-        return False
-    return header in (_COLUMNS.names, [*_COLUMNS.names, *(name for name, _ in BANDS)])
 
 
 class PredictionWriter:
@@ -103,35 +74,41 @@ class PredictionWriter:
 
     def write(self, risks: Risks) -> None:
         """Append predictions."""
-        n, n_horizons = len(risks), len(self.horizons_days)
-        repeat = len(self.causes) * n_horizons
-        columns = [
-            pa.array(np.repeat(risks.subject_id, repeat)),
-            pa.array(np.repeat(risks.prediction_us, repeat)).cast(pa.timestamp("us")),
-            pa.array(
-                np.tile(np.repeat(np.array(self.causes, dtype=object), n_horizons), n).tolist(),
-                pa.string(),
-            ),
-            pa.array(self.horizons_days * (len(self.causes) * n), pa.float64()),
-            pa.array(risks.risk.reshape(-1)),
-            pa.array(np.full(n * repeat, self.start_days)),
-        ]
-        columns += [
-            pa.array(band.reshape(-1)) for band in (risks.low, risks.high) if band is not None
-        ]
-        self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+        n, n_causes, n_horizons = risks.risk.shape
+        self._append(
+            np.repeat(risks.subject_id, n_causes * n_horizons),
+            np.repeat(risks.prediction_us, n_causes * n_horizons),
+            np.tile(np.repeat(np.arange(n_causes), n_horizons), n),
+            np.tile(np.arange(n_horizons), n * n_causes),
+            risks.risk.reshape(-1),
+            *(band.reshape(-1) for band in (risks.low, risks.high) if band is not None),
+        )
 
     def write_rows(
         self, subject_id: Ints, prediction_us: Ints, cause: Ints, horizon: Ints, risk: Floats32
     ) -> None:
         """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
+        self._append(subject_id, prediction_us, cause, horizon, risk.astype(np.float32))
+
+    def _append(
+        self,
+        subject_id: Ints,
+        prediction_us: Ints,
+        cause: Ints,
+        horizon: Ints,
+        risk: Floats32,
+        *bands: Floats32,
+    ) -> None:
+        causes = pa.array(self.causes, pa.string())
+        horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
             pa.array(subject_id),
             pa.array(prediction_us).cast(pa.timestamp("us")),
-            pa.array([self.causes[k] for k in cause.tolist()], pa.string()),
-            pa.array([self.horizons_days[k] for k in horizon.tolist()], pa.float64()),
-            pa.array(risk.astype(np.float32)),
+            causes.take(pa.array(cause)),
+            horizons.take(pa.array(horizon)),
+            pa.array(risk),
             pa.array(np.full(len(risk), self.start_days)),
+            *map(pa.array, bands),
         ]
         self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
 
@@ -144,6 +121,7 @@ def prediction_file(
     horizons_days: Sequence[float | None],
     start_days: float,
     banded: bool,
+    overwrite: bool = False,
 ) -> Iterator[PredictionWriter]:
     """Open a file of predictions for writing. It appears when it is complete, and not at all after an error.
 
@@ -153,10 +131,14 @@ def prediction_file(
         horizons_days: None for a horizon that is not a number of days (the `visit` head).
         start_days: Risks are conditional on no event for this long after the prediction time.
         banded: Whether the file has the columns `low` and `high`.
+        overwrite: As of `refuse_existing`.
     """
     require_suffix(out)
-    schema = pa.schema([*_COLUMNS, *BANDS], metadata=_COLUMNS.metadata) if banded else _COLUMNS
-    with atomic_path(out, follow=True) as temporary, _open(temporary, schema, out.name) as file:
+    schema = pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS
+    with (
+        output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
+        _open(temporary, schema, out.name) as file,
+    ):
         yield PredictionWriter(
             file, schema, causes=causes, horizons_days=horizons_days, start_days=start_days
         )
@@ -246,8 +228,7 @@ def _read(path: Path) -> pa.Table:
     try:
         if path.name.endswith(".parquet"):
             return pq.read_table(path)
-        refuse_expansion(path)
-        return pc.read_csv(path)
+        return pc.read_csv(pa.BufferReader(read_unpacked(path)))
     except OSError as error:
         raise EhrseqError(
             "cannot be read", where=str(path), fix=error.strerror or "check the path"

@@ -3,6 +3,7 @@
 A run folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend
-from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend, RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, locked, read_json, refuse_foreign_file, sha256
+from ehrsequencing.core.files import digest, locked, read_json, sha256
 from ehrsequencing.core.outputs import (
     MANIFEST,
     RUN,
@@ -23,12 +23,13 @@ from ehrsequencing.core.outputs import (
     altered,
     read_manifest,
     require_facts,
+    require_unchanged,
     save_manifest,
 )
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE, read_outcomes
+from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -64,16 +65,7 @@ class Run:
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
             )
         require_facts(folder, self.manifest, _FACTS)
-        required = set(self.manifest.get("required", self.manifest["files"]))
         self.study: StudyConfig = load_study(folder / "config.yaml")
-        if self.study.training.blend and not {BLEND_FILE, ARRAYS_FILE} <= required:
-            raise EhrseqError(
-                "its manifest lacks files of the blend", where=str(folder), fix="train again"
-            )
-        if self.study.model.outcomes and OUTCOMES_FILE not in required:
-            raise EhrseqError(
-                "its manifest lacks the names of the outcomes", where=str(folder), fix="train again"
-            )
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
             fix = "train again, or copy the whole run folder"
@@ -83,11 +75,6 @@ class Run:
                 fix=fix,
             )
         self.task: TaskConfig = self.study.task
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether it is what `ehrseq export --format share` made of a run."""
-        return bool(self.manifest["kind"] == SHARED_RUN.name)
 
     @property
     def fingerprint(self) -> str:
@@ -139,26 +126,12 @@ class Run:
     @cached_property
     def model(self) -> SurvivalModel:
         """The network, in evaluation mode; in a blend it is one of the parts."""
-        model = load_model(self.folder)
-        if model.config.vocab_size != len(self.vocabulary):
-            fix = "copy the whole run folder"
-            raise EhrseqError(
-                "model and vocabulary differ in size", where=str(self.folder), fix=fix
-            )
-        return model
+        return load_model(self.folder)
 
     @cached_property
     def outcomes(self) -> list[str]:
         """The codes of the outcomes that the model predicts beside the task's causes; a code's place is its number."""
-        if not self.model.config.outcomes:
-            return []
-        codes = read_outcomes(self.folder)
-        if len(codes) != self.model.config.outcomes:
-            fix = "copy the whole run folder"
-            raise EhrseqError(
-                "the model and its outcomes differ in number", where=str(self.folder), fix=fix
-            )
-        return codes
+        return read_outcomes(self.folder) if self.model.config.outcomes else []
 
     @cached_property
     def blend(self) -> Blend | None:
@@ -268,7 +241,7 @@ def refuse_shared(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def require_room(folder: Path, *names: str) -> None:
-    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
+    """Refuse where a finished run holds a file by one of these names that is not as ehrseq wrote it.
 
     Raises:
         EhrseqError: There is one.
@@ -276,5 +249,13 @@ def require_room(folder: Path, *names: str) -> None:
     manifest = read_json(folder / MANIFEST)
     refuse_shared(folder, manifest)
     ours = {*manifest["files"], *manifest.get("writing", [])}
+    fix = "move it away, so that a new one can be written"
     for name in names:
-        refuse_foreign_file(folder / name, lambda path: path.name in ours)
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        if path.is_symlink() or name not in ours:
+            raise EhrseqError(
+                "is there already, and ehrseq did not write it", where=str(path), fix=fix
+            )
+        require_unchanged(folder, manifest, name, fix=fix)

@@ -16,7 +16,6 @@ import pyarrow.csv as pacsv
 
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.expansion import expands_too_much, most_bytes
 from ehrsequencing.readers.parsing import open_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
@@ -94,7 +93,7 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
     without quoting.
 
     Raises:
-        EhrseqError: The file is empty, holds something else, cannot be read as text, or expands far too much.
+        EhrseqError: The file is empty, holds something else, or cannot be read as text.
     """
     check_content(path)
     try:
@@ -112,12 +111,8 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
             )
         header = _header(names, path)
         scan = _Scan(delimiter, len(header))
-        most, expanded = most_bytes(path), 0
         for number, block in _line_blocks(path):
             scan.add(number, block)
-            expanded += block.nbytes
-            if expanded > most:
-                raise expands_too_much(str(path))
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
         raise unreadable_csv(path) from error
     # Athena's files with tabs do not quote

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.config.table_map import (
+from ehrsequencing.config.importing import (
     UNIT_DAYS,
     Elapsed,
     EventMap,

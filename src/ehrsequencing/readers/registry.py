@@ -27,10 +27,17 @@ class Import:
     """One import: its settings, its report (printed and saved at the end), and the writer of its output."""
 
     def __init__(
-        self, format: str, out: Path, settings: ImportConfig, progress: Progress | None
+        self,
+        format: str,
+        out: Path,
+        settings: ImportConfig,
+        progress: Progress | None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         self.settings, self.report = settings, ImportReport(format)
-        self._out, self._progress, self._steps = out, progress, 1
+        self._out, self._overwrite = out, overwrite
+        self._progress, self._steps = progress, 1
 
     @contextmanager
     def writer(self, source: Path | None, *, encounter: pa.DataType) -> Iterator[MedsWriter]:
@@ -44,7 +51,7 @@ class Import:
             EhrseqError: The output folder holds something else, or overlaps the source; or no row is left.
         """
         refuse_overlap(self._out, *([source] if source is not None else []))
-        with complete_folder(self._out, IMPORTED) as folder:
+        with complete_folder(self._out, IMPORTED, overwrite=self._overwrite) as folder:
             writer = MedsWriter(folder, self.report, encounter)
             yield writer
             writer.finish()
@@ -120,14 +127,16 @@ class Reader:
         out: Path,
         *,
         settings: ImportConfig | None = None,
+        overwrite: bool = False,
         progress: Progress | None = None,
     ) -> ImportReport:
         """Import a source.
 
         Args:
             source: As `source` of the format says.
-            out: Folder to make; an earlier import there is replaced.
+            out: Folder to make.
             settings: How to read the source, where the source does not tell.
+            overwrite: Whether an earlier import there that nobody has changed is replaced.
             progress: Called with steps done and to do.
 
         Returns:
@@ -137,7 +146,8 @@ class Reader:
             EhrseqError: The source cannot be read, a column is missing or ambiguous, nothing is left of a table, or
                 the disk refuses.
         """
-        job = Import(self.name, out, settings or ImportConfig(), progress)
+        given = settings or ImportConfig()
+        job = Import(self.name, out, given, progress, overwrite=overwrite)
         self.read(str(source), job)
         return job.report
 

@@ -1,23 +1,30 @@
 """Attrition of a task's cohort: counted over shards, stored as `attrition.json`, shown as text, with its warnings."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.outcome_files import OutcomeChoice
 from ehrsequencing.records.visits import Visits
 
+FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50  # of an interval or a comparison
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
 MUCH_IMMORTAL = 0.05  # share of a landmark's subjects whose first record comes after it, above which a warning is due
+
+
+def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
+    """Whether there are too few to compare: under 10 subjects with the event, or under 50 subjects.
+
+    >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
+    [True, False, True]
+    """
+    return (np.asarray(events) < FEWEST_EVENTS) | (np.asarray(subjects) < FEWEST_SUBJECTS)
 
 
 class Tally:
@@ -32,16 +39,14 @@ class Tally:
         self.rows, self.queries = np.zeros(n, np.int64), np.zeros(n, np.int64)
         # outcomes that are their subject's last event, where that ends the follow-up
         self.ends_record = 0
-        self.notes = Counter[str]()
+        self.ended_by_death = 0  # subjects whose follow-up a death that is no cause ends
         self.outcomes = np.zeros((n, len(task.causes) + 1), np.int64)
         self.records_before = np.zeros((n, len(task.landmarks), 3), np.int64)
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the visits."""
         self.ends_record += cohort.ends_record
-        self.notes["follow-up ended by a death that is no cause"] += cohort.ended_by_death
-        self.notes["indexes with censoring codes only before them"] += cohort.censoring_before
-        self.notes["indexes before birth"] += cohort.before_birth
+        self.ended_by_death += cohort.ended_by_death
         rows, row_split = cohort.rows, split[cohort.rows.subject]
         first = np.flatnonzero(opens_run(rows.subject))
         self.subjects += _crossed(split, cohort.reached, self.subjects.shape)
@@ -71,7 +76,7 @@ class Tally:
     def merge(self, other: "Tally") -> None:
         """Add the counts of other shards."""
         self.ends_record += other.ends_record
-        self.notes.update(other.notes)
+        self.ended_by_death += other.ended_by_death
         for name in ("subjects", "indexes", "rows", "queries", "outcomes", "records_before"):
             getattr(self, name).__iadd__(getattr(other, name))
 
@@ -87,7 +92,6 @@ class Tally:
         return flow
 
     def _before(self, counts: Ints) -> list[dict[str, Any]]:
-        """Name the counts (landmarks, 3) of `records_before`."""
         names = ("subjects", "without_record_before", "first_record_later")
         rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
         return [
@@ -95,22 +99,21 @@ class Tally:
             for days, row in zip(self.task.landmarks, rows, strict=True)
         ]
 
-    def as_json(self, outcomes: OutcomeChoice | None = None) -> dict[str, Any]:
-        """Content of `attrition.json`; `outcomes` where the task asks for many."""
+    def as_json(self, outcomes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Content of `attrition.json`; `outcomes` are the counts of `choose_outcomes`."""
         every = self._counts(slice(None))
         events, before = every.pop("events"), every.pop("records_before")
         return {
             **every,
             "outcomes_that_end_the_record": self.ends_record,
-            "notes": {note: count for note, count in self.notes.items() if count},
+            "ended_by_death": self.ended_by_death,
             "records_before": before,
             "events": events,
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
-            **({} if outcomes is None else {"outcomes": outcomes.as_json()}),
+            **({} if outcomes is None else {"outcomes": outcomes}),
         }
 
     def _counts(self, splits: slice) -> dict[str, Any]:
-        """The counts of some splits together."""
         events = self.outcomes[splits].sum(axis=0).tolist()
         return {
             "steps": self._flow(
@@ -149,8 +152,13 @@ def attrition_lines(
         times = f"with {part['prediction_times']:,} prediction times"
         lines.append(f"{sum(part['events'].values()):>10,}  subjects in {name}: {events}; {times}")
     if outcomes := attrition.get("outcomes"):
-        lines.append(_outcomes_line(task, outcomes))
-    lines += [f"{count:>10,}  {note}" for note, count in attrition.get("notes", {}).items()]
+        rare, ends = outcomes["rare"], outcomes["ends"]
+        others = (
+            f"{rare:,} with too few events, {ends:,} that are births, deaths, causes or censoring"
+        )
+        lines.append(f"{'':>10}  outcomes: {outcomes['kept']:,} kept; left out: {others}")
+    if died := attrition.get("ended_by_death"):
+        lines.append(f"{died:>10,}  follow-up ended by a death that is no cause")
     for row in attrition.get("records_before", []):
         if none := row["without_record_before"]:
             later = f"{row['first_record_later']:,} have their first one only later"
@@ -160,23 +168,6 @@ def attrition_lines(
         f"warning: {text}"
         for text in (task_warnings(task, attrition) if warnings is None else warnings)
     ]
-
-
-def _outcomes_line(task: TaskConfig, outcomes: Mapping[str, Any]) -> str:
-    """How many codes are outcomes, and why others are not."""
-    assert task.outcomes is not None
-    parts = [f"{outcomes['kept']:,} kept"]
-    if rare := outcomes["rare"]:
-        enough = f"min_subjects={task.outcomes.min_subjects} training subjects"
-        parts.append(f"{rare:,} with an event in fewer than {enough}")
-    if ends := outcomes["ends"]:
-        kind = (
-            "is a birth, death, cause or censoring code"
-            if ends == 1
-            else "are birth, death, cause or censoring codes"
-        )
-        parts.append(f"{ends:,} {kind}")
-    return f"{'':>10}  outcomes: {', '.join(parts)}"
 
 
 def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
@@ -202,7 +193,7 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
             "last event: deaths are counted, survival after the last visit is not. Risks are too high."
         )
-    if attrition.get("notes", {}).get("follow-up ended by a death that is no cause"):
+    if attrition.get("ended_by_death"):
         out.append(
             "Some subjects die in follow-up, and death is no cause of the task: it is treated as censoring, so risks "
             "are too high. List it, as in competing: {death: MEDS_DEATH}."

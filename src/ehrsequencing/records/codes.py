@@ -1,12 +1,16 @@
-"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`).
+"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`); codes by text.
 
-Each may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, with a blank on either side of the sign.
+A pattern may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, with a blank on either side of the
+sign. `find_codes` hides counts of 1 to 10 people of real data, and the number of rows of such a code. It names a code
+of fewer than 5 people only if `metadata/codes.parquet` lists it, as messages about task files do.
 """
 
-import difflib
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
 _CONDITION = re.compile(
     r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 )
-_CODES = Path("metadata") / "codes.parquet"
 _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -51,23 +57,12 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     Raises:
         EhrseqError: The file is damaged, it has no column of codes, or a column is no text.
     """
-    path = data / _CODES
-    if not path.is_file():
-        return {}
-    table = _code_table(path, "parent_codes")
-    codes = _texts(table["code"], "code", path)
-    parents: list[Any] = [None] * len(codes)
-    if "parent_codes" in table.column_names:
-        parents = _texts(table["parent_codes"], "parent_codes", path, lists=True)
     found: dict[str, list[str]] = {}
-    for code, up in zip(codes, parents, strict=True):
-        if code:
-            known = found.setdefault(code, [])
-            known += [
-                name
-                for name in ([up] if isinstance(up, str) else up or ())
-                if name and name not in known
-            ]
+    for code, parents in _rows_of_codes(data, "parent_codes"):
+        known = found.setdefault(code, [])
+        for name in [parents] if isinstance(parents, str) else parents or ():
+            if name and name not in known:
+                known.append(name)
     return found
 
 
@@ -77,47 +72,41 @@ def read_descriptions(data: Path) -> dict[str, str]:
     Raises:
         EhrseqError: As of `read_parents`.
     """
-    path = data / _CODES
-    if not path.is_file():
-        return {}
-    table = _code_table(path, "description")
-    if "description" not in table.column_names:
-        return {}
     found: dict[str, str] = {}
-    pairs = zip(
-        _texts(table["code"], "code", path),
-        _texts(table["description"], "description", path),
-        strict=True,
-    )
-    for code, text in pairs:
-        if code and text:
+    for code, text in _rows_of_codes(data, "description"):
+        if text:
             found.setdefault(code, text)
     return found
 
 
-def _code_table(path: Path, other: str) -> pa.Table:
-    """The table of codes, with the column `code` and at most one column of the other name."""
+def _rows_of_codes(data: Path, column: str) -> list[tuple[str, Any]]:
+    """Every code of `metadata/codes.parquet` with its cell in another column; None where that is missing."""
+    path = data / "metadata" / "codes.parquet"
+    if not path.is_file():
+        return []
     table = read_table(path)
+    for name in ("code", column):
+        if table.column_names.count(name) > 1:
+            what = f"has the column {name!r} twice"
+            raise EhrseqError(what, where=str(path), fix="keep one of them")
     if "code" not in table.column_names:
         raise EhrseqError("has no column 'code'", where=str(path), fix="see the MEDS schema")
-    if table.column_names.count("code") > 1 or table.column_names.count(other) > 1:
-        raise EhrseqError("has two columns with one name", where=str(path), fix="keep one of them")
-    return table
+    codes = _texts(table["code"], "code", path)
+    cells = [None] * len(codes)
+    if column in table.column_names:
+        cells = _texts(table[column], column, path)
+    return [(code, cell) for code, cell in zip(codes, cells, strict=True) if code]
 
 
-def _texts(column: pa.ChunkedArray, name: str, path: Path, *, lists: bool = False) -> list[Any]:
-    """A column of text, or where `lists` says so of lists of text."""
-    kind = column.type
-    if lists and (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    ):
+def _texts(column: pa.ChunkedArray, name: str, path: Path) -> list[Any]:
+    """A column of text, or of parents as lists of text."""
+    kind, types = column.type, pa.types
+    if name == "parent_codes" and (types.is_list(kind) or types.is_large_list(kind)):
         kind = kind.value_type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (is_text(kind) or pa.types.is_null(kind)):
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (is_text(kind) or types.is_null(kind)):
         what = f"column {name!r} has type {column.type}"
-        raise EhrseqError(
-            what, where=str(path), fix=f"write {'lists of codes' if lists else 'strings'}"
-        )
+        raise EhrseqError(what, where=str(path), fix="write strings, or lists of them as parents")
     values: list[Any] = column.to_pylist()
     return values
 
@@ -167,7 +156,6 @@ class CodeMatcher:
         return bool(self._mask((code,))[0]) if found is None else found
 
     def _plain(self, codes: tuple[str, ...]) -> Bools:
-        """(C,) which codes match a pattern without a condition."""
         exact, starts = self._exact, self._prefixes
         named = (
             c in exact or (bool(starts) and c.startswith(starts)) or self._descends(c)
@@ -220,42 +208,17 @@ class CodeMatcher:
         """
         if self._mask((*known, BIRTH, DEATH)).any():
             return
-        wanted = (
-            re.split(r" *[<>]=? *", self.patterns[0])[0]
-            .removeprefix("re:")
-            .removeprefix("under:")
-            .rstrip("*")
-        )
-        close = difflib.get_close_matches(wanted, sorted(set(suggest)), n=3, cutoff=0.5)
-        close += [
-            c for c in sorted(set(suggest)) if wanted.lower() in c.lower() and c not in close
-        ][: 3 - len(close)]
-        fix = (
-            f"codes that come close: {', '.join(close)}"
-            if close
-            else "no code of the data comes close"
-        )
+        wanted = re.split(r" *[<>]=? *", self.patterns[0])[0].rstrip("*").rpartition(":")[2]
+        fix = _what_comes_close(wanted, suggest) or "no code of the data comes close"
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
             fix += (
                 "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
             )
-        roots = self._roots.union(*(matcher._roots for matcher, _, _ in self._conditions))
-        flat = sorted({code_type(root) for root in roots} - self._with_parents())
-        if flat:
-            names = " or ".join(name or "untyped" for name in flat)
-            fix = (
-                f"under: needs a hierarchy, and metadata/codes.parquet has no parents of {names} codes. List the codes "
-                "themselves (ehrseq codes DATA WORDS finds them), or import OMOP with its vocabulary tables "
-                "concept_ancestor or concept_relationship"
-            )
+        if self._roots:
+            fix += "; under: needs parent_codes in metadata/codes.parquet"
         raise EhrseqError(
             f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix
         )
-
-    def _with_parents(self) -> set[str]:
-        """Vocabularies with a hierarchy. That `CODE//UNIT` has the parent `CODE`, as an import writes it, is none."""
-        links = ((code, up) for code, parents in self._parents.items() for up in parents)
-        return {code_type(up) for code, up in links if not code.startswith(f"{up}//")}
 
 
 def excluded_codes(
@@ -287,3 +250,103 @@ def _regex(pattern: str) -> str:
             f"is not a regular expression: {text}", where=f"re:{pattern}", fix=fix
         ) from error
     return whole
+
+
+FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
+
+
+@dataclass(frozen=True)
+class FoundCode:
+    """A code that fits a text.
+
+    Attributes:
+        code: As the data has it.
+        description: From `metadata/codes.parquet`; empty without one.
+        subjects: Who have it: a number, or `<11`.
+        rows: Its rows; None where `subjects` is hidden.
+    """
+
+    code: str
+    description: str
+    subjects: int | str
+    rows: int | None
+
+
+def find_codes(
+    data: Path,
+    text: str,
+    *,
+    settings: DataConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[FoundCode]:
+    """Codes that fit a text, those with most subjects first, hidden ones after them by name, unused ones last.
+
+    Args:
+        data: Folder of a MEDS data set.
+        text: Words that all occur in the code or its description, whatever their case; or a pattern of task files
+            (`ICD10CM//E11*`, `re:…`, `under:…`).
+        settings: The section `data`.
+        progress: Called with shards done and to do.
+
+    Raises:
+        EhrseqError: Nothing fits; the message has words that come close.
+    """
+    reader, descriptions = MedsReader(data, settings), read_descriptions(data)
+    parents = read_parents(data)
+    fits = _filter(text, descriptions, parents)
+    rows, subjects = Counter[str](), Counter[str]()
+    for number, path in enumerate(reader.shards, start=1):
+        events = reader.read(path)
+        pairs = np.unique(np.stack([events.code.astype(np.int64), events.subject_id]), axis=1)
+        for counter, codes in ((rows, events.code), (subjects, pairs[0])):
+            counts = np.bincount(codes, minlength=len(events.codes)).tolist()
+            counter.update(dict(zip(events.codes, counts, strict=True)))
+        if progress is not None:
+            progress(number, len(reader.shards))
+    listed = {*descriptions, *parents}
+    is_real = not is_json_of(data / MANIFEST, SIMULATION)
+    found = []
+    for code in filter(fits, {*subjects, *listed}):
+        people = subjects[code]
+        if is_real and code not in listed and people < FEWEST_NAMED:
+            continue
+        few = is_real and 0 < people < SMALLEST_COUNT
+        description = descriptions.get(code, "")
+        shown = (f"<{SMALLEST_COUNT}", None) if few else (people, rows[code])
+        found.append(FoundCode(code, description, *shown))
+    if not found:
+        known = listed if is_real else listed.union(subjects)
+        words = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
+        close = [_what_comes_close(word, words) for word in text.casefold().split()]
+        fix = "; ".join(filter(None, close)) or "try a shorter word, or part of a code"
+        raise EhrseqError(f"no code fits {text!r}", where=str(data), fix=fix)
+    # by what is shown alone, so that the order tells nothing of a hidden count
+    return sorted(
+        found,
+        key=lambda one: (-one.subjects if isinstance(one.subjects, int) else -0.5, one.code),
+    )
+
+
+def _filter(
+    text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
+) -> Callable[[str], bool]:
+    """Whether a code fits a text."""
+    if not text.strip():
+        raise EhrseqError("is empty", where="TEXT", fix="give a word of a code or a description")
+    if text.startswith(("re:", "under:")) or text.endswith("*"):
+        return CodeMatcher([text], parents=parents)
+    words = text.casefold().split()
+
+    def fits(code: str) -> bool:
+        place = f"{code} {descriptions.get(code, '')}".casefold()
+        return all(word in place for word in words)
+
+    return fits
+
+
+def _what_comes_close(wanted: str, known: Iterable[str]) -> str:
+    """A hint with known words like a wanted one, or that hold it."""
+    words = sorted(set(known))
+    close = get_close_matches(wanted, words, n=3, cutoff=0.5)
+    close += [word for word in words if wanted.lower() in word.lower() and word not in close]
+    return f"what comes close: {', '.join(close[:3])}" if close else ""

@@ -32,8 +32,7 @@ from ehrsequencing.records.events import (
 )
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.outcomes import outcome_finder
-from ehrsequencing.records.record import Record
-from ehrsequencing.records.visits import Visits, count_at_or_before
+from ehrsequencing.records.visits import Record, Visits, count_at_or_before
 
 NEVER = np.iinfo(np.int64).max
 
@@ -85,10 +84,6 @@ class Cohort:
     ended_by_death: (
         int  # subjects whose follow-up ends, as censored, with a death that is no cause of the task
     )
-    censoring_before: (
-        int  # followed indexes whose only censoring codes lie before them, and are ignored
-    )
-    before_birth: int  # followed indexes before the subject's birth, whose age is unknown
 
 
 @dataclass(frozen=True)
@@ -229,7 +224,7 @@ class CohortBuilder:
         reached[valid] = np.where(_in_use(indexes, rows), n_rules + 4, n_rules + 3)
         status = np.zeros(len(birth_us), dtype=np.int8)
         np.maximum.at(status, owner, reached)
-        born, is_dead = birth_us[indexes.subject], indexes.end_us == death_us[indexes.subject]
+        is_dead = indexes.end_us == death_us[indexes.subject]
         return Cohort(
             rows=rows,
             reached=status,
@@ -240,8 +235,6 @@ class CohortBuilder:
             ended_by_death=len(
                 np.intersect1d(indexes.subject[is_dead & (indexes.cause == 0)], rows.subject)
             ),
-            censoring_before=self._only_before(record, indexes) if labelled else 0,
-            before_birth=int(np.sum((born != STATIC) & (indexes.time_us < born))),
         )
 
     def _ends_record(self, record: Record, rows: CohortRows, *, t_us: Ints) -> int:
@@ -324,24 +317,13 @@ class CohortBuilder:
         if rule.dataset_end:
             return np.full(len(owner), dataset_end_us)
         last = last_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
-        mark_us, _ = self._censoring_marks(record).at_or_after(owner, moment)
+        if self.censoring_codes is None:
+            return last[owner]
+        rows = _timed(record, self.censoring_codes)
+        causes = np.zeros(len(rows), dtype=np.int8)
+        marks = _Marks(record.subject[rows], record.events.time_us[rows], causes)
+        mark_us, _ = marks.at_or_after(owner, moment)
         return np.where(mark_us == NEVER, last[owner], mark_us)
-
-    def _censoring_marks(self, record: Record) -> _Marks:
-        matcher = self.censoring_codes
-        rows = _timed(record, matcher) if matcher is not None else np.zeros(0, dtype=np.int64)
-        return _Marks(
-            record.subject[rows], record.events.time_us[rows], np.zeros(len(rows), dtype=np.int8)
-        )
-
-    def _only_before(self, record: Record, indexes: _Indexes) -> int:
-        """Indexes that have a censoring code before them, and none from them on."""
-        marks = self._censoring_marks(record)
-        before, _ = count_at_or_before(
-            marks.subject, marks.time_us, indexes.subject, indexes.time_us - 1
-        )
-        next_us, _ = marks.at_or_after(indexes.subject, indexes.time_us)
-        return int(np.sum((before > 0) & (next_us == NEVER)))
 
     def _prediction_times(
         self,
@@ -412,7 +394,6 @@ class CohortBuilder:
 
 
 def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
-    """Which indexes have a prediction time of their own."""
     until, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us)
     before, _ = count_at_or_before(
         rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1
@@ -421,5 +402,4 @@ def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
 
 
 def _timed(record: Record, matcher: CodeMatcher) -> Ints:
-    """Rows of the matching events that have a time."""
     return np.flatnonzero(matcher.events(record.events) & (record.events.time_us != STATIC))

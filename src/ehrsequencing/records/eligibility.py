@@ -8,8 +8,7 @@ from ehrsequencing.config import EligibilityConfig, HistoryCode, format_days
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, first_time
-from ehrsequencing.records.record import Record
-from ehrsequencing.records.visits import count_at_or_before
+from ehrsequencing.records.visits import Record, count_at_or_before
 
 MAX_AGE_DAYS = 120 * 365.25  # beyond it an age is unknown, as everywhere
 

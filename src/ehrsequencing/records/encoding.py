@@ -4,22 +4,16 @@
 the same records.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, offsets, ragged
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged, spans
 from ehrsequencing.records.cohort import CohortRows
-from ehrsequencing.records.events import (
-    DAY_US,
-    STATIC,
-    Events,
-    may_repeat,
-    number_runs,
-    opens_run,
-)
-from ehrsequencing.records.record import Record
-from ehrsequencing.records.summaries import summarise
+from ehrsequencing.records.events import DAY_US, STATIC, Events, may_repeat, number_runs, opens_run
 from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.visits import Record, count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
 MAX_AGE_YEARS = 120.0
@@ -33,9 +27,9 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     owner, codes, values = _visit_tokens(events, visits.event, visits.visit, vocabulary)
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
-    place, static_codes, _ = encode_events(events, static, vocabulary)
+    static_codes, _ = encode_events(events, static, vocabulary)
     pairs = np.divmod(
-        np.unique(record.subject[static[place]] * len(vocabulary) + static_codes), len(vocabulary)
+        np.unique(record.subject[static] * len(vocabulary) + static_codes), len(vocabulary)
     )
 
     birth = record.birth_us[visits.subject]
@@ -77,11 +71,9 @@ def _visit_tokens(
     Returns:
         (t,) visit of each token, (t,) token ids, (t, 2) numbers.
     """
-    place, codes, values = encode_events(events, event, vocabulary)
+    codes, values = encode_events(events, event, vocabulary)
     opens = np.flatnonzero(opens_run(visit, events.time_us.take(event)))
     moment = number_runs(opens, len(visit))  # distinct (visit, time), in order
-    if len(place) > len(event):  # ancestors have come along
-        moment, visit = moment.take(place), visit.take(place)
     # runs are sorted: nearly linear
     order = np.argsort(moment * len(vocabulary) + codes, kind="stable")
     visit, codes = visit.take(order), codes.take(order)
@@ -92,36 +84,14 @@ def _visit_tokens(
     return visit, codes, values.take(order, axis=0)
 
 
-def encode_events(
-    events: Events, chosen: Ints, vocabulary: Vocabulary
-) -> tuple[Ints, Ints32, Floats32]:
-    """Tokens of some events: one each, and the ancestors that come along with it.
-
-    Args:
-        events: A shard's events.
-        chosen: (m,) rows that make tokens.
-        vocabulary: Tokens, scales and roll-up.
-
-    Returns:
-        (t,) position in `chosen` of each token's event, (t,) token ids, and (t, 2) numbers; the events' own tokens
-        come first, in their order.
-    """
+def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple[Ints32, Floats32]:
+    """Tokens of some events: (m,) rows of a shard that make tokens → (m,) token ids and (m, 2) numbers."""
     code, value = events.code[chosen], events.value[chosen]
-    if len(code) and vocabulary.rollup.mode == "on":
+    if not len(code):
+        return np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
+    if vocabulary.rollup:
         value = np.where(vocabulary.keeps_number(events.codes)[code], value, np.float32(np.nan))
-    token = vocabulary.ids(events.codes)[code] if len(code) else np.zeros(0, np.int32)
-    codes, values = vocabulary.encode_values(token, value)
-    place = np.arange(len(chosen))
-    if vocabulary.rollup.mode != "ancestors" or not len(code):
-        return place, codes, values
-    starts, ids = vocabulary.extra_ids(events.codes)
-    items, bounds = ragged(starts, code.astype(np.int64))
-    none = np.full((len(items), 2), np.nan, dtype=np.float32)
-    return (
-        np.r_[place, np.repeat(place, np.diff(bounds))],
-        np.r_[codes, ids[items]].astype(np.int32),
-        np.concatenate([values, none]),
-    )
+    return vocabulary.encode_values(vocabulary.ids(events.codes)[code], value)
 
 
 def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:
@@ -153,27 +123,6 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
         carry_offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
         carry_codes=codes,
         carry_values=values,
-    )
-
-
-def bare_rows(rows: CohortRows, n_subjects: int) -> TaskRows:
-    """A task's prediction times with their labels alone, without what a model would see."""
-    nothing, none = np.zeros(len(rows), dtype=np.float32), np.zeros(len(rows), dtype=np.int32)
-    return TaskRows(
-        row_offsets=offsets(rows.subject, n_subjects),
-        prediction_us=rows.prediction_us,
-        index_us=rows.index_us,
-        is_query=rows.is_query,
-        visits_before=rows.visits_before.astype(np.int32),
-        age_years=nothing,
-        delta_days=nothing,
-        unfinished_codes=none,
-        duration_days=rows.duration_days,
-        entry_days=rows.entry_days.astype(np.float32),
-        cause=rows.cause,
-        carry_offsets=np.zeros(len(rows) + 1, dtype=np.int64),
-        carry_codes=np.zeros(0, dtype=np.int32),
-        carry_values=np.zeros((0, 2), dtype=np.float32),
     )
 
 
@@ -268,3 +217,68 @@ def _repeats(visit: Ints, codes: Ints32, plain: Bools) -> Bools:
     out = np.zeros(len(codes), dtype=bool)
     out[rows[order[~opens_run(key[order])]]] = True
     return out
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """One row per query and numeric code seen by then, ordered by query, then code."""
+
+    query: Ints  # (m,) int64, position of the query
+    token: Ints32  # (m,) int32, token id of the code
+    values: dict[str, Floats]  # raw numbers (m,) by the names of `SUMMARIES`; SINCE in days
+
+
+def summarise(
+    subject: Ints,
+    time_us: Ints,
+    token: Ints32,
+    value: Floats32,
+    *,
+    query_subject: Ints,
+    query_us: Ints,
+) -> Summaries:
+    """Summarise, for each query, every numeric code that its subject has up to then (time ≤ p).
+
+    Args:
+        subject: (n,) subject row of each number, sorted.
+        time_us: (n,) its time, sorted within a subject.
+        token: (n,) its code's token id.
+        value: (n,) the number.
+        query_subject: (q,) subject row of each query, sorted.
+        query_us: (q,) its moment.
+
+    Returns:
+        The summaries. At equal times the later row of the record is the last one.
+    """
+    # times stay in order
+    order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")
+    subject, time_us, token, number = (
+        subject[order],
+        time_us[order],
+        token[order],
+        value[order].astype(np.float64),
+    )
+    start = np.flatnonzero(opens_run(subject, token))  # each (subject, code) is one group
+    group_of = number_runs(start, len(order))
+    low = np.searchsorted(subject[start], query_subject, side="left")
+    high = np.searchsorted(subject[start], query_subject, side="right")
+    query, (group, _) = np.repeat(np.arange(len(query_us)), high - low), spans(low, high - low)
+    count, _ = count_at_or_before(group_of, time_us, group, query_us[query])
+    query, group, count = query[count > 0], group[count > 0], count[count > 0]
+    first, last = start[group], start[group] + count - 1
+    bounds = np.stack([first, last + 1], axis=1).ravel()
+    padded = np.r_[number, 0.0]  # `reduceat` needs every bound inside the array
+    values = {
+        "LAST": number[last],
+        "FIRST": number[first],
+        "MEAN": np.add.reduceat(padded, bounds)[::2] / count if len(bounds) else np.zeros(0),
+        "MIN": np.minimum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0),
+        "MAX": np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0),
+        "SINCE": (query_us[query] - time_us[last]) / DAY_US,
+        "COUNT": count.astype(np.float64),
+    }
+    return Summaries(
+        query,
+        token[start[group]] if len(group) else np.zeros(0, np.int32),
+        {n: values[n] for n in SUMMARIES},
+    )

@@ -77,9 +77,10 @@ class OfCodes(Generic[Answer]):
 
     def __call__(self, codes: tuple[str, ...]) -> Answer:
         """The function's answer; codes are the same if they are the same tuple object."""
-        if self._last is None or self._last[0] is not codes:
-            self._last = codes, self._find(codes)
-        return self._last[1]
+        last = self._last
+        if last is None or last[0] is not codes:
+            self._last = last = codes, self._find(codes)
+        return last[1]
 
 
 _position = OfCodes(lambda codes: {code: position for position, code in enumerate(codes)})
@@ -120,8 +121,6 @@ def group_order(group: NDArray[Any], n_groups: int) -> Ints:
     [1, 3, 0, 2]
     """
     order = np.argsort(group.astype(np.uint16), kind="stable")  # the cast drops the upper half
-    if n_groups > 1 << 32:
-        raise ValueError("at most 2**32 groups")
     if n_groups > 1 << 16:
         order = order[np.argsort((group >> 16)[order].astype(np.uint16), kind="stable")]
     return order

@@ -3,7 +3,10 @@
 `parquet_rows.py` reads a file and `fixes.py` fixes its rows. docs/data.md lists what happens to each kind of bad input.
 """
 
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,68 +18,37 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import (
     IMPORTED,
     MANIFEST,
-    PLAIN_COPY,
     SIMULATION,
     is_json_of,
     read_manifest,
     require_unchanged,
 )
-from ehrsequencing.records.data_end import DayCounts, LateRows
-from ehrsequencing.records.events import DAY_US, Events, parse_date_us
-from ehrsequencing.records.files import listed, parquet_files
-from ehrsequencing.records.fixes import FixLog, fix
+from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events, parse_date_us
+from ehrsequencing.records.fixes import fix
 from ehrsequencing.records.parquet_rows import check_schemas, read_events
 
 SPLITS = ("train", "tuning", "held_out")
 _EDITED = f"fetch or import it again; if you changed the data on purpose, remove its {MANIFEST}"
-_METADATA = ("subject_splits.parquet", "codes.parquet")
 
 
 def find_shards(data: Path) -> list[Path]:
     """The Parquet files under `DATA/data`, sorted by path; folders in between (splits, Spark's output) do not matter.
 
     Raises:
-        EhrseqError: No such folder, no shard in it, a folder that cannot be listed, the folder of a split that holds
-            other files only, or a link that leads out of the data set, to another folder or nowhere.
+        EhrseqError: No such folder, no shard in it, a folder that cannot be listed, or a link that leads out of the
+            data set, to another folder or nowhere.
     """
+    fix = "name the folder of a MEDS data set"
     if not data.is_dir():
-        raise EhrseqError(
-            "is not a folder", where=str(data), fix="name the folder of a MEDS data set"
-        )
-    root, home = data / "data", data.resolve()
-    shards = parquet_files(root)
+        raise EhrseqError("is not a folder", where=str(data), fix=fix)
+    shards, home = parquet_files(data / "data"), data.resolve()
     if not shards:
-        raise EhrseqError(
-            "holds no data/**/*.parquet", where=str(data), fix="name the folder of a MEDS data set"
-        )
-    for path in (*shards, *listed(data / "metadata")):
+        raise EhrseqError("holds no data/**/*.parquet", where=str(data), fix=fix)
+    for path in (*shards, *parquet_files(data / "metadata")):
         if not path.resolve().is_relative_to(home):
-            raise EhrseqError(
-                "is a link out of the data set",
-                where=str(path),
-                fix="copy the file into the folder",
-            )
-        if path.name in _METADATA and path.is_dir():  # would be taken for no such file
-            raise EhrseqError("is a folder", where=str(path), fix="write it as one Parquet file")
-    _refuse_lost_splits(root, shards)
+            what, fix = "is a link out of the data set", "copy the file into the folder"
+            raise EhrseqError(what, where=str(path), fix=fix)
     return shards
-
-
-def _refuse_lost_splits(root: Path, shards: list[Path]) -> None:
-    """Refuse what is named as a split but gives no rows: a plain file, or a folder with files of another kind."""
-    for path in (root / name for name in SPLITS):
-        if path.is_file():
-            raise EhrseqError(
-                "is a file", where=str(path), fix="a split is a folder of Parquet files"
-            )
-        if any(shard.is_relative_to(path) for shard in shards):
-            continue
-        others = [other for other in listed(path) if not other.name.startswith((".", "_"))]
-        if others:
-            what = f"holds no .parquet file, but {others[0].name}"
-            raise EhrseqError(
-                what, where=str(path), fix="write its rows as Parquet, or remove the folder"
-            )
 
 
 def _own_manifest(data: Path) -> dict[str, Any]:
@@ -85,7 +57,7 @@ def _own_manifest(data: Path) -> dict[str, Any]:
     Raises:
         EhrseqError: The manifest is damaged, or a file of the data set is missing or has changed.
     """
-    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION, PLAIN_COPY)):
+    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
         return {"files": {}}
     manifest = read_manifest(data, what="a MEDS data set", verify=False)
     for name in manifest["files"]:
@@ -94,11 +66,115 @@ def _own_manifest(data: Path) -> dict[str, Any]:
     return manifest
 
 
+# A few rows long after all others (an open end written as 2099-12-31, a typing error) must not extend everybody's
+# follow-up. They are late if they are few, of few subjects, and follow a gap far longer than those between other rows,
+# since dates that were shifted person by person are spread thinly everywhere.
+FEWEST_SUBJECTS = 10  # with fewer, a late row looks like a thin record
+FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years counts
+GAP_DAYS = 365
+MOST_ROWS, MOST_SUBJECTS = (
+    0.01,
+    0.05,
+)  # shares that late rows and their subjects are at most; one is always few
+TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
+
+
+@dataclass(frozen=True)
+class DayCounts:
+    """Rows on each day that has any, so that shards can be added up in any order."""
+
+    day: Ints  # (D,) int64 days since 1970, rising
+    rows: Ints  # (D,) rows but births
+    births: Ints  # (D,) births
+    leaving: Ints  # (D,) subjects whose last row it is
+    last_us: int  # the latest time; `STATIC` without any
+
+
+def count_days(events: Events) -> DayCounts:
+    """Count a shard, which holds whole subjects."""
+    last = events.time_us[np.append(events.starts[1:], len(events))[: len(events.starts)] - 1]
+    timed = events.time_us != STATIC
+    day = events.time_us[np.flatnonzero(timed)] // DAY_US
+    first = int(day.min()) if len(day) else 0
+    n = int(day.max()) - first + 1 if len(day) else 1
+    born = events.time_us[np.flatnonzero(events.is_code(BIRTH) & timed)] // DAY_US
+    rows, births = np.bincount(day - first, minlength=n), np.bincount(born - first, minlength=n)
+    leaving = np.bincount(last[last != STATIC] // DAY_US - first, minlength=n)
+    kept = np.flatnonzero(rows)
+    last_us = int(events.time_us.max(initial=STATIC))
+    return DayCounts(kept + first, (rows - births)[kept], births[kept], leaving[kept], last_us)
+
+
+def add_days(parts: Sequence[DayCounts]) -> DayCounts:
+    """The counts of all parts together."""
+    day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
+    sums = {name: np.zeros(len(day), dtype=np.int64) for name in ("rows", "births", "leaving")}
+    for name, total in sums.items():
+        np.add.at(total, place, np.concatenate([getattr(part, name) for part in parts]))
+    return DayCounts(day, **sums, last_us=max(part.last_us for part in parts))
+
+
+@dataclass(frozen=True)
+class LateRows:
+    """Rows so long after all others that the data ends before them."""
+
+    until_us: int  # the last microsecond of the last day before them
+    rows: int  # how many
+    subjects: int  # of how many subjects
+    gap_days: int  # days without any row before them
+    years: tuple[int, int]  # the first and the last of their years
+
+    @property
+    def text(self) -> str:
+        """The rows in words; dates are shown as years only."""
+        years = " to ".join(map(str, dict.fromkeys(self.years)))
+        what = f"{self.rows:,} rows of {self.subjects:,} subjects, in {years}"
+        return f"{what}, after {self.gap_days:,} days without any row"
+
+
+def find_late_rows(days: DayCounts) -> LateRows | None:
+    """The late rows of a data set; None where there are none.
+
+    Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
+    """
+    n_subjects = int(days.leaving.sum())
+    recorded = days.day[days.rows > 0]
+    if n_subjects < FEWEST_SUBJECTS or not len(recorded):
+        return None
+    counted = days.rows + np.where(days.day > recorded[-1], days.births, 0)
+    kept = np.flatnonzero(counted)
+    day, rows = days.day[kept], np.cumsum(counted[kept])
+    # subjects with a row on that day or later
+    staying = (n_subjects - np.cumsum(days.leaving) + days.leaving)[kept]
+    gap, before, after = np.diff(day), rows[:-1], rows[-1] - rows[:-1]
+    few = max(1, int(MOST_ROWS * rows[-1]))
+    usual = int(gap[(before > few) & (after > few)].max(initial=0))
+    enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else SMALL_GAP_DAYS, TIMES_LONGER * usual)
+    is_late = (
+        (after <= few) & (staying[1:] <= max(1, int(MOST_SUBJECTS * n_subjects))) & (gap > enough)
+    )
+    if not is_late.any():
+        return None
+    first = int(np.argmax(is_late)) + 1
+    late = days.day >= day[first]
+    return LateRows(
+        until_us=(int(day[first - 1]) + 1) * DAY_US - 1,
+        rows=int((days.rows + days.births)[late].sum()),
+        subjects=int(staying[first]),
+        gap_days=int(gap[first - 1]),
+        years=(_year(int(day[first])), _year(int(day[-1]))),
+    )
+
+
+def _year(day: int) -> int:
+    return int(np.datetime64(day, "D").astype("datetime64[Y]").astype(np.int64)) + 1970
+
+
 class MedsReader:
     """The shards of one data set, checked and fixed one by one.
 
     Attributes:
-        fixes: How often each fix of `FIXES` was applied by the shards read so far, and where first.
+        fixes: How often each fix of `FIXES` was applied by the shards read so far.
         late: Rows that are dropped, since they come long after all others; `survey` sets it. None without any.
 
     Raises:
@@ -117,7 +193,7 @@ class MedsReader:
         self.shards = find_shards(data)
         self._manifest = _own_manifest(data)
         check_schemas(self.shards, self.dialect)
-        self.fixes = FixLog()
+        self.fixes = Counter[str]()
         self.late: LateRows | None = None
         self.declared_us = parse_date_us(settings.extracted) if settings.extracted else None
 
@@ -169,3 +245,27 @@ def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
         raise EhrseqError(
             what, where=str(shards[second]), fix="keep each subject's rows in one file"
         )
+
+
+def parquet_files(root: Path) -> list[Path]:
+    """The Parquet files under a folder, sorted by path, without hidden files; none where there is no folder.
+
+    Raises:
+        EhrseqError: A folder cannot be listed, or a link leads to a folder or nowhere.
+    """
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root, onerror=_refuse):
+        for path in (Path(folder, name) for name in folders + files):
+            if path.is_symlink() and not path.is_file():  # `os.walk` would pass it in silence
+                fix = "copy what it means into the folder, or remove it"
+                raise EhrseqError("is a link to a folder or to nothing", where=str(path), fix=fix)
+        names = (name for name in files if name.endswith(".parquet") and not name.startswith("."))
+        found += [Path(folder, name) for name in names]
+    return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    if isinstance(error, FileNotFoundError):
+        return
+    what, fix = f"cannot be listed: {error.strerror}", "make it a folder you can read"
+    raise EhrseqError(what, where=str(error.filename), fix=fix) from error

@@ -1,11 +1,14 @@
-"""Many outcomes at once: when each code was recorded, and labels of prediction times.
+"""Many outcomes at once: when each code was recorded, labels of prediction times, and which codes are common enough.
 
 Events are kept per subject, not per prediction time: one record of a code labels every prediction time before it. The
 loader makes the labels of a batch from them (`outcome_labels`), so that files and memory hold each event once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +16,18 @@ from numpy.typing import NDArray
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, spans
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import DAY_US, STATIC, opens_run
-from ehrsequencing.records.record import Record
-from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, opens_run
+from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.timelines import (
+    ArrayAppender,
+    OutcomeEvents,
+    TaskRecords,
+    TaskRows,
+    open_arrays,
+)
+from ehrsequencing.records.visits import Record
 
 ROWS_AT_ONCE = 20_000  # prediction times looked at together; the time grid is fitted on about so many rows' outcomes
 
@@ -82,7 +93,7 @@ def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
     )
 
 
-def subjects_with_event(
+def _subjects_with_event(
     events: OutcomeEvents, rows: TaskRows, *, n_outcomes: int, recur: bool
 ) -> Ints:
     """(C,) how many subjects have an event of each outcome after one of their prediction times."""
@@ -165,3 +176,85 @@ def already_had(events: OutcomeEvents, rows: TaskRows) -> tuple[Ints, Ints]:
     row = np.repeat(np.arange(len(rows)), np.diff(bounds))
     had = np.flatnonzero(events.outcome_us[item] <= rows.prediction_us[row])
     return row[had], events.outcome_codes[item[had]].astype(np.int64)
+
+
+OUTCOMES_FILE = "outcomes.json"  # of a task and of a run: the codes, in the order of their numbers
+_CHUNK = 20_000  # subjects looked at together
+
+
+def choose_outcomes(
+    folder: Path,
+    found: Path,
+    task: TaskConfig,
+    codes: Sequence[str],
+    parents: Mapping[str, list[str]],
+) -> dict[str, Any]:
+    """Keep the outcomes that enough training subjects have after a prediction time, and write their events.
+
+    Args:
+        folder: The task's folder in a prepared set that is being made, with the task's prediction times.
+        found: Folder with the events of each split; their numbers are places in `codes`.
+        task: With `outcomes`.
+        codes: All codes of the data set.
+        parents: Of each code.
+
+    Returns:
+        For `attrition.json`: how many codes are kept, how many are too rare, how many are births, deaths, causes or
+        censoring codes, and the patterns that match no code.
+
+    Raises:
+        EhrseqError: No code is common enough.
+    """
+    asked = task.outcomes
+    assert asked is not None
+    subjects = np.zeros(len(codes), dtype=np.int64)
+    for events, rows in _chunks(folder / "train", found / "train"):
+        subjects += _subjects_with_event(
+            events, rows, n_outcomes=len(codes), recur=asked.kind == "next"
+        )
+    ends = [BIRTH, DEATH, *(code for patterns in task.patterns.values() for code in patterns)]
+    is_end = CodeMatcher([*ends, *(task.censoring.code or ())], parents=parents).mask(tuple(codes))
+    matched = {
+        pattern: CodeMatcher([pattern], parents=parents).mask(tuple(codes))
+        for pattern in asked.codes
+    }
+    any_of = np.logical_or.reduce(list(matched.values()))
+    chosen = np.flatnonzero((subjects >= asked.min_subjects) & any_of & ~is_end)
+    if not len(chosen):
+        what = f"no code has an event in {asked.min_subjects} training subjects"
+        fix = "lower outcomes.min_subjects, or correct outcomes.codes"
+        raise EhrseqError(what, where=f"task {task.name}, outcomes", fix=fix)
+    chosen = np.array(sorted(chosen.tolist(), key=lambda k: codes[k]))
+    numbers = np.full(len(codes), -1, dtype=np.int32)
+    numbers[chosen] = np.arange(len(chosen))
+    with ExitStack() as stack:
+        writer = ArrayAppender(stack)
+        for split in SPLITS:
+            for events, _ in _chunks(folder / split, found / split):
+                writer.append(folder / split, renumbered(events, numbers))
+    write_json(folder / OUTCOMES_FILE, {"codes": [codes[k] for k in chosen.tolist()]})
+    return {
+        "kept": len(chosen),
+        "rare": int((any_of & ~is_end).sum()) - len(chosen),
+        "ends": int((any_of & is_end).sum()),
+        "unmatched": [pattern for pattern, hits in matched.items() if not hits.any()],
+    }
+
+
+def _chunks(rows: Path, events: Path) -> Iterator[tuple[OutcomeEvents, TaskRows]]:
+    """Events and prediction times of some subjects after others; of no subjects where there are none."""
+    found, asked = open_arrays(OutcomeEvents, events), open_arrays(TaskRows, rows)
+    for start in range(0, max(len(found.outcome_offsets) - 1, 1), _CHUNK):
+        part = slice(start, min(start + _CHUNK, len(found.outcome_offsets) - 1))
+        yield found.take(part), asked.take(part)
+
+
+def read_outcomes(folder: Path) -> list[str]:
+    """The codes of a task's or a run's outcomes; a code's place is its number."""
+    found = read_json(folder / OUTCOMES_FILE)
+    codes = found.get("codes") if isinstance(found, dict) else None
+    if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
+        raise EhrseqError(
+            "holds no list of codes", where=str(folder / OUTCOMES_FILE), fix="make the folder again"
+        )
+    return list(codes)

@@ -6,6 +6,7 @@ says the rest.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Floats32, Ints, Ints32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US, STATIC, Events
-from ehrsequencing.records.fixes import MAX_US, FixLog, place
+from ehrsequencing.records.fixes import MAX_US
 
 MAX_CODE_BYTES = 1_000_000
 MAX_VALUE = 1e37
@@ -119,7 +120,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def read_events(
-    path: Path, log: FixLog, *, dialect: DialectConfig, encounter_column: str | None = None
+    path: Path, log: Counter[str], *, dialect: DialectConfig, encounter_column: str | None = None
 ) -> Events:
     """Read the needed columns of one shard.
 
@@ -147,7 +148,7 @@ def read_events(
 def events_of_table(
     table: pa.Table,
     path: Path,
-    log: FixLog,
+    log: Counter[str],
     *,
     dialect: DialectConfig,
     encounter_column: str | None = None,
@@ -231,7 +232,7 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
             fix="convert it to int64",
         )
     if column.null_count:
-        where = place(path, _first(column.is_null()))
+        where = f"{path}, row {_first(column.is_null())}"
         raise EhrseqError(
             f"{column.null_count} rows have no subject_id", where=where, fix="remove or fill them"
         )
@@ -244,11 +245,10 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
 
 
 def _first(mask: pa.ChunkedArray) -> int:
-    """Row of the first True."""
     return int(np.argmax(mask.to_numpy()))
 
 
-def _times(column: pa.ChunkedArray, path: Path, log: FixLog, dialect: DialectConfig) -> Ints:
+def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], dialect: DialectConfig) -> Ints:
     """(n,) int64 microseconds since 1970 on the local clock; `STATIC` where the time is missing."""
     kind = column.type
     if pa.types.is_null(kind):
@@ -277,9 +277,9 @@ def _times(column: pa.ChunkedArray, path: Path, log: FixLog, dialect: DialectCon
     given = np.flatnonzero(~missing)
     if is_stamp and kind.tz is not None:
         time = _local(time, dialect.time_zone or "UTC", path)
-        log.note("time_zone", len(given), path, int(given[0]) if len(given) else None)
+        log["time_zone"] += len(given)
     if unit != "us":
-        log.note("time_unit", len(given), path, int(given[0]) if len(given) else None)
+        log["time_unit"] += len(given)
     return np.where(missing, STATIC, time)
 
 
@@ -298,7 +298,7 @@ def _local(time_us: Ints, zone: str, path: Path) -> Ints:
     return out
 
 
-def _values(column: pa.ChunkedArray, path: Path, log: FixLog) -> Floats32:
+def _values(column: pa.ChunkedArray, path: Path, log: Counter[str]) -> Floats32:
     """(n,) float32, NaN where there is no number; numbers that are none (NaN, ±inf, beyond 1e37) are counted."""
     kind = column.type
     known = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
@@ -318,10 +318,10 @@ def _values(column: pa.ChunkedArray, path: Path, log: FixLog) -> Floats32:
         column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), dtype=np.float64
     )
     if len(given) and not pa.types.is_float32(kind):
-        log.note("value_type", len(given), path, int(given[0]))
+        log["value_type"] += len(given)
     bad = given[~(np.abs(value[given]) < MAX_VALUE)]
     if len(bad):
-        log.note("bad_value", len(bad), path, int(bad[0]))
+        log["bad_value"] += len(bad)
         value = value.copy()
         value[bad] = np.nan
     return value.astype(np.float32)
@@ -335,7 +335,7 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
             f"column 'code' has type {kind}", where=str(path), fix="convert it to strings"
         )
     if column.null_count:
-        where = place(path, _first(column.is_null()))
+        where = f"{path}, row {_first(column.is_null())}"
         raise EhrseqError(
             f"{column.null_count} rows have no code", where=where, fix="remove or fill them"
         )
@@ -363,27 +363,19 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
 
 
 def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
-    text = "\n".join(["", *codes])  # one search in all codes together nearly always finds nothing
-    is_plain = (
-        text.isascii() and text.replace("\n", "").isprintable() and text.count("\n") == len(codes)
-    )
-    is_plain &= not any(start in text + "\n" for start in ("\n\n", "\n "))
+    together = "".join(codes)  # nearly always plain, so that one look at all codes is enough
+    is_plain = together.isascii() and together.isprintable() and all(map(str.strip, codes))
     if is_plain and max(map(len, codes)) < MAX_CODE_BYTES:
         return
-    odd = [
-        n
-        for n, c in enumerate(codes)
-        if not c.isprintable() or c[:1] in " " or len(c) >= MAX_CODE_BYTES // 4
-    ]
     reasons: dict[str, Callable[[str], bool]] = {
         "is empty or blank": lambda c: not c.strip(),
         "holds a line break or a NUL": lambda c: re.search(r"[\x00\n\r]", c) is not None,
         "is over 1 MB long": lambda c: len(c.encode()) >= MAX_CODE_BYTES,
     }
     for what, is_bad in reasons.items():
-        bad = [n for n in odd if is_bad(codes[n])]
+        bad = [number for number, name in enumerate(codes) if is_bad(name)]
         if bad:
-            where = f"{place(path, int(np.argmax(np.isin(code, bad))))}, column code"
+            where = f"{path}, row {np.argmax(np.isin(code, bad))}, column code"
             raise EhrseqError(f"a code {what}", where=where, fix="rename or remove that code")
 
 

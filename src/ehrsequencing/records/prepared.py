@@ -1,51 +1,28 @@
-"""The prepared store: MEDS → packed arrays and labels on disk, written shard by shard, read by memory map.
+"""A prepared set on disk: its settings, tasks, vocabulary and memory-mapped arrays.
 
-    PREPARED/config.yaml  vocabulary.json  vocabulary.safetensors  manifest.json
-    PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
-    PREPARED/tasks/NAME/task.yaml  cohort.parquet  labels.parquet  attrition.json
-    PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
-
-The first pass reads the shards, fits vocabulary and scales on training subjects, and keeps the fixed rows on disk, at
-16 bytes a row. The second pass encodes one range of subjects after another. Memory holds one shard, whatever the number
-of subjects.
+PREPARED/config.yaml  vocabulary.json  vocabulary.safetensors  manifest.json
+PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
+PREPARED/tasks/NAME/task.yaml  cohort.parquet  labels.parquet  attrition.json
+PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 """
 
-import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
-from ehrsequencing.core.outputs import (
-    PREPARED,
-    complete_folder,
-    read_manifest,
-    require_facts,
-    write_manifest,
+from ehrsequencing.core.files import digest, read_json
+from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
+from ehrsequencing.records.outcomes import read_outcomes
+from ehrsequencing.records.timelines import (
+    OutcomeEvents,
+    TaskRecords,
+    TaskRows,
+    Timelines,
+    open_arrays,
 )
-from ehrsequencing.core.version import __version__
-from ehrsequencing.records.attrition import Tally
-from ehrsequencing.records.codes import excluded_codes, read_parents
-from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.data_end import DayCounts
-from ehrsequencing.records.engines import PROCESSES, Engine
-from ehrsequencing.records.events import Events
-from ehrsequencing.records.meds import SPLITS, MedsReader
-from ehrsequencing.records.outcome_files import OutcomeChoice, choose_outcomes, read_outcomes
-from ehrsequencing.records.parallel import Workers, count_processes, count_rows
-from ehrsequencing.records.row_store import KeptRows, keep, ranges
-from ehrsequencing.records.shard_work import CODES, KEPT, EncodedShard, ShardWork
-from ehrsequencing.records.splits import split_lookup, split_source
-from ehrsequencing.records.store import ArrayAppender, open_arrays
-from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey
-from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
@@ -56,249 +33,8 @@ _FACTS: dict[str, type] = {
     "tasks": list,
     "vocabulary": str,
 }
-OUTCOMES = "outcomes"  # beside the kept rows: events of all codes that a task's outcomes match
-_RANGE_ROWS = 500_000  # about so many rows are read again at once
 # of a run's identity; the rest is visits
-_PARTS = {
-    "codes": "codes",
-    "static_codes": "codes",
-    "values": "values",
-}
-
-
-def prepare(
-    data: Path,
-    out: Path,
-    *,
-    study: StudyConfig,
-    tasks: Sequence[TaskConfig],
-    progress: Progress | None = None,
-    processes: int | None = None,
-    engine: str = PROCESSES,
-    content: str | None = None,
-) -> None:
-    """Turn a MEDS data set into packed arrays and labels.
-
-    Args:
-        data: Folder of the data set.
-        out: Folder to make; an earlier prepared set there is replaced when the new one is complete.
-        study: How visits are cut, values read and the vocabulary built.
-        tasks: The questions.
-        progress: Called with (pieces of work done, pieces to do): shards to read, then ranges of subjects to encode.
-        processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
-            result is the same, byte for byte.
-        engine: Where that work runs: `processes`, or a cluster as `dask://HOST:PORT` (`Engine.of`). Same bytes, too.
-        content: Digest of everything that goes in, for the manifest (`ehrsequencing.prepare` looks for it).
-
-    Raises:
-        EhrseqError: Data or task cannot be used; nothing is left behind.
-    """
-    refuse_overlap(out, data)
-    where = Engine.of(engine)
-    if where.is_cluster:  # its machines have other working folders
-        data, out = data.resolve(), out.resolve()
-    job = PrepareJob(data, study, tasks, progress)
-    with complete_folder(out, PREPARED) as folder:
-        workers = Workers(job.work(folder), count_processes(job.reader.shards, processes), where)
-        job.write(folder, workers, job.fit(folder, workers), content=content)
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """What the first pass found; the vocabulary is in the folder, too."""
-
-    found: Survey["_FitAndKeep"]
-    dataset_end_us: int
-    vocabulary: Vocabulary
-    known: float | None  # share of the training rows with a token of their own
-    fixes: Counter[str]
-
-
-class PrepareJob:
-    """The steps of one `prepare`: what goes in, the first pass, the second pass.
-
-    Raises:
-        EhrseqError: Data or task cannot be used.
-    """
-
-    def __init__(
-        self,
-        data: Path,
-        study: StudyConfig,
-        tasks: Sequence[TaskConfig],
-        progress: Progress | None = None,
-    ) -> None:
-        names = [task.name for task in tasks]
-        if len(set(names)) < len(names):
-            raise EhrseqError(
-                "two tasks have the same name", where=", ".join(names), fix="rename one"
-            )
-        self.data, self.study, self.tasks = data, study, tasks
-        self.reader, self.parents = MedsReader(data, study.data, study.visits), read_parents(data)
-        self.excluded = excluded_codes(study, tasks, self.parents)
-        self.lookup = split_lookup(
-            data, study=study, tasks=tasks, excluded=self.excluded, parents=self.parents
-        )
-        self.builders = [CohortBuilder(task, parents=self.parents) for task in tasks]
-        self.n_ranges = 1 + count_rows(self.reader.shards) // _RANGE_ROWS
-        self.tick = Steps(self.reader, self.n_ranges, progress)
-
-    def work(self, folder: Path) -> ShardWork:
-        """The work on one shard; `folder` gets vocabulary and codes."""
-        return ShardWork(
-            self.reader, self.lookup, self.study, self.builders, self.excluded, self.parents, folder
-        )
-
-    def fit(self, folder: Path, workers: Workers) -> Fitted:
-        """The first pass: where the data ends, and the vocabulary of the training subjects."""
-        reader = self.reader
-        found = survey(reader, lambda: _FitAndKeep(workers), self.tick)
-        fit = found.part.fit
-        for builder in self.builders:
-            builder.require_known(
-                [*fit.number, *self.parents], suggest=[*fit.common_codes(), *self.parents]
-            )
-        vocabulary = fit.finish()
-        known = fit.known_share(vocabulary)
-        fixes = Counter(reader.fixes)
-        fixes["absent_split"] = self.lookup.absent(found.subject_id)
-        for builder in self.builders:
-            builder.require_subjects(found.subject_id)
-        vocabulary.save(folder)
-        write_json(folder / KEPT / CODES, list(fit.number))
-        return Fitted(found, reader.end_us(found.days), vocabulary, known, fixes)
-
-    def items(self, fitted: Fitted) -> Iterator[tuple[list[KeptRows], int]]:
-        """The pieces of the second pass: ranges of subjects."""
-        return (
-            (shards, fitted.dataset_end_us)
-            for shards in ranges(fitted.found.part.kept, self.n_ranges)
-        )
-
-    def write(
-        self, folder: Path, workers: Workers, fitted: Fitted, *, content: str | None = None
-    ) -> None:
-        """The second pass, and all files."""
-        fit, fixes, done = fitted.found.part.fit, fitted.fixes, 0
-        with ExitStack() as stack:
-            writers = _Writers(folder, self.tasks, stack)
-            for pieces in workers.in_order(ShardWork.encode, self.items(fitted), mapped=True):
-                done += 1
-                for piece in pieces:
-                    writers.add(piece, fixes)
-                self.tick()
-        for _ in range(done, self.n_ranges):
-            self.tick()
-        choices = dict[str, OutcomeChoice]()
-        for task in self.tasks:
-            if task.outcomes is not None:
-                task_folder, events = (
-                    folder / "tasks" / task.name,
-                    folder / KEPT / OUTCOMES / task.name,
-                )
-                choices[task.name] = choose_outcomes(
-                    task_folder, events, task, list(fit.number), self.parents
-                )
-        with workers.beside(ShardWork.write_cohorts):
-            shutil.rmtree(folder / KEPT)
-        write_settings(folder / "config.yaml", self.study, only=SECTIONS)
-        for task, tally in zip(self.tasks, writers.tallies, strict=True):
-            task_folder = folder / "tasks" / task.name
-            write_settings(task_folder / "task.yaml", task)
-            write_json(task_folder / "attrition.json", tally.as_json(choices.get(task.name)))
-        late = self.reader.late
-        write_manifest(
-            folder,
-            {
-                **PREPARED.facts,
-                "version": __version__,
-                "data": data_name(self.data),
-                "data_path": str(self.data.resolve()),
-                "subjects": len(fitted.found.subject_id),
-                "dataset_end_us": fitted.dataset_end_us,
-                "late_rows": asdict(late) if late else None,
-                "vocabulary": fitted.vocabulary.digest,
-                "tasks": [task.name for task in self.tasks],
-                "known_training_rows": fitted.known,
-                "splits": split_source(self.data, self.study.splits),
-                "config": digest(self.study.model_dump(mode="json", include=SECTIONS)),
-                "excluded": list(self.excluded.patterns),
-                "fixes": {name: count for name, count in fixes.items() if count},
-                **({} if content is None else {"content": content}),
-            },
-        )
-
-
-def data_name(data: Path) -> str:
-    """What the data set calls itself, else its folder's name."""
-    card = data / "metadata" / "dataset.json"
-    found = read_json(card) if card.is_file() else None
-    name = found.get("dataset_name") if isinstance(found, dict) else None
-    return name if isinstance(name, str) and name else data.name
-
-
-class _FitAndKeep(Part):
-    """First pass: fits the vocabulary, and keeps every shard's fixed rows in a file."""
-
-    def __init__(self, workers: Workers) -> None:
-        self.workers, self.work = workers, workers.work
-        self.training = self.work.new_fit()
-        self.fit = self.training.fit
-        self.kept: list[KeptRows] = []
-
-    def _keep(self, rows: KeptRows, numbers: Ints) -> None:
-        rows.number_codes(numbers)
-        self.kept.append(rows)
-
-    def add(self, events: Events) -> None:
-        """Add the next shard."""
-        self.training.add(events)
-        self._keep(
-            keep(events, self.workers.kept_path(len(self.kept))), self.fit.numbers(events.codes)
-        )
-
-    def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
-        """Read every shard, in one process or several."""
-        if self.workers.are_here:
-            yield from super().shards(reader)
-            return
-        shards = [
-            (path, self.workers.kept_path(number)) for number, path in enumerate(reader.shards)
-        ]
-        items = ((shards[some], reader.late) for some in self.workers.calls(len(shards)))
-        for found in self.workers.in_order(ShardWork.fit, items):
-            self.fit.merge(found.part)
-            reader.fixes.merge(found.fixes)
-            codes = self.fit.numbers(found.part.codes)
-            for kept, days, numbers in zip(found.kept, found.days, found.numbers, strict=True):
-                self._keep(kept, codes.take(numbers))
-                yield kept.subject_id, days
-
-
-class _Writers:
-    """Open files of a prepared set; encoded shards are appended, each subject to its split."""
-
-    def __init__(self, folder: Path, tasks: Sequence[TaskConfig], stack: ExitStack) -> None:
-        self.folder, self.tallies = folder, [Tally(task) for task in tasks]
-        self._appender = ArrayAppender(stack)
-
-    def add(self, shard: EncodedShard, fixes: Counter[str]) -> None:
-        """Append a shard."""
-        fixes.update(shard.fixes)
-        for split, timelines in zip(SPLITS, shard.visits, strict=True):
-            self._appender.append(self.folder / "visits" / split, timelines)
-        for total, tally, parts, events in zip(
-            self.tallies, shard.tallies, shard.rows, shard.outcomes, strict=True
-        ):
-            total.merge(tally)
-            for split, rows in zip(SPLITS, parts, strict=True):
-                self._appender.append(self.folder / "tasks" / total.task.name / split, rows)
-            for split, found in zip(
-                SPLITS, events, strict=False
-            ):  # of all matching codes; chosen at the end
-                self._appender.append(
-                    self.folder / KEPT / OUTCOMES / total.task.name / split, found
-                )
+_PARTS = {"codes": "codes", "static_codes": "codes", "values": "values"}
 
 
 class Prepared:
@@ -312,27 +48,6 @@ class Prepared:
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
             )
         require_facts(folder, self.manifest, _FACTS)
-        if not all(
-            f"tasks/{name}/task.yaml" in self.manifest["files"] for name in self.manifest["tasks"]
-        ):
-            raise EhrseqError(
-                "its manifest names a task that is not there",
-                where=str(folder),
-                fix="prepare again",
-            )
-        if lost := next(
-            (name for name in self._arrays() if name not in self.manifest["files"]), None
-        ):
-            raise EhrseqError(
-                f"its manifest does not list {lost}", where=str(folder), fix="prepare again"
-            )
-
-    def _arrays(self) -> Iterator[str]:
-        """The files of arrays that every set has."""
-        for split in SPLITS:
-            yield from (f"visits/{split}/{field.name}.npy" for field in fields(Timelines))
-            for task in self.manifest["tasks"]:
-                yield from (f"tasks/{task}/{split}/{field.name}.npy" for field in fields(TaskRows))
 
     @cached_property
     def study(self) -> StudyConfig:

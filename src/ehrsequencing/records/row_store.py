@@ -5,7 +5,6 @@ the rows of a range of subjects are one slice of its file. The second pass reads
 however the shards were cut, and its output needs no sorting.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints, ragged
-from ehrsequencing.core.owners import this_process
 from ehrsequencing.records.events import Events, pieces
 
 _COLUMNS = {"time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32}
@@ -42,14 +40,8 @@ class KeptRows:
         )
 
     def number_codes(self, numbers: Ints) -> None:
-        """Write which number each of the shard's codes (C,) has in the data set.
-
-        The file gets its name when it is whole: workers that share the rows write the same numbers.
-        """
-        path = self.path.with_suffix(".codes")
-        whole = path.with_name(f"{path.name}.{this_process()}")
-        whole.write_bytes(numbers.astype(np.int32).tobytes())
-        os.replace(whole, path)
+        """Write which number each of the shard's codes (C,) has in the data set."""
+        self.path.with_suffix(".codes").write_bytes(numbers.astype(np.int32).tobytes())
 
     def read_into(self, columns: dict[str, NDArray[Any]], place: slice) -> None:
         """Read these rows into a slice of arrays; codes get the data set's numbers."""
@@ -126,7 +118,6 @@ def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:
 
 
 def _bounds(shards: Sequence[KeptRows], parts: int) -> list[tuple[int, int]]:
-    """The first and the last subject id of each range."""
     ids = np.concatenate([shard.subject_id for shard in shards])
     order = np.argsort(ids, kind="stable")
     ids = ids[order]

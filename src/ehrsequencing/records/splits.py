@@ -21,7 +21,7 @@ from ehrsequencing.records.cohort import NEVER, CohortBuilder
 from ehrsequencing.records.events import BIRTH, first_time, hash_u64, opens_run, parse_date_us
 from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards, refuse_scattered
 from ehrsequencing.records.parquet_rows import columns_of, read_subjects, read_table, subject_ids
-from ehrsequencing.records.record import make_record
+from ehrsequencing.records.visits import make_record
 
 SplitSource = Literal["file", "folders", "hash", "date", "site"]
 Assigned = tuple[Ints, NDArray[np.int8]]  # sorted subject ids, and the position in `SPLITS` of each

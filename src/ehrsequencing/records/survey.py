@@ -1,7 +1,7 @@
 """The survey: one pass over all shards of a data set, before anything is made of its records.
 
 Every survey collects the subjects and the rows by day, which tell where the data ends. Whatever else a user needs is a
-`Part`, so that nobody pays for counts that others need. If a few rows lie far after all others (`data_end.py`), the
+`Part`, so that nobody pays for counts that others need. If a few rows lie far after all others (`meds.py`), the
 pass is made again without them.
 """
 
@@ -15,10 +15,15 @@ import numpy as np
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.data_end import DayCounts, find_late_rows
 from ehrsequencing.records.events import Events
-from ehrsequencing.records.fixes import FixLog
-from ehrsequencing.records.meds import MedsReader, refuse_scattered
+from ehrsequencing.records.meds import (
+    DayCounts,
+    MedsReader,
+    add_days,
+    count_days,
+    find_late_rows,
+    refuse_scattered,
+)
 from ehrsequencing.records.splits import SplitLookup
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -37,7 +42,7 @@ class Part:
         for path in reader.shards:
             events = reader.read(path)
             self.add(events)
-            yield events.subjects[0], DayCounts.of(events)
+            yield events.subjects[0], count_days(events)
 
 
 Counted = TypeVar("Counted", bound=Part)
@@ -71,7 +76,7 @@ def survey(
     if reader.declared_us is None:
         reader.late = find_late_rows(found.days)
     if reader.late is not None:
-        reader.fixes = FixLog()
+        reader.fixes = Counter()
         found = _read_all(reader, new_part(), tick)
     return found
 
@@ -88,7 +93,7 @@ def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Su
         raise EhrseqError(
             "holds no subject with a timed row", where=str(reader.data), fix="check the data set"
         )
-    return Survey(every, DayCounts.added(days), part)
+    return Survey(every, add_days(days), part)
 
 
 class Steps:

@@ -1,16 +1,29 @@
 """Encoded records as packed arrays: visits as token ids, and the prediction times of a task with their labels.
 
-`encoding.py` makes these arrays from events. This file defines them, and takes, joins and cuts them by subject.
+`encoding.py` makes these arrays from events. This file defines them, and takes, joins and cuts them by subject. On disk
+each field is a `.npy` file, which is appended to while it is made and read by memory map.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged, spans
+from ehrsequencing.core.arrays import (
+    ArrayWriter,
+    Bools,
+    Floats,
+    Floats32,
+    Ints,
+    Ints32,
+    ragged,
+    spans,
+)
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US
 
 if TYPE_CHECKING:
@@ -247,3 +260,78 @@ def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
 def _items(array: NDArray[Any], items: Ints | slice) -> NDArray[Any]:
     # `take` is faster in two dimensions
     return array[items] if isinstance(items, slice) else array.take(items, axis=0)
+
+
+_DTYPES: dict[str, Any] = {
+    "subject_id": np.int64,
+    "birth_us": np.int64,
+    "start_us": np.int64,
+    "end_us": np.int64,
+    "age_years": np.float32,
+    "delta_days": np.float32,
+    "codes": np.int32,
+    "values": np.float32,
+    "static_codes": np.int32,
+    "prediction_us": np.int64,
+    "index_us": np.int64,
+    "is_query": np.bool_,
+    "visits_before": np.int32,
+    "unfinished_codes": np.int32,
+    "duration_days": np.float64,
+    "entry_days": np.float32,
+    "cause": np.int8,
+    "carry_codes": np.int32,
+    "carry_values": np.float32,
+    "outcome_codes": np.int32,
+    "outcome_us": np.int64,
+}
+Stored = TypeVar("Stored", Timelines, TaskRows, OutcomeEvents)
+
+
+class ArrayAppender:
+    """Open `.npy` files, one a field; the arrays of some subjects after another are appended to them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._writers: dict[Path, dict[str, ArrayWriter]] = {}
+
+    def append(self, folder: Path, arrays: Timelines | TaskRows | OutcomeEvents) -> None:
+        """Append every field to its file under `folder`; offsets go on where those before ended."""
+        if folder not in self._writers:
+            self._writers[folder] = {
+                field.name: self._open(folder, field.name, arrays) for field in fields(arrays)
+            }
+        for name, writer in self._writers[folder].items():
+            rows = getattr(arrays, name)
+            if name.endswith("_offsets"):
+                rows = rows[1:] + writer.last
+            if len(rows):
+                writer.append(rows)
+
+    def _open(
+        self, folder: Path, name: str, arrays: Timelines | TaskRows | OutcomeEvents
+    ) -> ArrayWriter:
+        is_offsets = name.endswith("_offsets")
+        dtype = np.int64 if is_offsets else _DTYPES[name]
+        writer = self._stack.enter_context(
+            ArrayWriter(folder / f"{name}.npy", dtype, getattr(arrays, name).shape[1:])
+        )
+        if is_offsets:
+            writer.append(np.zeros(1, np.int64))
+        return writer
+
+
+def open_arrays(kind: type[Stored], folder: Path) -> Stored:
+    """Memory-map every field of an array class; empty files cannot be mapped and are loaded."""
+
+    def load(path: Path) -> NDArray[Any]:
+        try:
+            # `memmap` slices slowly
+            array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        except ValueError:
+            array = np.load(path, allow_pickle=False)
+        except OSError as error:
+            raise EhrseqError("cannot be read", where=str(path), fix="prepare again") from error
+        return array
+
+    return kind(**{field.name: load(folder / f"{field.name}.npy") for field in fields(kind)})

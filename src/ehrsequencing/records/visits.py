@@ -1,4 +1,4 @@
-"""Events → visits: by calendar day, fixed window, gap, or encounter column (SCIENCE.md §1).
+"""Events → visits: by calendar day, fixed window, gap, or encounter column (docs/records.md); `Record` holds both.
 
 Only events that make a token count. A visit's `start` and `end` are its first and last such event, so that everything
 in it is known at `end`, and nothing later.
@@ -10,7 +10,16 @@ import numpy as np
 
 from ehrsequencing.config import VisitsConfig
 from ehrsequencing.core.arrays import Bools, Ints, Ints32
-from ehrsequencing.records.events import DAY_US, Events, number_runs, opens_run
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    STATIC,
+    Events,
+    first_time,
+    number_runs,
+    opens_run,
+)
 
 
 @dataclass(frozen=True)
@@ -171,3 +180,24 @@ def count_at_or_before(key_group: Ints, key: Ints, group: Ints, query: Ints) -> 
         high[open_[~is_past]] = middle[~is_past]
         open_ = open_[low[open_] < high[open_]]
     return low - first, first
+
+
+@dataclass(frozen=True)
+class Record:
+    """A shard between reading and encoding."""
+
+    events: Events  # the events (n,)
+    subject_id: Ints  # (S,) int64
+    subject: Ints  # (n,) subject row of each event
+    birth_us: Ints  # (S,) int64, `STATIC` where unknown
+    visits: Visits  # which events make which visits
+    excluded: Bools  # (n,) events that make no token
+
+
+def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:
+    """Group a shard's events into visits."""
+    subject_id, subject = events.subjects
+    skip = excluded.mask(events.codes)[events.code]
+    visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
+    birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
+    return Record(events, subject_id, subject, birth_us, visits, skip)

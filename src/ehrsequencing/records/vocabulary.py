@@ -6,6 +6,8 @@ code may be called `[PAD]` or `LAST//LAB//X`. A code with numbers also gets a *s
 standard deviation. Queries carry summaries of the past as tokens of their own (`LAST//`, `MEAN//` …) with scales.
 """
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +24,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_bytes, write_json
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import OfCodes, hash_u64
-from ehrsequencing.records.rollup import Rollup
 from ehrsequencing.records.scales import KNOTS
 
 PAD, UNK = "[PAD]", "[UNK]"
@@ -55,7 +56,9 @@ class Vocabulary:
     mean: Floats  # (n,) float64
     sd: Floats  # (n,) float64, 1 for constant values
     settings: ValuesConfig  # how values become tokens
-    rollup: Rollup = field(default_factory=Rollup)  # what rare codes become by the ontology
+    # `hashed_code` of a rare code → the token of the ancestor that replaces it. Hashes, since a roll-up is saved with
+    # every model and must not reveal a code that only one patient has; whoever has the code can look it up.
+    rollup: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         scales = int(self.has_numbers.sum()) * (3 if self.settings.carry else 1)
@@ -147,7 +150,7 @@ class Vocabulary:
             hash_u64(a.view(np.uint64)).sum().item()
             for a in (self.knots.ravel(), self.mean, self.sd)
         ]
-        rollup = [] if self.rollup.mode == "off" else [self.rollup.as_json()]
+        rollup = [self.rollup] if self.rollup else []
         numeric = np.flatnonzero(self.has_numbers).tolist()
         return digest(
             [self.kinds, self.codes, numeric, arrays, self.settings.model_dump(), *rollup]
@@ -179,7 +182,7 @@ class Vocabulary:
         unknown = {kind: 2 + place for place, kind in enumerate(self.kinds)}
 
         def find(code: str) -> int:
-            own = self.index.get(self.rollup.replacement(code) or code)
+            own = self.index.get(self.rolled_up(code) or code)
             return unknown.get(code_type(code), 1) if own is None else own
 
         def ids(codes: tuple[str, ...]) -> Ints32:
@@ -194,17 +197,11 @@ class Vocabulary:
 
     def keeps_number(self, codes: tuple[str, ...]) -> Bools:
         """(C,) False for codes that are rolled up: their number means nothing on their ancestor's scale."""
-        if self.rollup.mode != "on":
-            return np.ones(len(codes), dtype=bool)
-        return np.fromiter(
-            (self.rollup.replacement(c) is None for c in codes), dtype=bool, count=len(codes)
-        )
+        return np.array([self.rolled_up(code) is None for code in codes], dtype=bool)
 
-    def extra_ids(self, codes: tuple[str, ...]) -> tuple[Ints, Ints32]:
-        """Offsets (C+1,) and token ids of the ancestors that come along with each code."""
-        extra = [[self.index[token] for token in self.rollup.extra(code)] for code in codes]
-        length = np.array([0, *map(len, extra)], dtype=np.int64)
-        return np.cumsum(length), np.array([i for ids in extra for i in ids], dtype=np.int32)
+    def rolled_up(self, code: str) -> str | None:
+        """The token of an ancestor that replaces a code."""
+        return self.rollup.get(hashed_code(code)) if self.rollup else None
 
     def summary_ids(self, summary: str) -> Ints32:
         """(V,) token id of `SUMMARY//code` for every code token, -1 where there is none."""
@@ -273,7 +270,7 @@ class Vocabulary:
     def save(self, folder: Path) -> None:
         """Write `vocabulary.json` and `vocabulary.safetensors`."""
         text = {"values": self.settings.model_dump(), "kinds": self.kinds, "tokens": self.tokens}
-        rollup = {} if self.rollup.mode == "off" else {"rollup": self.rollup.as_json()}
+        rollup = {"rollup": dict(self.rollup)} if self.rollup else {}
         write_json(folder / "vocabulary.json", {**text, **rollup})
         arrays: dict[str, NDArray[Any]] = {
             "has_numbers": self.has_numbers,
@@ -288,11 +285,6 @@ class Vocabulary:
         """Read what `save` wrote."""
         text = read_json(folder / "vocabulary.json")
         try:
-            if "kinds" not in text:
-                fix = "prepare the data again with this version, and train again"
-                raise EhrseqError(
-                    "was written by another version of ehrsequencing", where=str(folder), fix=fix
-                )
             arrays, kinds = load_file(folder / "vocabulary.safetensors"), tuple(text["kinds"])
             first = 2 + len(kinds)
             found = cls(
@@ -303,7 +295,7 @@ class Vocabulary:
                 mean=arrays["mean"],
                 sd=arrays["sd"],
                 settings=ValuesConfig.model_validate(text["values"]),
-                rollup=Rollup.from_json(text["rollup"]) if "rollup" in text else Rollup(),
+                rollup={str(key): str(token) for key, token in text.get("rollup", {}).items()},
             )
             if found.tokens != tuple(text["tokens"]):
                 raise ValueError("the tokens are not those of the codes")
@@ -312,6 +304,11 @@ class Vocabulary:
                 "is damaged", where=str(folder / "vocabulary"), fix="make the folder again"
             ) from error
         return found
+
+
+def hashed_code(code: str) -> str:
+    """The name under which a roll-up keeps a code."""
+    return hashlib.sha256(code.encode()).hexdigest()[:24]
 
 
 class _Ranks:

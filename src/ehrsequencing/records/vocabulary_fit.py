@@ -4,7 +4,7 @@ At least `vocabulary.min_subjects` training subjects have each thing in it: a co
 unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,10 +25,8 @@ from ehrsequencing.records.events import (
     opens_run,
     pieces,
 )
-from ehrsequencing.records.rollup import Carriers, Rollup, fit_rollup
-from ehrsequencing.records.samples import Rows, Sample, Values
-from ehrsequencing.records.scales import KNOTS, Scale, fit_scale
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.scales import KNOTS, Rows, Sample, Scale, Values, fit_scale
+from ehrsequencing.records.vocabulary import Vocabulary, hashed_code
 
 # about so many rows are added to a fit at once: they fit the processor's cache
 _PIECE_ROWS = 1 << 17
@@ -213,7 +211,7 @@ class VocabularyFit:
         """Fit: choose tokens in the order of their names, and a scale for every code with numbers of enough people."""
         rollup, enough = self._fit_rollup(), self.settings.min_subjects
         frequent = {c for c in self.common_codes() if not self.excluded(c)}
-        codes = tuple(sorted(frequent.union(*rollup.to.values())))
+        codes = tuple(sorted(frequent.union(rollup.values())))
         kinds = {
             kind for kind, number in self.kinds.items() if self.kind_subjects[number] >= enough
         }
@@ -239,29 +237,22 @@ class VocabularyFit:
             mean=np.array([s.mean for s in scales]),
             sd=np.array([s.sd for s in scales]),
             settings=self.value_settings,
-            rollup=rollup,
+            rollup={hashed_code(code): rollup[code] for code in sorted(rollup, key=hashed_code)},
         )
 
     def known_share(self, vocabulary: Vocabulary) -> float | None:
         """Share of the training subjects' rows that have a token of their own, or an ancestor's; None without rows."""
         codes = tuple(self.number)
         counted = np.where([self.excluded(c) for c in codes], 0, self.rows)
-        known = ~vocabulary.is_unknown(vocabulary.ids(codes)) | [
-            bool(vocabulary.rollup.extra(c)) for c in codes
-        ]
+        known = ~vocabulary.is_unknown(vocabulary.ids(codes))
         return float(counted[known].sum() / counted.sum()) if counted.any() else None
 
-    def _fit_rollup(self) -> Rollup:
-        if self._carriers is None or self.settings.rollup == "off":
-            return Rollup()
+    def _fit_rollup(self) -> dict[str, str]:
+        if self._carriers is None:
+            return {}
         carriers = {c: self._carriers.of(n) for c, n in self.number.items() if not self.excluded(c)}
-        return fit_rollup(
-            self.settings.rollup,
-            carriers,
-            parents=self.parents,
-            enough=self.settings.min_subjects,
-            excluded=self.excluded,
-        )
+        enough = self.settings.min_subjects
+        return fit_rollup(carriers, parents=self.parents, enough=enough, excluded=self.excluded)
 
 
 class _OrPooled:
@@ -282,3 +273,120 @@ class _OrPooled:
 
 def _longer(counts: Ints, n: int) -> Ints:
     return np.append(counts, np.zeros(n - len(counts), np.int64))
+
+
+Parents = Mapping[str, list[str]]
+
+
+class Carriers:
+    """Training subjects of each code: all of them while they are fewer than `enough`, else `enough` of them."""
+
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
+        self._of: dict[int, set[int]] = {}
+
+    def add(self, code: Ints, subject_id: Ints) -> None:
+        """Add a shard's distinct (code number, subject id) pairs, sorted by code."""
+        rank = np.arange(len(code)) - np.searchsorted(code, code)
+        few = rank < self.enough  # a subject is in one shard only: no pair comes twice
+        for number, who in zip(code[few].tolist(), subject_id[few].tolist(), strict=True):
+            known = self._of.setdefault(number, set())
+            if len(known) < self.enough:
+                known.add(who)
+
+    def of(self, number: int) -> set[int]:
+        """Training subjects of a code."""
+        return self._of.get(number, set())
+
+
+def fit_rollup(
+    carriers: Mapping[str, set[int]],
+    *,
+    parents: Parents,
+    enough: int,
+    excluded: Callable[[str], bool],
+) -> dict[str, str]:
+    """What every rare code of the ontology becomes: its nearest frequent ancestor.
+
+    From the leaves up, each node counts the training subjects of its own code and of the rare codes that were moved up
+    to it. With `enough` of them it becomes a token, else all its codes move on to the next ancestor.
+
+    Args:
+        carriers: Training subjects of each code of the data (`Carriers`).
+        parents: Parents of each code.
+        enough: Training subjects that a token must have.
+        excluded: Codes that make no token, and so no ancestor.
+
+    Returns:
+        Code → token.
+    """
+    chains = {
+        code: ancestors(code, parents, excluded=excluded) for code in parents if not excluded(code)
+    }
+    stays = {code for code, who in carriers.items() if len(who) >= enough}
+    at: dict[str, list[str]] = {}
+    for code, who in carriers.items():
+        if who and code in chains and code not in stays:
+            at.setdefault(code, []).append(code)
+    height, rejected = _heights(parents), set[str]()
+    nodes = {node for code in list(at) for node in (code, *chains[code])}
+    for node in sorted(nodes, key=lambda node: (height.get(node, 0), node)):
+        climbers = at.pop(node, [])
+        if node in stays:
+            continue
+        if len(set().union(*(carriers[code] for code in climbers))) >= enough:
+            stays.add(node)
+            continue
+        rejected.add(node)
+        for code in climbers:
+            target = next((up for up in chains[code] if up not in rejected), None)
+            if target is not None:
+                at.setdefault(target, []).append(code)
+    found = {}
+    for code, chain in chains.items():
+        target = next((up for up in chain if up in stays), None)
+        if code not in stays and target is not None:
+            found[code] = target
+    return found
+
+
+def ancestors(
+    code: str, parents: Parents, *, excluded: Callable[[str], bool] = lambda _: False
+) -> list[str]:
+    """Ancestors of a code, the nearest first, by name where they are equally near; cycles do no harm.
+
+    >>> ancestors("a", {"a": ["c", "b"], "b": ["d"], "d": ["a"]})
+    ['b', 'c', 'd']
+    """
+    found, near, seen = [], [code], {code}
+    while near:
+        near = sorted({up for here in near for up in parents.get(here, ())} - seen)
+        seen.update(near)
+        found += near
+    return [up for up in found if not excluded(up)]
+
+
+def _heights(parents: Parents) -> dict[str, int]:
+    """Longest way down from each node to a leaf; nodes of a cycle, which have none, are above all others."""
+    children: dict[str, int] = dict.fromkeys(_names(parents), 0)
+    for ups in parents.values():
+        for up in set(ups):
+            children[up] += 1
+    height = dict.fromkeys(children, len(children))
+    ready = [node for node, count in children.items() if not count]
+    height.update(dict.fromkeys(ready, 0))
+    top: dict[str, int] = {}
+    for node in ready:  # grows while it is walked: a node is ready when all its children have been
+        height[node] = top.get(node, 0)
+        for up in set(parents.get(node, ())):
+            top[up] = max(top.get(up, 0), height[node] + 1)
+            children[up] -= 1
+            if not children[up]:
+                ready.append(up)
+    return height
+
+
+def _names(parents: Parents) -> Iterable[str]:
+    yield from parents
+    for ups in parents.values():
+        yield from ups

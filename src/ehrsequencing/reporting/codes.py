@@ -62,10 +62,7 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _share(share: float | None) -> str:
-    """A rounded share in words; 0 and 1 may stand for few and for nearly all."""
-    return (
-        "–" if share is None else {0.0: "few", 1.0: "nearly all"}.get(share, f"about {share:.0%}")
-    )
+    return "–" if share is None else f"{share:.0%}"
 
 
 def _named(rows: list[Mapping[str, Any]]) -> list[str]:

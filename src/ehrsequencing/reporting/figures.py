@@ -7,19 +7,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ehrsequencing.disclosure.small_counts import CalibrationGroup
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import percent, plain, with_interval
 
 
 @dataclass(frozen=True)
 class Ridge:
-    """One row of a risk distribution: `bars` are (left, right, count); a rough one does not tell exact shares."""
+    """One row of a risk distribution: `bars` are (left, right, count)."""
 
     label: str
     style: str
     bars: Sequence[tuple[float, float, int]]
-    rough: bool = False
+
+
+@dataclass(frozen=True)
+class CalibrationGroup:
+    """Predicted and observed risk of a group of people, the limits of it, and how many they are."""
+
+    predicted: float
+    observed: float
+    low: float | None
+    high: float | None
+    n: int
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ def shorten(words: str, most: int = 18) -> str:
 def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> Figure:
     """Histograms of predicted risk above one another, each drawn as a density of its own subjects.
 
-    Bars may have unequal widths (small ones are merged before they come here): area, not height, is the share.
+    Area, not height, is the share.
     """
     ends = [right for ridge in ridges for _, right, count in ridge.bars if count]
     head, tall, empty = 20.0, 58.0, 6.0
@@ -175,13 +184,11 @@ def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> Fig
         everyone = sum(count for *_, count in ridge.bars)
         peak = max((count / (right - left) for left, right, count in ridge.bars), default=1.0)
         for left, right, count in (bar for bar in ridge.bars if bar[2]):
-            share = count / (right - left) / peak
-            share = max(round(20 * share), 1) / 20 if ridge.rough else share
-            part = "" if ridge.rough else f": {percent(count / everyone)} of them"
-            hover = f"risk {percent(left)} to {percent(right)}{part}"
-            told = "not exact" if ridge.rough else percent(count / everyone)
-            chart.rows.append((ridge.label, f"{percent(left)} to {percent(right)}", told))
-            chart.bar((left, right), base - row * share, base, f"bar {ridge.style}".rstrip(), hover)
+            part = percent(count / everyone)
+            hover = f"risk {percent(left)} to {percent(right)}: {part} of them"
+            chart.rows.append((ridge.label, f"{percent(left)} to {percent(right)}", part))
+            top = base - row * count / (right - left) / peak
+            chart.bar((left, right), top, base, f"bar {ridge.style}".rstrip(), hover)
     chart.x_axis(label, percent)
     chart.columns = ("group", label, "share of the group")
     return chart.svg(title)

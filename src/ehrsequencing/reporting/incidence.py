@@ -1,7 +1,6 @@
 """Observed against predicted cumulative incidence by risk group, with the numbers at risk below.
 
-The content of `incidence` in the result goes in, figures come out. Of real people a curve has a point only where
-another 11 of them had the event, and the numbers at risk are rounded to ten, so that no small count can be worked out.
+A row of `incidence` of a redacted evaluation goes in, a figure comes out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.disclosure.small_counts import exact
 from ehrsequencing.reporting.chart import Chart, Figure
-from ehrsequencing.reporting.wording import duration, percent, plain, rounder
+from ehrsequencing.reporting.wording import duration, percent, plain
 
-Shown = Mapping[Any, str]
 _NAMES = {
     4: ("lowest quarter", "second quarter", "third quarter", "highest quarter"),
     3: ("lowest third", "middle third", "highest third"),
@@ -87,57 +83,18 @@ def incidence_figure(
     return chart.svg(title, "fig wide")
 
 
-def incidence_of(m: Mapping[str, Any], row: Mapping[str, Any], shown: Shown) -> Figure | None:
-    """The figure of one row of `incidence`; None where it would show a small count."""
-    place = (row["landmark_days"], row["cause"], row["horizon_days"])
-    events, at_risk = (
-        shown.get(("by", *place), "hidden"),
-        shown.get(("at_risk", row["landmark_days"]), "hidden"),
-    )
-    if not row["groups"] or events[0] in "<h" or at_risk[0] in "<h":
-        return None
-    is_real = not m["data"].get("simulated")
-    near = (lambda risk: risk) if exact(events) and exact(at_risk) else rounder(_reach(row))
+def incidence_of(row: Mapping[str, Any]) -> Figure | None:
+    """The figure of one row of `incidence`; None where the groups would be too small."""
     groups = []
-    for style, (name, group) in enumerate(
-        zip(_NAMES[len(row["groups"])], row["groups"], strict=True)
-    ):
-        keep = _kept(group, is_real=is_real)
-        observed = [
-            (row["days"][k], *(near(group[name][k]) for name in ("observed", "low", "high")))
-            for k in keep
-        ]
-        counts = [(_rough if is_real else "{:,}".format)(count) for count in group["at_risk"]]
+    names = _NAMES.get(len(row["groups"]), ())
+    for style, (name, group) in enumerate(zip(names, row["groups"], strict=True)):
+        columns = (group[name] for name in ("observed", "low", "high"))
+        curve = zip(row["days"], *columns, strict=True)
+        observed = [point for point in curve if None not in point]
         predicted = list(zip(row["days"], group["predicted"], strict=True))
+        counts = [f"{n:,}" if isinstance(n, int) else n for n in group["at_risk"]]
         groups.append(RiskGroup(name, style, predicted, observed, counts))
+    if not groups:
+        return None
     title = f"Observed and predicted incidence of {row['cause']} by risk group"
     return incidence_figure(groups, row["tick_days"], title=title)
-
-
-def _reach(row: Mapping[str, Any]) -> float:
-    return max(value or 0.0 for group in row["groups"] for value in group["high"])
-
-
-def _kept(group: Mapping[str, Any], *, is_real: bool) -> list[int]:
-    """Points of the observed curve: all that are known, or of real people those between which 11 had the event."""
-    known = [k for k, value in enumerate(group["observed"]) if value is not None]
-    if not is_real:
-        return known
-    events, kept = group["events"], [known[0]]
-    for k in known[1:]:
-        if events[k] - events[kept[-1]] >= SMALLEST_COUNT:
-            kept.append(k)
-    if (
-        kept[-1] != known[-1]
-    ):  # the curve ends at the horizon: fewer than 11 are left over for the last stretch
-        kept = [*(kept[:-1] if len(kept) > 1 else kept), known[-1]]
-    return kept
-
-
-def _rough(people: int) -> str:
-    """A number of people to the nearest ten.
-
-    >>> _rough(12), _rough(318)
-    ('<15', '320')
-    """
-    return "<15" if people < 15 else f"{round(people / 10 + 1e-9) * 10:,}"

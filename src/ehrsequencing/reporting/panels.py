@@ -1,19 +1,17 @@
 """The page's figures from metrics and published counts: no count is drawn that may not be printed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.disclosure.small_counts import CalibrationGroup, exact, merge_bins, pool_groups
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.incidence import incidence_of
 from ehrsequencing.reporting.patient import largest_changes, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, place_of
-from ehrsequencing.reporting.wording import about, duration, from_landmark, rounder, signed, size
+from ehrsequencing.reporting.wording import about, duration, from_landmark, signed, size
 
 Shown = Mapping[Any, str]
 
@@ -46,8 +44,8 @@ def caption(row: Mapping[str, Any], shown: Shown) -> str:
     people = shown.get(("at_risk", row["landmark_days"]))
     if people is not None:
         return f"{place}, {size(people)}"
-    rows = shown.get(("curve", *place_of(row), "n"))
-    return place if rows is None else f"{place}, {size(rows)} prediction times"
+    people = shown.get(("curve", *place_of(row)))
+    return place if people is None else f"{place}, {size(people)}"
 
 
 # ----------------------------------------------------------------------------------------------------- forest plots
@@ -151,7 +149,7 @@ def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> 
 
 
 def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Panel]:
-    """Calibration of our model, with a baseline behind it; no figure where it would show a small count."""
+    """Calibration of our model, with a baseline behind it; no figure where too few people had the event."""
     drawn, ours = [], table.models[0]
     behind = [row["model"] for row in m["calibration"] if row["model"] in table.models[1:]][:1]
     for row in (row for row in m["calibration"] if row["model"] == ours):
@@ -160,8 +158,10 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
             for r in m["calibration"]
             if r["model"] in (ours, *behind) and place_of(r) == place_of(row)
         ]
-        pooled = [(table.models.index(r["model"]), r["model"], pool_groups(r)) for r in here]
-        series = sorted((s for s in pooled if s[2]), key=lambda s: s[0])
+        series = [
+            (table.models.index(r["model"]), r["model"], _groups(r))
+            for r in sorted(here, key=lambda r: table.models.index(r["model"]))
+        ]
         names = [name for _, name, _ in series]
         curves = [
             r
@@ -171,19 +171,6 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
         smooth = [
             _smooth(r, table.models.index(r["model"])) for r in curves if len(r["predicted"]) > 1
         ]
-        events, at_risk = (
-            shown.get(("by", *place_of(row)), "0"),
-            shown.get(("at_risk", row["landmark_days"]), "0"),
-        )
-        if not (
-            exact(events) and exact(at_risk)
-        ):  # the sizes of the groups add up to those at risk
-            series = [
-                (kind, name, _rough(points))
-                for kind, name, points in series
-                if events[0] not in "<h"
-            ]
-            smooth = [_rough_curve(curve) for curve in smooth]
         figure, where = None, caption(row, shown)
         if series and series[0][0] == 0:
             title = f"Calibration for {row['cause']}: {where}"
@@ -192,6 +179,11 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
             )
         drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
+
+
+def _groups(row: Mapping[str, Any]) -> list[figures.CalibrationGroup]:
+    columns = (row[name] for name in ("predicted", "observed", "low", "high", "n"))
+    return [figures.CalibrationGroup(*group) for group in zip(*columns, strict=True)]
 
 
 def _smooth(row: Mapping[str, Any], kind: int) -> Curve:
@@ -222,24 +214,10 @@ def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | No
     }
 
 
-def _rough(points: Sequence[CalibrationGroup]) -> list[CalibrationGroup]:
-    near = rounder(max((p.observed if p.high is None else p.high for p in points), default=1.0))
-    return [
-        CalibrationGroup(near(p.predicted), near(p.observed), near(p.low), near(p.high), 0)
-        for p in points
-    ]
-
-
-def _rough_curve(curve: Curve) -> Curve:
-    near = rounder(max((*curve.y, *curve.high), default=1.0))
-    y, low, high = ([near(v) for v in values] for values in (curve.y, curve.low, curve.high))
-    return replace(curve, y=y, low=low, high=high)
-
-
 def incidences(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
     """Observed and predicted incidence by risk group, per landmark and cause."""
     rows = m.get("incidence") or []
-    return [Panel(row["cause"], caption(row, shown), incidence_of(m, row, shown)) for row in rows]
+    return [Panel(row["cause"], caption(row, shown), incidence_of(row)) for row in rows]
 
 
 def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
@@ -250,10 +228,14 @@ def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
         ridges = []
         for name, label, style in (*groups, ("unknown", "lost before then", "unknown")):
             people = shown["risk", *place_of(row), name]
-            open_ = exact(people) or people[0] == "≥"
-            bars = merge_bins(row["edges"], row[name]) if open_ else []
-            told = f"{label}, {size(people)}{'' if open_ else ': not drawn'}"
-            ridges.append(figures.Ridge(told, style, bars, rough=not exact(people)))
+            bars = [
+                bar
+                for bar in zip(row["edges"], row["edges"][1:], row[name], strict=False)
+                if isinstance(bar[-1], int)
+            ]
+            some = any(count for *_, count in bars)
+            told = f"{label}, {size(people)}{'' if some else ': not drawn'}"
+            ridges.append(figures.Ridge(told, style, bars if some else []))
         where, axis = caption(row, shown), f"predicted risk by {duration(row['horizon_days'])}"
         title = f"Predicted risk of {row['cause']}: {where}"
         some = any(ridge.bars for ridge in ridges)
@@ -263,99 +245,50 @@ def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
 
 
 def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list[Panel]:
-    """Decision curves of our model and a baseline beside acting on everyone and on nobody.
-
-    Net benefit times the number of people is made of counts, so the curves are rounded to five people, they end where
-    fewer than 11 people have a higher risk, and there is none unless events and others may both be told.
-    """
+    """Decision curves of our model and a baseline beside acting on everyone and on nobody."""
     rows = [row for row in m.get("decision") or [] if row["model"] in models]
     drawn = []
     for row in (row for row in rows if row["model"] == models[0]):
-        n, events = (
-            shown.get(("curve", *place_of(row), name), "hidden") for name in ("n", "events")
-        )
         figure, note, where = None, None, caption(row, shown)
-        if (
-            exact(n)
-            and exact(events)
-            and min(row["events"], row["n"] - row["events"]) >= SMALLEST_COUNT
-        ):
-            last, here = (
-                _highest_threshold(m, row),
-                [r for r in rows if place_of(r) == place_of(row)],
-            )
-            lines = [_net_benefit(r, models.index(r["model"]), last) for r in here]
-            lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
-            if lines and lines[0].kind == 0:
-                treat_all = zip(row["thresholds"], row["treat_all"], strict=True)
-                x, y = _columns([(p, v) for p, v in treat_all if v is not None and p <= last], 2)
-                everyone = Curve(9, "act on everyone", x, y, style="grey")
-                title = f"Decision curve for {row['cause']}: {where}"
-                figure = figures.decision([*lines, everyone], title=title)
-                best = _best_range(row, here, last)
-                note = {
-                    "kind": "decision",
-                    "events": events,
-                    "landmark": row["landmark_days"],
-                    "best": best,
-                }
+        here = [r for r in rows if place_of(r) == place_of(row)]
+        lines = [_net_benefit(r, models.index(r["model"])) for r in here]
+        lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
+        if lines and lines[0].kind == 0:
+            treat_all = zip(row["thresholds"], row["treat_all"], strict=True)
+            x, y = _columns([point for point in treat_all if None not in point], 2)
+            everyone = Curve(9, "act on everyone", x, y, style="grey")
+            title = f"Decision curve for {row['cause']}: {where}"
+            figure = figures.decision([*lines, everyone], title=title)
+            note = {
+                "kind": "decision",
+                "events": row["events"],
+                "landmark": row["landmark_days"],
+                "best": _best_range(row, here),
+            }
         drawn.append(Panel(row["cause"], where, figure, note))
     return drawn
 
 
-def _highest_threshold(m: Mapping[str, Any], row: Mapping[str, Any]) -> float:
-    """The highest risk that at least 11 people exceed for certain, by the histogram of the same place."""
-    for shape in m["risk_distribution"]:
-        if place_of(shape) == place_of(row):
-            people = [
-                sum(some)
-                for some in zip(shape["event"], shape["no_event"], shape["unknown"], strict=True)
-            ]
-            above = [
-                edge
-                for k, edge in enumerate(shape["edges"][:-1])
-                if sum(people[k:]) >= SMALLEST_COUNT
-            ]
-            return float(max(above, default=0.0))
-    return 0.5
-
-
-def _net_benefit(row: Mapping[str, Any], kind: int, last: float) -> Curve:
-    """A curve rounded to five people: one point for each stretch of equal values, in its middle."""
-    step, points = 5.0 / row["n"], []
-    bands = [row.get(name) or [None] * len(row["thresholds"]) for name in ("low", "high")]
-    for p, *values in zip(row["thresholds"], row["net_benefit"], *bands, strict=True):
-        if p <= last and values[0] is not None:
-            points.append((p, *(None if v is None else round(v / step) * step for v in values)))
-    runs = [list(run) for _, run in groupby(points, key=lambda point: point[1])]
-    middles = [run[len(run) // 2] for run in runs]
-    if points:
-        middles = [
-            (points[0][0], *middles[0][1:]),
-            *middles[1:-1],
-            (points[-1][0], *middles[-1][1:]),
-        ]
-    x, y, low, high = _columns(middles, 4)
+def _net_benefit(row: Mapping[str, Any], kind: int) -> Curve:
+    """A decision curve where it is defined, with its band where it has one."""
+    nothing = [None] * len(row["thresholds"])
+    bands = [row.get(name) or nothing for name in ("low", "high")]
+    points = zip(row["thresholds"], row["net_benefit"], *bands, strict=True)
+    x, y, low, high = _columns([point for point in points if point[1] is not None], 4)
     banded = None not in low and None not in high
     return Curve(kind, row["model"], x, y, low if banded else (), high if banded else ())
 
 
 def _best_range(
-    row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], last: float
+    row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> tuple[float, float] | None:
     """The longest range of thresholds where the lower limit of our band is above all other curves; None without one."""
-    best, margin, low = [], 5.0 / row["n"], row.get("low") or [None] * len(row["thresholds"])
-    for k, p in enumerate(row["thresholds"]):
-        rivals = [
-            0.0,
-            row["treat_all"][k],
-            *(r["net_benefit"][k] for r in others if r["model"] != row["model"]),
-        ]
-        best.append(
-            low[k] is not None
-            and p <= last
-            and all(v is None or low[k] > v + margin for v in rivals)
-        )
+    low = row.get("low") or [None] * len(row["thresholds"])
+    best = []
+    for k in range(len(row["thresholds"])):
+        curves = [r["net_benefit"][k] for r in others if r["model"] != row["model"]]
+        rivals = [0.0, row["treat_all"][k], *curves]
+        best.append(low[k] is not None and all(v is None or low[k] > v for v in rivals))
     runs = [
         (won, [k for k, _ in run])
         for won, run in groupby(enumerate(best), key=lambda item: item[1])
@@ -441,7 +374,7 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The model's NLL between that of no knowledge and that of the true hazards of a simulation."""
     if found is None:
         return None
-    values = [found["nll_null"], found["nll_model"], found["nll_oracle"]]
+    values: list[Any] = [found.get(name) for name in ("nll_null", "nll_model", "nll_oracle")]
     title = "NLL between no knowledge and the truth"
     figure = None if None in values else figures.oracle_bar(*values, title=title)
     differences: dict[
@@ -455,12 +388,10 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     z = found.get("beats_oracle_z")
     return {
         "figure": figure,
-        "share": found["gain_share"],
+        "share": found.get("gain_share"),
         "share_se": found.get("gain_share_se"),
         "expected": found.get("gain_share_expected"),
         "z": z,
         "leak": z is not None and z > 3,
-        "risks": found.get("risks", []),
-        "mechanisms": found.get("mechanisms", []),
         "differences": list(differences.values()),
     }

@@ -2,8 +2,8 @@
 
 `report.html` is the answer, `report-details.html` has everything else. Each is one file. The pages
 need no script and no network, and their content security policy forbids both. All text is escaped. No id or date of a
-person is read. Every count of people goes through `disclosure` before it is printed or drawn, together with the
-numbers from which a hidden count could be worked out. The pages' sentences are in the templates.
+person is read. The result of an evaluation goes through `core.disclosure.redact` before anything is printed or drawn.
+The pages' sentences are in the templates.
 """
 
 import json
@@ -17,16 +17,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes
-from ehrsequencing.disclosure.counts import excluded, publish
-from ehrsequencing.disclosure.derived import disclose
+from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
-from ehrsequencing.reporting import panels, summary, tables
-from ehrsequencing.reporting.answer import answer, tripod
-from ehrsequencing.reporting.chart import swatch
+from ehrsequencing.reporting import panels, tables, verdict
+from ehrsequencing.reporting.chart import Figure, swatch
 from ehrsequencing.reporting.codes import codes
-from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.figures import levels
+from ehrsequencing.reporting.incidence import incidence_of
+from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import (
     about,
     duration,
@@ -36,6 +37,130 @@ from ehrsequencing.reporting.wording import (
     rounded,
     size,
 )
+
+MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
+MOST_LEVELS = 14  # rows of its subgroup figure
+Shown = Mapping[Any, str]
+
+
+def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]:
+    """Content of the short page, by name."""
+    verdicts = [verdict.of_cause(scores, cause, shown) for cause in m["causes"]]
+    return {
+        "verdicts": verdicts,
+        "hopeless": all(case["rank"] == "too few" for case in verdicts),
+        "card": verdict.card(scores),
+        "caveats": verdict.caveats(scores, verdicts),
+        "audited": verdict.audit_case(m),
+        "incidence": _main_incidence(m, scores),
+        "patients": two_patients(m),
+        "codes": codes(m),
+        "main": main_figures(m, scores, shown),
+        "forest": forest(scores, shown),
+        "groups": subgroup_figures(m, scores, shown),
+        "tripod": tripod(m),
+    }
+
+
+def _main_incidence(m: Mapping[str, Any], scores: Scores) -> Figure | None:
+    """Observed and predicted incidence of the cause of interest at the main landmark."""
+    landmark, cause = scores.main()[0], m["causes"][0]
+    rows = [
+        row
+        for row in m.get("incidence") or []
+        if (row["landmark_days"], row["cause"]) == (landmark, cause)
+    ]
+    return incidence_of(rows[0]) if rows else None
+
+
+def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The last of the examples with the event of interest, and the first without any; those that there are."""
+    found = [panels.trajectory(m, row) for row in m["trajectories"] if row["times_days"]]
+    had = [row for row in found if row["has_event"]]
+    free = [row for row in found if not row["has_event"]]
+    return [*had[-1:], *free[:1]] if had and free else found[:2]
+
+
+def main_figures(
+    m: Mapping[str, Any], scores: Scores, shown: Shown
+) -> dict[str, list[panels.Panel]]:
+    """Calibration of each cause, and the decision curve of the cause of interest, at the main place."""
+    landmark, horizon = scores.main()
+
+    def here(row: Mapping[str, Any]) -> bool:
+        return place_of(row)[::2] == (landmark, horizon)
+
+    only = {
+        **m,
+        **{
+            name: [row for row in m.get(name) or [] if here(row)]
+            for name in ("calibration", "decision")
+        },
+    }
+    first = [
+        panel
+        for panel in panels.decisions(only, scores.models, shown)
+        if panel.cause == m["causes"][0]
+    ]
+    return {"calibration": panels.calibrations(only, scores, shown)[:2], "decision": first}
+
+
+def forest(scores: Scores, shown: Shown) -> list[Figure]:
+    """C and IPA of our model and the strongest baseline by landmark and horizon."""
+    places = [
+        place for place in scores.combinations() if place[0] is not None
+    ] or scores.combinations()
+    if (
+        len(places) > MOST_PLACES
+    ):  # every horizon of the first landmark, and the main horizon of the others
+        landmark, horizon = scores.main()
+        places = [place for place in places if place[0] == landmark or place[1] == horizon][
+            :MOST_PLACES
+        ]
+    return panels.forest_of(
+        scores, shown, places, [name for name in (scores.models[0], scores.strongest()) if name]
+    )
+
+
+def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any] | None:
+    """O/E and AUC by subgroup at the first landmark, of levels that may be told; None where nothing can be compared."""
+    for place in tables.subgroups(m, scores, shown)[:1]:
+        kept = {
+            family: some
+            for family, rows in place["families"].items()
+            if len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
+            > 1
+        }
+        while sum(map(len, kept.values())) > MOST_LEVELS:
+            kept.pop(max(kept, key=lambda family: len(kept[family])))
+        if not kept:
+            return None
+        (landmark, horizon), drawn = scores.main(), []
+        overall = scores.number(scores.models[0], landmark, horizon, "auc").value
+        for metric, label, line in (
+            ("oe", "O/E (1: right)", 1.0),
+            ("auc", "AUC (dashed: all together)", overall),
+        ):
+            rows = [
+                (family, [(row["name"], row[metric]) for row in some])
+                for family, some in kept.items()
+            ]
+            if any(estimate.value is not None for _, some in rows for _, estimate in some):
+                drawn.append(
+                    levels(rows, title=f"{label} by subgroup", label=label, reference=line)
+                )
+        return {"caption": place["caption"], "figures": drawn}
+    return None
+
+
+def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    """What only people can tell: (title, what is asked, answer or None) of every question."""
+    told = m.get("tripod") or {}
+    return [
+        {"title": title, "asked": asked, "answer": told.get(key)}
+        for key, (title, asked) in QUESTIONS.items()
+    ]
+
 
 _REQUIRED = (
     *(
@@ -134,10 +259,53 @@ def _told(metrics: Mapping[str, Any]) -> Told:
         raise EhrseqError(
             f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again"
         )
-    m = dict.fromkeys(_LATER) | _clean(metrics)
-    shown = publish(m)
-    m = disclose(m, shown)
-    return m, shown, Scores(m)
+    redacted = dict.fromkeys(_LATER) | redact(metrics, decimals=False)
+    # single persons: of real people only where somebody asked for them
+    m = _clean(redacted | {"trajectories": metrics.get("trajectories")})
+    return m, count_texts(m), Scores(m)
+
+
+def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
+    """Texts of every count that the pages print.
+
+    Returns:
+        Texts under `("flow", step)`, `("out", step)`, `("subjects", split)`, `("events", split, cause or "censored")`,
+        `("at_risk", landmark)`, `("by", landmark, cause, horizon)`, `("risk", landmark, cause, horizon, group)`,
+        `("curve", landmark, cause, horizon)` and `("external",)`.
+    """
+    counts: dict[tuple[Any, ...], Any] = {}
+    for i, step in enumerate(m["attrition"]):
+        counts["flow", i] = step["subjects"]
+        counts["out", i] = excluded(m["attrition"], i) if i else 0
+    counts |= {("subjects", split): count for split, count in m["data"]["subjects"].items()}
+    for split, events in m["events"].items():
+        counts |= {("events", split, name): count for name, count in events.items()}
+    for row in m["at_risk"]:
+        counts["at_risk", row["landmark_days"]] = row["subjects"]
+        for cause, events in row["events"].items():
+            for horizon, count in zip(m["horizons_days"], events, strict=True):
+                counts["by", row["landmark_days"], cause, horizon] = count
+    for row in m["risk_distribution"]:
+        people = row.get("people") or {}
+        for name in ("event", "no_event", "unknown"):
+            counts["risk", *place_of(row), name] = people[name] if people else sum(row[name])
+    for row in m.get("smooth_calibration") or []:
+        counts["curve", *place_of(row)] = row.get("n")
+    if m.get("external"):
+        counts["external",] = m["external"].get("subjects")
+    return {
+        key: f"{count:,}" if isinstance(count, int) else count
+        for key, count in counts.items()
+        if count is not None
+    }
+
+
+def excluded(steps: Sequence[Mapping[str, Any]], place: int) -> int | str:
+    """How many subjects a step of the cohort flow leaves out."""
+    stated: int | str | None = steps[place].get("excluded")
+    if stated is not None:
+        return stated
+    return int(steps[place - 1]["subjects"] - steps[place]["subjects"])
 
 
 def _page(told: Told, page: str) -> str:
@@ -221,13 +389,13 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
     """What only the page with the details prints."""
     by_cause = partial(panels.by_cause, m)
     return {
-        "how_well": summary.how_well(scores),
-        "compared": summary.compared(scores),
-        "not_for": summary.not_for(scores),
+        "how_well": verdict.how_well(scores),
+        "compared": verdict.compared(scores),
+        "not_for": verdict.not_for(scores),
         "headline": scores.headline(),
         "inputs": tables.inputs(m, shown),
-        "immortal": tables.immortal_time(m, shown),
-        "per_parameter": tables.per_parameter(m, shown),
+        "immortal": tables.immortal_time(m),
+        "per_parameter": tables.per_parameter(m),
         "follow_up": tables.follow_up(m, shown),
         "incidences": by_cause(panels.incidences(m, shown)),
         "tripod": tripod(m),

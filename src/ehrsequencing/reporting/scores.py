@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ehrsequencing.core.minimum_counts import TOO_FEW
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.wording import interval

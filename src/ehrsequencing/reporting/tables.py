@@ -1,17 +1,13 @@
 """The page's tables beside the metrics: inputs, checks, follow-up, subgroups, refits, repeated splits, recalibration.
 
-In: the content of `metrics.json` and the published counts. Out: cells as text. A rate over few people would give a
-count away, so such rates are rounded to steps of at least 11 people (`rough_rate`).
+In: a redacted evaluation and the texts of its counts. Out: cells as text. A share of fewer than 11 people is withheld.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT, TOO_FEW
-from ehrsequencing.disclosure.counts import subgroup_rows
-from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, told_of_levels
-from ehrsequencing.disclosure.small_counts import exact, people
+from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Estimate
@@ -28,8 +24,6 @@ from ehrsequencing.reporting.wording import (
 )
 
 Shown = Mapping[Any, str]
-THIN = 0.1  # chance of being followed below which single subjects carry a number
-_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _INPUTS = {  # measure: (words, kind); people: a share of people or of their prediction times
     "unknown_token_rate": ("recorded codes without a token", "tokens"),
     "unknown_age_rate": ("prediction times without an age", "people"),
@@ -40,24 +34,9 @@ _INPUTS = {  # measure: (words, kind); people: a share of people or of their pre
 }
 
 
-def rough_rate(rate: float | None, subjects: int) -> str:
-    """A share of people in steps of at least 11 of them, so that it gives no small count away.
-
-    >>> rough_rate(0.1234, 20_000), rough_rate(0.1234, 300), rough_rate(0.001, 300), rough_rate(0.0, 300)
-    ('12.3%', '10%', '<5%', '0%')
-    >>> rough_rate(0.999, 300), rough_rate(0.5, 20), rough_rate(None, 300)
-    ('>95%', 'withheld', 'undefined')
-    """
-    if rate is None:
-        return "undefined"
-    if rate in (0.0, 1.0):
-        return f"{rate:.0%}"
-    step = next((s for s in _STEPS if s * subjects >= SMALLEST_COUNT), None)
-    if step is None:
-        return "withheld"
-    if min(rate, 1 - rate) < step:
-        return f"<{percent(step)}" if rate < 0.5 else f">{percent(1 - step)}"
-    return percent(round(rate / step) * step)
+def share(rate: float | None) -> str:
+    """A share of people; one that would stand for fewer than 11 of them is withheld."""
+    return "withheld" if rate is None else percent(rate)
 
 
 # ------------------------------------------------------------------------------------------------ inputs and checks
@@ -72,46 +51,37 @@ def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     rows = [
         (
             words,
-            [
-                _input(by_split[s].get(name), kind, people(shown.get(("subjects", s))))
-                for s in splits
-            ],
+            [_input(by_split[s], name, kind) for s in splits],
         )
         for name, (words, kind) in _INPUTS.items()
         if any(by_split[s].get(name) is not None for s in splits)
     ]
     sizes = [shown.get(("subjects", s), "–") for s in splits]
-    sides = [people(shown.get(("subjects", s))) for s in ("train", m["split"])]
     drift = (found.get("drift") or [])[:15]
     reach = max((abs(row["smd"] or 0.0) for row in drift), default=0.0)
-    drifted = [_drifted(row, sides, reach) for row in drift]
+    drifted = [_drifted(row, reach) for row in drift]
     far = sum(row["far"] for row in drifted)
     return {"splits": splits, "sizes": sizes, "rows": rows, "drift": drifted, "far": far}
 
 
-def _input(value: float | None, kind: str, subjects: int) -> str:
+def _input(rates: Mapping[str, float | None], name: str, kind: str) -> str:
+    value = rates.get(name)
+    if kind == "people":
+        return share(value) if name in rates else "–"
     if value is None:
         return "–"
-    if kind == "people":
-        return rough_rate(value, subjects)
     return percent(value) if kind == "tokens" else f"{value:.1f}"
 
 
-def _drifted(row: Mapping[str, Any], sides: Sequence[int], reach: float) -> dict[str, Any]:
-    """Means of an input on both sides and their standardised difference, rounded where few people have the input."""
+def _drifted(row: Mapping[str, Any], reach: float) -> dict[str, Any]:
+    """Means of an input on both sides and their standardised difference."""
     both, smd = (row["train"], row["judged"]), row["smd"]
-    is_rank = row["feature"].endswith("(rank)")  # a mean rank, from -1.7 to 1.7
-    if is_rank or any(value is None or not 0 <= value <= 1 for value in both):
-        means, digits = ["undefined" if value is None else f"{value:.3g}" for value in both], 2
+    if row["feature"].endswith("(rank)"):  # a mean rank, from -1.7 to 1.7
+        means = ["undefined" if value is None else f"{value:.3g}" for value in both]
     else:
-        means = [rough_rate(value, n) for value, n in zip(both, sides, strict=True)]
-        few = any(
-            not n or 0 < min(value, 1 - value) * n < SMALLEST_COUNT
-            for value, n in zip(both, sides, strict=True)
-        )
-        digits = 1 if few else 2
-    bar = None if smd is None else figures.drift_bar(round(smd, digits), max(reach, 0.2))
-    words = "undefined" if smd is None else f"{round(smd, digits):+.{digits}f}"
+        means = [share(value) for value in both]
+    bar = None if smd is None else figures.drift_bar(smd, max(reach, 0.2))
+    words = "undefined" if smd is None else f"{smd:+.2f}"
     return {
         "feature": row["feature"],
         "means": means,
@@ -121,35 +91,28 @@ def _drifted(row: Mapping[str, Any], sides: Sequence[int], reach: float) -> dict
     }
 
 
-def immortal_time(m: Mapping[str, Any], shown: Shown) -> list[tuple[str, ...]]:
-    """Where some subjects have no record before the prediction: landmark, share of them, share recorded later."""
-    rows: list[tuple[str, ...]] = []
-    for row in m.get("records_before") or []:
-        if row["without_record_before"]:
-            n = people(shown.get(("at_risk", row["landmark_days"])))
-            shares = [
-                row[name] / row["subjects"]
-                for name in ("without_record_before", "first_record_later")
-            ]
-            rows.append(
-                (from_landmark(row["landmark_days"]), *(rough_rate(share, n) for share in shares))
-            )
-    return rows
+def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Where some subjects have no record before the prediction: landmark, how many, how many recorded only later."""
+    return [
+        (
+            from_landmark(row["landmark_days"]),
+            str(row["without_record_before"]),
+            str(row["first_record_later"]),
+        )
+        for row in m.get("records_before") or []
+        if row["without_record_before"]
+    ]
 
 
-def per_parameter(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
-    """Events per parameter, or parameters per event; only the order of magnitude where the events are withheld."""
-    ratio = (m.get("checks") or {}).get("events_per_parameter")
-    if not ratio or ratio <= 0:
+def per_parameter(m: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Events per parameter, or parameters per event; None where the training events are few or not known."""
+    parameters = (m.get("checks") or {}).get("parameters")
+    events = (m["events"].get("train") or {}).get(m["causes"][0])
+    if not parameters or not events or isinstance(events, str):
         return None
-    told = exact(shown.get(("events", "train", m["causes"][0]), "hidden"))
-    if ratio >= 1:
-        return {"exact": told, "events": f"{ratio:.3g}"}
-    each = 1 / ratio
-    return {
-        "exact": told,
-        "parameters": f"{each:,.0f}" if told else f"{10 ** len(str(int(each))):,}",
-    }
+    if events >= parameters:
+        return {"events": f"{events / parameters:.3g}"}
+    return {"parameters": f"{parameters / events:,.0f}"}
 
 
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
@@ -160,7 +123,7 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     medians = {row["landmark_days"]: row for row in m.get("follow_up") or []}
     censoring = m.get("censoring") or {}
     still = {
-        (row["landmark_days"], row["horizon_days"]): row["g"]
+        (row["landmark_days"], row["horizon_days"]): row
         for row in censoring.get("smallest_g") or []
     }
     landmarks = list(dict.fromkeys([*medians, *(landmark for landmark, _ in still)]))
@@ -169,14 +132,9 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     rows = []
     for landmark in landmarks:
         rest = [still.get((landmark, h)) for h in m["horizons_days"]]
-        text = (
-            shown.get(("subjects", m["split"]))
-            if landmark is None
-            else shown.get(("at_risk", landmark))
-        )
         cells = [
-            ("–" if g is None else rough_rate(g, people(text)), g is not None and g < THIN)
-            for g in rest
+            ("–" if row is None else share(row["g"]), row is not None and row["thin"])
+            for row in rest
         ]
         median = medians.get(landmark)
         ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
@@ -185,8 +143,7 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     model = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}.get(
         str(censoring.get("model")), censoring.get("model")
     )
-    # The chance itself is not told: times those at risk it is how many are left.
-    thin = [h for (_, h), g in still.items() if g is not None and g < THIN]
+    thin = [h for (_, h), row in still.items() if row["thin"]]
     return {"rows": rows, "model": model, "thin": thin, "places": len(still)}
 
 
@@ -197,7 +154,7 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
     for landmark in dict.fromkeys(row["landmark_days"] for row in rows):
         here = [row for row in rows if row["landmark_days"] == landmark]
         families = {
-            group: _levels([row for row in here if row["group"] == group], shown)
+            group: _levels([row for row in here if row["group"] == group])
             for group in dict.fromkeys(row["group"] for row in here)
         }
         horizon = here[0]["horizon_days"]
@@ -220,29 +177,45 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
     return out
 
 
-def _levels(family: Sequence[Mapping[str, Any]], shown: Shown) -> list[dict[str, Any]]:
+def _levels(family: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A line per level of one family, with its metrics where they may be told."""
     lines = []
-    for row, told in zip(family, told_of_levels(family, shown), strict=True):
-        key = ("group", row["landmark_days"], row["group"], row["level"])
-        n, events = (shown.get((*key, name), "hidden") for name in ("n", "events"))
-        parts = {name: (row.get(name) or {}) if name in told else {} for name in SUBGROUP_METRICS}
+    for row in family:
+        parts = {name: row.get(name) or {} for name in SUBGROUP_METRICS}
         values = {
             name: Estimate(0, row["level"], *(part.get(k) for k in ("value", "low", "high")))
             for name, part in parts.items()
         }
-        few = any((row.get(name) or {}).get("reason") == TOO_FEW for name in SUBGROUP_METRICS)
-        lines.append(
-            {
-                "name": str(row["level"]),
-                "n": n,
-                "events": events,
-                "told": bool(told),
-                "few": few,
-                **values,
-            }
-        )
+        counts = {
+            name: f"{n:,}" if isinstance(n := row[name], int) else n for name in ("n", "events")
+        }
+        few = any(part.get("reason") == TOO_FEW for part in parts.values())
+        told = not row.get("hidden")
+        lines.append({"name": str(row["level"]), **counts, "told": told, "few": few, **values})
     return lines
+
+
+def subgroup_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The subgroups that the report shows: the cause of interest, at each landmark, by its longest defined horizon.
+
+    All landmarks, causes and horizons are in `metrics.json`. Showing one horizon keeps the tables readable.
+    """
+    rows = [row for row in metrics.get("subgroups") or [] if row["cause"] == metrics["causes"][0]]
+    shown: list[dict[str, Any]] = []
+    for landmark in (row["landmark_days"] for row in metrics["at_risk"]):
+        here = [
+            row
+            for row in rows
+            if row["landmark_days"] == landmark and row["horizon_days"] is not None
+        ]
+        defined = [
+            row["horizon_days"]
+            for row in here
+            if any((row.get(name) or {}).get("value") is not None for name in ("oe", "auc"))
+        ]
+        horizon = max(defined or [row["horizon_days"] for row in here], default=None)
+        shown += [row for row in here if row["horizon_days"] == horizon]
+    return shown
 
 
 # --------------------------------------------------------------------------- refits, repeated splits, recalibration
@@ -253,15 +226,7 @@ def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
     found = m.get("instability")
     if not found:
         return None
-    points = sorted(found.get("points") or [], key=lambda p: p["risk"])
-    count = min(len(points) // SMALLEST_COUNT, 15)
-    cuts = [round(k * len(points) / count) for k in range(count + 1)] if count else [0]
-    spreads = [
-        figures.Spread(
-            *(sum(p[name] for p in points[a:b]) / (b - a) for name in ("risk", "low", "high"))
-        )
-        for a, b in pairwise(cuts)
-    ]
+    spreads = [figures.Spread(**group) for group in found["groups"]]
     title = f"Risk by {duration(found['horizon_days'])} over {found['resamples']} refits"
     figure = figures.instability(spreads, title=title) if spreads else None
     return {**found, "bootstrap": bool(found.get("bootstrap")), "figure": figure, "title": title}

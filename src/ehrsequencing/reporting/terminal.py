@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.minimum_counts import TOO_FEW
+from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
@@ -140,23 +140,18 @@ def _signed(gap: Row, metric: str, digits: int) -> str:
 
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
     """How much of the gain in likelihood from no knowledge to the true hazards of a simulation the model reaches."""
-    if oracle is None:
+    if oracle is None or "gain_share" not in oracle:
         return []
-    lines, expected = [], oracle.get("gain_share_expected")
+    lines, expected = [], oracle["gain_share_expected"]
     if expected is not None:
         lines.append(
             f"{expected:.1%} of the gain in NLL that the true hazards give, in expectation"
         )
-    if oracle["gain_share"] is None:
-        return lines
     share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
     lines.append(
         f"{share:.1%} (± {error:.1%}) of the gain in NLL that the true hazards give, on the observed outcomes"
     )
-    if oracle["mechanisms"]:
-        learned = (f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"])
-        lines.append(f"learned of each mechanism (1: all): {', '.join(learned)}")
-    z, nll_z = oracle["beats_oracle_z"], oracle.get("nll_z", 0)
+    z, nll_z = oracle["beats_oracle_z"], oracle["nll_z"]
     if z > 3:
         lines.append(
             f"LEAK: better than the true hazards by {z:.1f} standard errors. That is a leak: see ehrseq audit"

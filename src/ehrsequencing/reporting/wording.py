@@ -80,7 +80,7 @@ def verdict(gap: Mapping[str, Any], metric: str) -> str:
 
 
 def size(people: str) -> str:
-    """A published count on one line: `n = 312`, or `n ≥11` where it is not exact."""
+    """A count on one line: `n = 310`, or `n <11`."""
     return f"n\u00a0=\u00a0{people}" if people[:1].isdigit() else f"n\u00a0{people}"
 
 
@@ -90,12 +90,6 @@ def size(people: str) -> str:
 def percent(value: float) -> str:
     """A risk in percent, to three digits: `2.5%`."""
     return f"{100 * value:.3g}%"
-
-
-def rounder(reach: float) -> Callable[[float | None], Any]:
-    """Rounds risks whose exact place would give away a withheld count, to steps of about a 25th of their reach."""
-    step = next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05) if s >= min(reach / 25, 0.05))
-    return lambda risk: None if risk is None else round(risk / step) * step
 
 
 def plain(value: float) -> str:

@@ -1,29 +1,40 @@
-"""The service as an ASGI application: which path answers what."""
+"""The service: which path answers what, and an HTTP server (uvicorn) on an address of this machine."""
 
-from collections.abc import AsyncIterator
+import gc
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request
+import uvicorn
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
-from ehrsequencing.serve import cds_hooks, explorer_page, fhir, problems
-from ehrsequencing.serve.access import Access
-from ehrsequencing.serve.explorer_page import LivePage
-from ehrsequencing.serve.guard import Guard
-from ehrsequencing.serve.metrics import MEDIA_TYPE, Metrics
-from ehrsequencing.serve.predictor import Answer, ModelThread, Predictor
-from ehrsequencing.serve.problems import Problem, ProblemBody
-from ehrsequencing.serve.rows import question_of
-from ehrsequencing.serve.service import Service
-from ehrsequencing.serve.shapes import Health, PredictRequest, PredictResponse, RecordFacts, Version
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.serve import fhir, page
+from ehrsequencing.serve.page import LivePage
+from ehrsequencing.serve.predictor import Answer, ModelThread, Predictor, question_of
+from ehrsequencing.serve.schemas import (
+    PROBLEM_TYPE,
+    PredictRequest,
+    PredictResponse,
+    Problem,
+    ProblemBody,
+    RecordFacts,
+    problem_of_validation,
+)
+from ehrsequencing.serve.security import Access, Guard, Limits, access_to, bearer
+from ehrsequencing.serve.service import Metrics, Service
 
+DRAIN_SECONDS = 5  # that open requests have to end when the server stops
 _STATUSES = {
     400: "The body cannot be read",
     401: "The token is missing or wrong",
@@ -32,7 +43,6 @@ _STATUSES = {
     405: "The path has no such method",
     408: "The body came too slowly",
     413: "The body or the record is too large",
-    421: "The server does not go by that host name",
     422: "The request cannot be answered as it is",
     500: "An unexpected error",
     503: "The server is busy",
@@ -40,7 +50,7 @@ _STATUSES = {
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {
         "description": what,
-        "content": {problems.MEDIA_TYPE: {"schema": ProblemBody.model_json_schema()}},
+        "content": {PROBLEM_TYPE: {"schema": ProblemBody.model_json_schema()}},
     }
     for status, what in _STATUSES.items()
 }
@@ -56,7 +66,7 @@ def create_app(
         access: Who may ask; default: this machine, without a token.
         live: The explorer's page, if it is served.
     """
-    model = ModelThread(predictor)
+    model = ModelThread(predictor.limits)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -71,6 +81,7 @@ def create_app(
         redoc_url=None,
         description="Risk curves of a trained run for one subject at a time. Nothing of a request is kept.",
         responses=PROBLEMS,
+        dependencies=[Depends(bearer)] if access and access.token else [],
     )
     paths = (
         "/health",
@@ -79,28 +90,26 @@ def create_app(
         "/openapi.json",
         "/predict",
         *fhir.PATHS,
-        *cds_hooks.PATHS,
-        *explorer_page.PATHS,
+        *page.PATHS,
     )
     metrics = Metrics(paths)
     metrics.watch(lambda: model.waiting)
     service = Service(predictor, model, metrics)
     _add_own_paths(app, service)
     app.include_router(fhir.router(service))
-    app.include_router(cds_hooks.router(service))
     if live is not None:
-        app.include_router(explorer_page.router(service, live))
+        app.include_router(page.router(service, live))
     _answer_errors(app)
     return Guard(app, access=access or Access(), limits=predictor.limits, metrics=metrics)
 
 
 def _add_own_paths(app: FastAPI, service: Service) -> None:
-    @app.get("/health", response_model=Health)
+    @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the server answers; needs no token."""
         return {"status": "ok"}
 
-    @app.get("/version", response_model=Version)
+    @app.get("/version")
     async def version() -> dict[str, Any]:
         """What answers: the version of ehrsequencing, and the run."""
         return {
@@ -112,7 +121,7 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def read_metrics() -> Response:
         """Counts for Prometheus."""
-        return Response(service.metrics.text(), media_type=MEDIA_TYPE)
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/predict", response_model=PredictResponse, response_model_exclude_none=False)
     async def predict(request: PredictRequest) -> dict[str, Any]:
@@ -158,32 +167,111 @@ def _as_json(answer: Answer, service: Service) -> dict[str, Any]:
 def _answer_errors(app: FastAPI) -> None:
     """Every error is a JSON problem."""
 
-    def problem_json(request: Request, problem: Problem) -> JSONResponse:
-        body = problem.body(request.scope["state"]["request_id"])
-        return JSONResponse(
-            body, problem.status, headers=problem.headers, media_type=problems.MEDIA_TYPE
-        )
+    def answer(request: Request, problem: Problem) -> JSONResponse:
+        return problem.response(request.state.request_id)
 
-    @app.exception_handler(Problem)
-    async def problem(request: Request, error: Problem) -> JSONResponse:
-        return problem_json(request, error)
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error, Problem):
+            return answer(request, error)
+        what = _STATUSES.get(error.status_code, "The request cannot be answered")
+        return answer(request, Problem(error.status_code, what.lower(), headers=error.headers))
 
     @app.exception_handler(EhrseqError)
     async def user_error(request: Request, error: EhrseqError) -> JSONResponse:
         where = {"--horizons": "horizons_days"}.get(error.where, error.where)
-        return problem_json(request, Problem(422, error.what, where=where, fix=error.fix))
+        return answer(request, Problem(422, error.what, where=where, fix=error.fix))
 
     @app.exception_handler(RequestValidationError)
     async def shape(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem_json(request, problems.of_validation(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        what = _STATUSES.get(error.status_code, "The request cannot be answered")
-        return problem_json(
-            request, Problem(error.status_code, what.lower(), headers=error.headers)
-        )
+        return answer(request, problem_of_validation(error.errors()))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _: Exception) -> JSONResponse:
-        return problem_json(request, Problem(500, "an unexpected error"))
+        return answer(request, Problem(500, "an unexpected error"))
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is any free one.
+
+    Raises:
+        EhrseqError: The address is not one of this machine, or something listens there.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(2048)  # from now on clients wait instead of being refused
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "no such address"
+        raise EhrseqError(
+            f"cannot listen: {why}", where=f"{host}, port {port}", fix="name another --port"
+        ) from error
+    return found
+
+
+def server(
+    predictor: Predictor, access: Access | None = None, live: LivePage | None = None
+) -> uvicorn.Server:
+    """A server that is ready to run on a listening socket.
+
+    It writes no access log, and trusts no header of a proxy.
+    """
+    config = uvicorn.Config(
+        create_app(predictor, access, live),
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        limit_concurrency=4 * predictor.limits.waiting,
+        h11_max_incomplete_event_size=16 * 2**10,
+        ws="none",
+        lifespan="on",
+    )
+    return uvicorn.Server(config)
+
+
+def serve(
+    run_folder: Path,
+    data: Path | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    names: tuple[str, ...] = (),
+    recalibrated: bool = False,
+    limits: Limits | None = None,
+    live: Callable[[Run], LivePage | None] = lambda _: None,
+    on_start: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve a run until the process is interrupted.
+
+    Args:
+        run_folder: A trained run.
+        data: A MEDS data set, for the parents of its codes.
+        host: The address to listen on; beyond loopback a token is needed.
+        port: 0: any free one.
+        token: What clients must know.
+        names: Further host names under which clients address the server.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+        limits: Of one request.
+        live: Makes the explorer's page, where it is served.
+        on_start: Called with the URL once the server listens.
+
+    Raises:
+        EhrseqError: Run, data or address cannot be used.
+    """
+    allowed = access_to(host, token=token, names=names)
+    run = Run(run_folder)
+    predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
+    with listener(host, port) as found:
+        running = server(predictor, allowed, live(run))
+        shown = f"[{host}]" if ":" in host else host
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: later collections need not look at it, and pause no request
+        on_start(f"http://{shown}:{found.getsockname()[1]}")
+        running.run(sockets=[found])

@@ -1,19 +1,44 @@
-"""`POST /fhir`: the record of one FHIR R4 patient → `RiskAssessment` resources, one for each cause and horizon."""
+"""FHIR R4: `POST /fhir` answers a patient's Bundle with `RiskAssessment` resources, and CDS Hooks (2.0) with a card.
+
+A Bundle becomes MEDS rows by the mapping of `ehrseq import fhir` (`readers/fhir/`). For CDS Hooks the EHR sends what
+the service needs as `prefetch`; the service never asks the EHR's FHIR server for more.
+"""
 
 import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from fastapi import APIRouter, Body
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 
+from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
-from ehrsequencing.serve.fhir_record import PatientRecord
-from ehrsequencing.serve.predictor import Answer
+from ehrsequencing.prediction.predict import Moment
+from ehrsequencing.readers.fhir.elements import kind_of, resources_of, text
+from ehrsequencing.readers.fhir.mapping import EVENTS, NAMED, READ
+from ehrsequencing.readers.fhir.memory import read_bundle
+from ehrsequencing.serve.predictor import Answer, Question
+from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.service import Service
 
 MEDIA_TYPE = "application/fhir+json"
-PATHS = ("/fhir",)
+SERVICE = "ehrsequencing-risk"
+HOOK_PATH = f"/cds-services/{SERVICE}"
+PATHS = ("/fhir", "/cds-services", HOOK_PATH)
+_PREFETCH = {
+    "patient": "Patient/{{context.patientId}}",
+    "encounters": "Encounter?patient={{context.patientId}}",
+    **{
+        f"{kind[0].lower()}{kind[1:]}s": f"{kind}?patient={{{{context.patientId}}}}&_count=1000"
+        for kind in EVENTS
+    },
+}
+MOST_SUMMARY = 140  # characters, by the specification
 _BUNDLE = {
     "type": "object",
     "required": ["resourceType", "entry"],
@@ -29,8 +54,20 @@ _OK: dict[str, Any] = {
 }
 
 
+class HookRequest(BaseModel):
+    """What an EHR sends; other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    hook: str = Field(pattern="^patient-view$")
+    hookInstance: str
+    context: dict[str, Any]
+    prefetch: dict[str, Any] = Field(
+        description="As the discovery asks for it; `patient` is needed"
+    )
+
+
 def router(service: Service) -> APIRouter:
-    """The path of FHIR."""
+    """The paths of FHIR and of CDS Hooks."""
     routes = APIRouter()
     accepted = {MEDIA_TYPE: {"schema": _BUNDLE}, "application/json": {"schema": _BUNDLE}}
 
@@ -42,10 +79,91 @@ def router(service: Service) -> APIRouter:
     )
     async def assess(bundle: dict[str, Any] = Body()) -> JSONResponse:  # noqa: B008 (FastAPI's way)
         """`RiskAssessment` resources of one patient, at its last prediction time."""
-        record, answer = await service.ask_fhir(bundle)
+        record, answer = await _ask(service, bundle)
         return JSONResponse(risk_bundle(record, answer, service), media_type=MEDIA_TYPE)
 
+    @routes.get("/cds-services")
+    async def discover() -> dict[str, Any]:
+        """What EHRs ask first: the services, and what to send along."""
+        causes = ", ".join(service.predictor.asked.causes)
+        own = {
+            "hook": "patient-view",
+            "id": SERVICE,
+            "title": f"Risk: {service.predictor.run.task.name}",
+            "description": f"Predicted risk of {causes} from the patient's record",
+            "prefetch": _PREFETCH,
+        }
+        return {"services": [own]}
+
+    @routes.post(HOOK_PATH, responses={412: {"description": "The prefetch is missing"}})
+    async def patient_view(request: HookRequest) -> dict[str, Any]:
+        """A card with the risks of the patient whose record is opened."""
+        _, answer = await _ask(service, _one_bundle(request.prefetch))
+        summary, detail = _summary_and_detail(answer, service.predictor.asked.causes)
+        source = {"label": f"ehrsequencing, task {service.predictor.run.task.name}"}
+        card = {"summary": summary, "detail": detail, "indicator": "info", "source": source}
+        return {"cards": [card]}
+
     return routes
+
+
+async def _ask(service: Service, bundle: dict[str, Any]) -> "tuple[PatientRecord, Answer]":
+    """What was read of a bundle, and the answer at the patient's last prediction time."""
+    record = read_patient(bundle)
+    rows, column = record.rows, service.predictor.encounter_column
+    if column is not None:
+        rows = rows.rename_columns({"encounter_id": column})
+    return record, await service.ask(Question(rows, Moment("last")))
+
+
+@dataclass(frozen=True)
+class PatientRecord:
+    """What was read of a bundle.
+
+    Attributes:
+        reference: Of the patient, as in `Patient/12`.
+        rows: With the columns of MEDS but `subject_id`.
+        left_out: How many resources made no row, by type; of types that are not read under `others`.
+    """
+
+    reference: str
+    rows: pa.Table
+    left_out: Counter[str]
+
+
+def read_patient(bundle: Any) -> PatientRecord:
+    """Read the resources of one patient.
+
+    Raises:
+        Problem: It is no Bundle, or it does not hold exactly one patient with an id.
+    """
+    if kind_of(bundle) != "Bundle":
+        raise Problem(
+            422,
+            "is no FHIR Bundle",
+            where="body",
+            fix="send a Bundle of one patient and its resources",
+        )
+    try:
+        patients = [one for one in resources_of(bundle) if kind_of(one) == "Patient"]
+        rows, report = read_bundle(bundle)
+    except RecursionError:
+        raise Problem(422, "is nested too deeply", where="Bundle.entry") from None
+    names = {text(patient, "id") for patient in patients}
+    if len(names) != 1 or None in names:
+        what = (
+            "holds no Patient with an id"
+            if not names or None in names
+            else "holds more than one Patient"
+        )
+        raise Problem(422, what, where="Bundle.entry", fix="send one patient with its resources")
+    left_out = Counter[str]()
+    for kind, counts in report.row_counts.tables.items():
+        left_out[kind if kind in READ else "others"] += (
+            counts.rows_in - counts.kept if kind not in NAMED else 0
+        )
+    columns = ["time", "code", "numeric_value", "encounter_id"]
+    return PatientRecord(f"Patient/{names.pop()}", rows.select(columns), +left_out)
 
 
 def risk_bundle(record: PatientRecord, answer: Answer, service: Service) -> dict[str, Any]:
@@ -130,3 +248,42 @@ def _remarks(record: PatientRecord, answer: Answer) -> dict[str, Any]:
         for text in answer.warnings
     ]
     return {"resourceType": "OperationOutcome", "issue": issues}
+
+
+def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
+    """The resources of all prefetched values, which are resources or bundles of them."""
+    if not isinstance(prefetch.get("patient"), dict):
+        fix = "send what /cds-services asks for"
+        raise Problem(412, "the prefetched patient is missing", where="prefetch.patient", fix=fix)
+    entries: list[Any] = []
+    for value in prefetch.values():
+        if not isinstance(value, dict):
+            continue
+        if value.get("resourceType") == "Bundle":
+            listed = value.get("entry")
+            entries += listed if isinstance(listed, list) else []
+        else:
+            entries.append({"resource": value})
+    return {"resourceType": "Bundle", "entry": entries}
+
+
+def _summary_and_detail(answer: Answer, causes: Sequence[str]) -> tuple[str, str]:
+    """What a clinician sees: one line, and a table in Markdown."""
+    if not len(answer.risks):
+        return "No predicted risk for this patient", f"{answer.why_none}."
+    risk = answer.risks.risk[0]
+    heads = [
+        "until the next visit" if day is None else f"by {format_days(day)}"
+        for day in answer.horizons_days
+    ]
+    lines = ["| risk of | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for cause, values in zip(causes, risk.tolist(), strict=True):
+        cells = " | ".join(f"{100 * value:.2g} %" for value in values)
+        lines.append(f"| {cause} | {cells} |")
+    lines += [
+        "",
+        f"{answer.unknown_rows} of {answer.tokens} rows have a code that the model does not know.",
+        "An association in the model, not the effect of a treatment.",
+    ]
+    summary = f"Risk of {causes[0]} {heads[-1]}: {100 * risk[0, -1].item():.2g} %"
+    return summary[:MOST_SUMMARY], "\n".join(lines)

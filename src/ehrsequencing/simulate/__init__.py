@@ -1,7 +1,7 @@
 """MEDS data with known true hazards: records, the truth behind them, and a task that asks for it.
 
-Modules, in reading order: `settings` (the knobs), `lives` (the state), `process` (the mechanisms), `hidden` (what the
-record hides), `courses` (who visits when, and when something strikes), `codes` and `records` (the rows that a reader
+Modules, in reading order: `settings` (the knobs), `lives` (the state, and what the record hides of it), `process` (the
+mechanisms), `courses` (who visits when, and when something strikes), `codes` and `records` (the rows that a reader
 sees), `truth` (what the best possible model could say) and `dataset` (the files).
 """
 

@@ -6,8 +6,7 @@ from datetime import date
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Draws, Lives
+from ehrsequencing.simulate.lives import Draws, Evidence, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 
@@ -131,5 +130,4 @@ def _observed_days(
     if config.drop_out_per_year == 0:
         return follow_up_days
     rate = config.drop_out_per_year * np.exp(config.drop_out_effect * sickness_then) / DAYS_PER_YEAR
-    observed: Floats = np.clip(np.ceil(stay_years / rate), 1, follow_up_days)
-    return observed
+    return np.asarray(np.clip(np.ceil(stay_years / rate), 1, follow_up_days))

@@ -39,6 +39,7 @@ from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
 
 CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of causes
 SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)
+SHARD_SUBJECTS = 10_000
 _DEFAULT = SimulationConfig()
 
 _ASKED = [("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us"))]
@@ -70,36 +71,34 @@ def simulate(
     seed: int,
     truth: Literal["held_out", "all"] = "held_out",
     config: SimulationConfig = _DEFAULT,
+    overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    shard_subjects: int = 10_000,
 ) -> None:
     """Write a simulated MEDS data set with its true hazards and its task.
 
     The same seed and settings give the same bytes, and a subject's record does not depend on how many others there are.
 
     Args:
-        out: Folder to make; an earlier simulation there is replaced when the new one is complete.
+        out: Folder to make.
         subjects: How many; their ids are 1, 2, ….
         seed: 0 or more.
         truth: Whose truth to compute: that of all subjects takes about seven times as long.
         config: The knobs of the mechanisms.
+        overwrite: Whether an earlier simulation there that nobody has changed is replaced.
         progress: Called with the number of subjects done and the number to do.
-        shard_subjects: The largest number of subjects in one data file.
 
     Raises:
         EhrseqError: The arguments make no sense, `out` holds something else, or the disk refuses.
     """
     if subjects < 1:
         raise EhrseqError("must be at least 1", where="subjects", fix="choose 1 or more")
-    if shard_subjects < 1:
-        raise EhrseqError("must be at least 1", where="shard_subjects", fix="choose 1 or more")
     if seed < 0:
         raise EhrseqError("is negative", where="seed", fix="choose 0 or more")
     process, codes = Process(config), CodeTable(config)
-    with complete_folder(out, SIMULATION) as folder:
+    with complete_folder(out, SIMULATION, overwrite=overwrite) as folder:
         with ExitStack() as open_files:
             data = folder / meds.data_subdirectory
-            shards = [_ShardWriter(data / split, shard_subjects, open_files) for split in SPLITS]
+            shards = [_ShardWriter(data / split, open_files) for split in SPLITS]
             truths = _TruthWriter(folder, config, open_files)
             for start in range(0, subjects, BLOCK):
                 number = start // BLOCK
@@ -109,10 +108,8 @@ def simulate(
                 split = split_of(block.subject_id)
                 row_split = split_of(block.events["subject_id"].to_numpy())
                 for which, shard in enumerate(shards):
-                    shard.add(
-                        block.subject_id[split == which],
-                        block.events.filter(pa.array(row_split == which)),
-                    )
+                    rows = block.events.filter(pa.array(row_split == which))
+                    shard.add(int((split == which).sum()), rows)
                 asked = block.prediction_times
                 if truth == "held_out":
                     asked = asked.take(
@@ -123,21 +120,16 @@ def simulate(
                     progress(start + len(block.subject_id), subjects)
         write_bytes(folder / "task.yaml", task_yaml(config).encode())
         _write_metadata(folder, codes, subjects)
-        write_manifest(
-            folder, {**SIMULATION.facts, **simulation_facts(subjects, seed, truth, config)}
-        )
+        facts = simulation_facts(subjects, seed, truth, config)
+        write_manifest(folder, {**SIMULATION.facts, **facts})
 
 
 def simulation_facts(
     subjects: int, seed: int, truth: str, config: SimulationConfig
 ) -> dict[str, Any]:
     """What tells one simulation from another, for its manifest."""
-    return {
-        "subjects": subjects,
-        "seed": seed,
-        "truth": truth,
-        "settings": config.model_dump(mode="json"),
-    }
+    settings = config.model_dump(mode="json")
+    return {"subjects": subjects, "seed": seed, "truth": truth, "settings": settings}
 
 
 def split_of(subject_id: Ints) -> Ints:
@@ -165,34 +157,26 @@ landmarks:  [0d]
 
 
 class _ShardWriter:
-    """Writes one split's subjects as they come, so many to a file."""
+    """Writes one split's subjects as they come, about `SHARD_SUBJECTS` to a file."""
 
-    def __init__(self, folder: Path, shard_subjects: int, open_files: ExitStack) -> None:
-        self._folder, self._room = folder, shard_subjects
+    def __init__(self, folder: Path, open_files: ExitStack) -> None:
+        self._folder, self._shards, self._subjects = folder, 0, 0
         self._file: pq.ParquetWriter | None = None
         self._closing = open_files.enter_context(ExitStack())
-        self._subjects = self._shards = 0
 
-    def add(self, subject_id: Ints, events: pa.Table) -> None:
-        """Write more subjects, in the order of their rows."""
-        first_row = np.searchsorted(events["subject_id"].to_numpy(), subject_id)
-        while len(subject_id):
-            taken = min(len(subject_id), self._room - self._subjects)
-            rows = (
-                first_row[taken] - first_row[0]
-                if taken < len(subject_id)
-                else events.num_rows - first_row[0]
-            )
-            table = meds.DataSchema.align(events.slice(first_row[0], rows))
-            if self._file is None:
-                path = self._folder / f"{self._shards}.parquet"
-                self._file = self._closing.enter_context(_parquet_writer(path, table.schema))
-            self._file.write_table(table)
-            self._subjects += taken
-            subject_id, first_row = subject_id[taken:], first_row[taken:]
-            if self._subjects == self._room:
-                self._closing.close()
-                self._file, self._subjects, self._shards = None, 0, self._shards + 1
+    def add(self, subjects: int, events: pa.Table) -> None:
+        """Write the rows of so many more subjects."""
+        if not subjects:
+            return
+        table = meds.DataSchema.align(events)
+        if self._subjects + subjects > SHARD_SUBJECTS:
+            self._closing.close()
+            self._file, self._subjects, self._shards = None, 0, self._shards + 1
+        if self._file is None:
+            path = self._folder / f"{self._shards}.parquet"
+            self._file = self._closing.enter_context(_parquet_writer(path, table.schema))
+        self._file.write_table(table)
+        self._subjects += subjects
 
 
 class _TruthWriter:

@@ -38,8 +38,15 @@ from dataclasses import replace
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.simulate.hidden import CLASSES, Evidence, class_values, draw_classes
-from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
+from ehrsequencing.simulate.lives import (
+    CLASSES,
+    NEVER_DAYS,
+    Draws,
+    Evidence,
+    Lives,
+    class_values,
+    draw_classes,
+)
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR, SimulationConfig
 
 # of the outcome's hazard
@@ -164,8 +171,7 @@ class Process:
             + config.death_age_effect * self._decades(lives)
             + config.death_sex_effect * lives.male
         )
-        hazards: Floats = np.exp(np.stack([outcome, death]))
-        return hazards
+        return np.asarray(np.exp(np.stack([outcome, death])))
 
     def frailty_factors(self, frailty: Floats) -> Floats:
         """What a frailty multiplies the hazards of outcome and death by: (n,) → (2, n)."""
@@ -181,8 +187,7 @@ class Process:
         return sickness
 
     def _decades(self, lives: Lives) -> Floats:
-        decades: Floats = ((lives.age_days + lives.day) / DAYS_PER_YEAR - 60) / 10
-        return decades
+        return np.asarray(((lives.age_days + lives.day) / DAYS_PER_YEAR - 60) / 10)
 
     def _half_lives(self, lives: Lives) -> Ints:
         """(n,) whole half-lives between the last acute event and the day after `now`, four standing for more."""

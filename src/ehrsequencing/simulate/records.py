@@ -27,8 +27,7 @@ from ehrsequencing.simulate.codes import (
     CodeTable,
 )
 from ehrsequencing.simulate.courses import Courses, simulate_courses
-from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Lives
+from ehrsequencing.simulate.lives import Evidence, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import SimulationConfig
 
@@ -53,8 +52,7 @@ class PredictionTimes:
     @property
     def day_fraction(self) -> Floats:
         """(R,) time of day, in [0, 1)."""
-        fraction: Floats = self.time_us % _DAY_US / _DAY_US
-        return fraction
+        return np.asarray(self.time_us % _DAY_US / _DAY_US)
 
     def take(self, rows: Bools) -> "PredictionTimes":
         """Choose rows by mask."""

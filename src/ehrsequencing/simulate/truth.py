@@ -21,9 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.hazards import hazards_through
-from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Draws, Lives
+from ehrsequencing.simulate.lives import Draws, Evidence, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 
@@ -42,12 +40,15 @@ class Curves:
 
     def hazards_per_day(self, edges_days: Floats) -> Floats:
         """Constant hazards per bin with the same incidences: (2, R, G − 1)."""
-        by_row = self.incidence[:, :, 1:].transpose(1, 0, 2)
+        gained = np.diff(self.incidence, axis=-1)
         # rounding leaves no logarithm where nobody survives
-        hazards = hazards_through(
-            by_row, edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
+        survival = np.maximum(self.survival, 1e-12)
+        total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(edges_days)
+        either = gained.sum(axis=0)
+        hazards: Floats = total * np.divide(
+            gained, either, out=np.zeros_like(gained), where=either > 0
         )
-        return hazards.transpose(1, 0, 2)
+        return hazards
 
 
 def horizons(follow_up_max_years: float) -> dict[str, float]:
@@ -64,8 +65,7 @@ def grid_days(follow_up_max_years: float) -> Floats:
     longest = follow_up_max_years * DAYS_PER_YEAR
     half_years = np.arange(2, 2 * follow_up_max_years) * DAYS_PER_YEAR / 2
     edges = np.unique(np.concatenate([_FINE_DAYS, half_years, list(HORIZONS_DAYS.values())]))
-    grid: Floats = np.append(edges[edges < longest], longest)
-    return grid
+    return np.asarray(np.append(edges[edges < longest], longest))
 
 
 def true_curves(

@@ -1,9 +1,10 @@
 """Checkpoints: the whole state of a training run in safetensors and JSON, either complete or absent.
 
 A checkpoint is a folder `checkpoints/step-00000123` with `state.safetensors`, `state.json` and a manifest of hashes,
-written under a temporary name and renamed. The last two are kept: if one is damaged, only some steps are lost.
+written under a temporary name and renamed.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,27 +22,23 @@ from ehrsequencing.core.files import (
     entries,
     read_json,
     remove_folder,
-    sweep_temporaries,
     write_bytes,
     write_json,
 )
 from ehrsequencing.core.outputs import CHECKPOINT, complete_folder, read_manifest, write_manifest
 from ehrsequencing.core.signals import Stop, Stopped, noted_signals
 
-KEPT = 2
-
 
 @dataclass
 class TrainingState:
     """Where a run stands, apart from its tensors."""
 
-    fingerprint: str  # digest of everything that must not change when a run is resumed
     epoch: int = 0  # epochs finished
     step: int = 0  # steps finished in the current epoch
     global_step: int = 0
     loss_sum: float = 0.0  # of the current epoch: summed NLL
     row_count: int = 0  # of the current epoch: prediction times
-    best_nll: float = float("inf")
+    best_nll: float = sys.float_info.max  # JSON has no infinity
     best_epoch: int = 0
     stale_epochs: int = 0  # since the best one
     finished: bool = False
@@ -69,17 +66,22 @@ class ExponentialMovingAverage:
 
 
 def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint under `folder`, then forget all but the last two."""
+    """Write a checkpoint under `folder`, then remove the one before."""
     name = f"step-{state.global_step:08d}-{state.epoch:05d}"
+    if (folder / name).exists():  # it was damaged, and the run went on from the one before
+        remove_folder(folder / name)
     with complete_folder(folder / name, CHECKPOINT) as temporary:
         on_disk = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         write_bytes(temporary / "state.safetensors", save(on_disk))
-        values = asdict(state)
-        values["best_nll"] = None if state.best_nll == float("inf") else state.best_nll
-        write_json(temporary / "state.json", values)
+        write_json(temporary / "state.json", asdict(state))
         write_manifest(temporary, CHECKPOINT.facts)
-    for old in sorted(p for p in folder.iterdir() if p.name.startswith("step-"))[:-KEPT]:
+    for old in _checkpoints(folder)[:-1]:
         remove_folder(old)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the oldest first."""
+    return sorted(path for path in entries(folder) if path.name.startswith("step-"))
 
 
 @contextmanager
@@ -102,45 +104,26 @@ def saved_at_signals(save: Callable[[], None]) -> Iterator[Stop]:
             raise
 
 
-def load_checkpoint(
-    folder: Path, *, fingerprint: str
-) -> tuple[TrainingState, dict[str, Tensor]] | None:
-    """The newest undamaged checkpoint, or None where there is none.
+def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]] | None:
+    """The newest checkpoint, or None where there is none.
 
     Raises:
-        EhrseqError: The run was started with other data or settings, or every checkpoint is damaged.
+        EhrseqError: It is damaged.
     """
     if not folder.is_dir():
         return None
-    sweep_temporaries(folder)
     # an empty folder is a checkpoint whose first write was interrupted
-    names = sorted(
-        (p for p in folder.iterdir() if p.name.startswith("step-") and entries(p)), reverse=True
-    )
-    damage: EhrseqError | None = None
-    for path in names:
-        try:
-            read_manifest(path, what=CHECKPOINT.what)
-            values = read_json(path / "state.json")
-            tensors = load_file(path / "state.safetensors")
-        except (EhrseqError, SafetensorError) as error:
-            damage = damage or EhrseqError(
-                f"is damaged: {error}", where=str(path), fix="start again in an empty folder"
-            )
-            continue
-        values["best_nll"] = float("inf") if values["best_nll"] is None else values["best_nll"]
-        state = TrainingState(**values)
-        if state.fingerprint != fingerprint:
-            fix = (
-                "resume with the settings and data it was started with, or start in an empty folder"
-            )
-            raise EhrseqError(
-                "was started with other settings or data", where=str(folder.parent), fix=fix
-            )
-        return state, tensors
-    if damage is not None:
-        raise damage
-    return None
+    found = [path for path in _checkpoints(folder) if entries(path)]
+    if not found:
+        return None
+    newest = found[-1]
+    try:
+        read_manifest(newest, what=CHECKPOINT.what)
+        state = TrainingState(**read_json(newest / "state.json"))
+        return state, load_file(newest / "state.safetensors")
+    except (EhrseqError, SafetensorError) as error:
+        fix = "start again in an empty folder"
+        raise EhrseqError(f"is damaged: {error}", where=str(newest), fix=fix) from error
 
 
 def pack_tensors(

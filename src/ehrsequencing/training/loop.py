@@ -1,36 +1,31 @@
-"""The training loop: random subjects up to a visit budget, AdamW, averaged weights, early stop on tuning NLL.
+"""The training loop, from top to bottom: random subjects, AdamW, averaged weights, an early stop, checkpoints.
 
-With `training.members=M` a run is M such models, one after another, saved as one (`models/ensemble.py`).
+Every training goes through `Training.run`: hazards of a task (`train.py`) and pretraining (`pretraining/pretrain.py`).
+They differ in the module, in the objective and in the subjects, which are passed in.
+
 A run depends only on its data, settings and seed: each step seeds its dropout from its own number, and each epoch its
 order of subjects, so that an interrupted run continues to the same bits. The parts of a long record
 (`ehrsequencing.batches.loader`) are batches of one step: their gradients add up before the one update.
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ehrsequencing.batches.loader import Step, SubjectLoader
-from ehrsequencing.config import StudyConfig
+from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json_lines
-from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
 from ehrsequencing.core.signals import Stop
-from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model, load_model
-from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-from ehrsequencing.models.outcomes import OutcomeHead
-from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import (
     ExponentialMovingAverage,
     TrainingState,
@@ -40,536 +35,330 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
-from ehrsequencing.training.draws import hash_seed, resampled
-from ehrsequencing.training.fabric import make_fabric
-from ehrsequencing.training.feed import Losses, feed
+from ehrsequencing.training.device import ALONE, Losses, Processes, autocast, on_device
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.optimizer import learning_rate, make_optimizer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.progress import Progress as Progress
-from ehrsequencing.training.progress import of_epoch
-from ehrsequencing.training.recalibration import recalibrate_head
-from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_files import write_run_files
-from ehrsequencing.training.run_folder import RunFolder, alone, write_history
-from ehrsequencing.training.together import Together
-from ehrsequencing.training.transfer import Transfer, keep_adapters
-from ehrsequencing.training.tuning import mean_nll
-
-# settings that a resumed run may change
-_MAY_CHANGE = {
-    "epochs",
-    "patience",
-    "checkpoint_steps",
-    "checkpoint_seconds",
-}
+from ehrsequencing.training.run_folder import write_history
 
 
-class Trainer:
-    """Fits one model, or `training.members` of them, to one task of a prepared set.
+class Objective(Protocol):
+    """What a training learns: the loss of a batch, and the loss on the tuning split that decides when to stop.
+
+    Attributes:
+        word: What its loss is called in the history: `train_{word}`, `tuning_{word}`.
+        divisor: What the loss of a batch is divided by: a constant, never the size of this batch.
+    """
+
+    word: str
+    divisor: float
+
+    def loss(self, step: Step) -> Tensor:
+        """The loss of one batch, summed over its terms, over `divisor`."""
+        ...
+
+    def terms(self, step: Step) -> int:
+        """How many terms the loss of a batch has."""
+        ...
+
+    def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
+        """Losses on the tuning split, for the history; `tuning_{word}` decides. It asks `stop` after each batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float  # mean training loss of the epoch so far
+    tuning_nll: float | None  # of the last epoch that has ended
+    subjects_per_second: float
+    member: int = 1
+    members: int = 1
+    ended: bool = False  # the epoch has ended, and the tuning loss is its own
+    best: bool = False  # it is the best epoch so far
+
+
+ShowProgress = Callable[[Progress], None]
+
+
+class Training:
+    """One training of one module.
 
     Args:
-        prepared: The data.
-        task_name: Which of its tasks.
-        out: Folder of the run.
-        study: Settings; `model` and `training` are used. With `training.blend` this is the network of the blend.
-        leave_out: Training subjects (numbers) that nothing is fitted to but the grid: a fold of the blend.
-        init: A model to start from, used as `study.transfer` says.
-        processes: Those that train together; each has a trainer with the same arguments, and process 0 writes.
+        module: What is trained, on its device.
+        objective: What it learns.
+        loader: Whom it learns from.
+        settings: Steps, learning rate, averaging, early stop, checkpoints.
+        visit_budget: Most visits in a step.
+        steps_per_epoch: On average; weight decay depends on it.
+        beside: A second objective, which has an optimiser of its own.
+        processes: Those that train together: each has such a training of the same module, and process 0 writes.
+
+    Attributes:
+        averaged: The averaged weights of the last step.
+        best: The averaged weights of the best epoch.
     """
 
     def __init__(
         self,
-        prepared: Prepared,
-        task_name: str,
-        out: Path,
+        module: nn.Module,
+        objective: Objective,
+        loader: SubjectLoader,
+        settings: TrainingConfig,
         *,
-        study: StudyConfig,
-        leave_out: Ints | None = None,
-        init: Pretrained | None = None,
+        visit_budget: int,
+        steps_per_epoch: float,
+        beside: BesideHazards | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        self.processes = processes
-        self.prepared, self.task, self.out, self.leave_out = (
-            prepared,
-            prepared.task(task_name),
-            out,
-            leave_out,
-        )
-        self.settings = study.training.model_copy(update={"blend": False, "search": 1})
-        train, tuning = (
-            prepared.outcome_records(task_name, split) for split in ("train", "tuning")
-        )
-        self.train_rows, self.tuning_rows = train.rows, tuning.rows
-        self._refuse_hopeless()
-        self.init = None if init is None else Transfer(init, study.transfer, prepared)
-        model = study.model if self.init is None else self.init.config(study.model)
-        self.config, hazards = resolve_model(
-            model, prepared, self.task, self.train_rows, self.settings
-        )
-        if leave_out is not None:
-            kept = np.setdiff1d(np.arange(len(train.timelines)), leave_out)
-            self.train_rows = train.rows.take(kept)
-            self._refuse_hopeless()
-            hazards = starting_hazards(self.config, self.train_rows)
-        made_by = prepared.study.model_copy(
-            update={"task": self.task, "evaluation": study.evaluation, "preset": study.preset}
-        )
-        self.study = made_by.model_copy(
-            update={"model": self.config, "training": self.settings, "transfer": study.transfer}
-        )
-        types = prepared.vocabulary.code_types if self.config.code_types else None
-        self.loader, self.tuning = (
-            SubjectLoader.of_model(self.config, records, code_types=types)
-            for records in (train, tuning)
-        )
-        if leave_out is not None:
-            self.loader.subjects = np.setdiff1d(self.loader.subjects, leave_out)
-        if self.settings.bootstrap:
-            self.loader.subjects = resampled(self.loader.subjects, seed=self.settings.seed)
-        total = int(self.loader.cost[self.loader.subjects].sum())
-        self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
-        # The loss is divided by a constant, the rows expected in a full step, never by the rows of this one.
-        of_all = min(1.0, self.budget / max(total, 1))
-        if self.settings.subjects_per_step is not None:
-            of_all = min(of_all, self.settings.subjects_per_step / len(self.loader))
-        self.rows_per_step = max(1.0, of_all * len(self.train_rows))
-        self.visits_per_step = max(
-            1.0, of_all * int(self.loader.n_visits[self.loader.subjects].sum())
-        )
-
-        torch.manual_seed(self.settings.seed)
-        self.model = build_model(self.config.model_copy(update={"members": 1}))
-        if self.config.head == "horizon":
-            self.model.head.set_bias(torch.from_numpy(hazards))
-        self.started_from = None if self.init is None else self.init.start(self.model)
-        if isinstance(self.model.outcomes, OutcomeHead):
-            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
-        self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        self.fabric = make_fabric(self.settings.precision, devices=processes.devices)
-        depth = None if self.init is None else self.init.depth
-        optimizer = make_optimizer(
-            self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth
-        )
-        self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
-        self.masked_codes: BesideHazards | None = None
-        trains_codes = self.init is None or self.init.trains_codes
-        if (
-            self.settings.masked_codes > 0
-            and trains_codes
-            and isinstance(self.model, HierarchicalBEHRTForSurvival)
-        ):
-            self.masked_codes = BesideHazards(self.model, self.settings)
-        self.together = Together(
-            processes,
-            self.fabric,
-            model=self.model,
-            loader=self.loader,
-            masked_codes=self.masked_codes,
-            visits_per_step=self.visits_per_step,
-            settings=self.settings,
-        )
-        self.averaged, self.best = (
-            self.averaged.to(self.fabric.device),
-            self.best.to(self.fabric.device),
-        )
+        self.module, self.objective, self.loader = module, objective, loader
+        self.settings = settings
+        self.visit_budget, self.beside, self.processes = visit_budget, beside, processes
+        self.device = next(module.parameters()).device
+        self.averaged, self.best = copy.deepcopy(module), copy.deepcopy(module)
+        self.optimizer = make_optimizer(module, settings, steps_per_epoch=steps_per_epoch)
         self.ema = ExponentialMovingAverage(
-            self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
+            module, self.averaged, decay=settings.ema, warmup=settings.ema_warmup
         )
-        self._codes_rate = 0.0  # learning rate of the codes in this step
+        self.checkpoints: Path | None = None
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
-        self._stop = Stop()
 
-    def _refuse_hopeless(self) -> None:
-        where = f"task {self.task.name} in {self.prepared.folder}"
-        if int(np.sum(np.diff(self.train_rows.row_offsets) > 0)) < 2:
-            raise EhrseqError(
-                "fewer than two training subjects have a prediction time",
-                where=where,
-                fix="see ehrseq check",
-            )
-        if not np.any(self.train_rows.cause == 1):
-            what = f"no event of interest ({self.task.causes[0]}) in training"
-            raise EhrseqError(
-                what, where=where, fix="check the task's outcome codes with ehrseq check"
-            )
-        if not self._landmark_rows().any():
-            fix = "give the tuning split more subjects, or the task an earlier landmark"
-            raise EhrseqError("no tuning subject is at risk at a landmark", where=where, fix=fix)
-
-    def _landmark_rows(self) -> Any:
-        return np.any([self.tuning_rows.at_landmark(days) for days in self.task.landmarks], axis=0)
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of what a resumed run must share with its start."""
-        settings = self.settings.model_dump(
-            exclude={*_MAY_CHANGE, "members", "search", "blend", "blend_folds"}
-        )
-        # one model: as before there were more
-        members = [self.settings.members] if self.settings.members > 1 else []
-        config = self.config.model_dump(exclude={"members"})
-        without = [] if self.leave_out is None else ["without", self.leave_out.tolist()]
-        init = [] if self.init is None else ["init", self.init.fingerprint]
-        return digest(
-            [config, settings, self.prepared.identity(self.task.name), *members, *without, *init]
-        )
-
-    def fit(
-        self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None
-    ) -> None:
-        """Train to the early stop and write the run; with several processes, in all of them."""
-        if self.processes.is_first:
-            self._lead(resume=resume, on_progress=on_progress)
-        else:
-            self._follow()
-
-    def _follow(self) -> None:
-        """What the processes do that write nothing."""
-        if self.settings.members > 1:
-            for number in range(self.settings.members if self.processes.tell() else 0):
-                self._member(number).fit()
-        elif (told := self.processes.tell()) is not None:
-            self._train(self._begin_together(told), None, None)
-
-    @alone
-    def _lead(self, *, resume: bool, on_progress: Callable[[Progress], None] | None) -> None:
-        """What process 0 does."""
-        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-        checkpoints = folder.checkpoints
-        if resume and (self.out / MANIFEST).is_file():
-            folder.check_finished()
-            folder.remove_checkpoints()
-            self.processes.tell(None)
-            return
-        folder.begin(resume=resume)
-        if self.settings.members > 1:
-            self.processes.tell(True)
-            self._fit_members(on_progress)
-            folder.remove_checkpoints()
-            return
-        state = self._start(checkpoints, resume=resume)
-        if self.processes.several:
-            self._begin_together(self.processes.tell(asdict(state)))
-        self._train(state, checkpoints, on_progress)
-        facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
-        if self.settings.recalibration > 0 and self.config.head == "horizon":
-            facts |= self._recalibrate()
-        self.write_run(self.best.cpu(), state.history, facts)
-        folder.remove_checkpoints()
-
-    def _begin_together(self, told: dict[str, Any]) -> TrainingState:
-        """Take over where process 0 stands, with all its tensors."""
-        state = TrainingState(**told)
-        if state.fingerprint != self.fingerprint:
-            what, fix = (
-                "this process sees other data or settings than process 0",
-                "use one shared file system",
-            )
-            raise EhrseqError(what, where=str(self.prepared.folder), fix=fix)
-        tensors = self.processes.tell_tensors(pack_tensors(self._models, self._optimizers))
-        if not self.processes.is_first:
-            unpack_tensors(tensors, self._models, self._optimizers)
-        return state
-
-    def _train(
+    def run(
         self,
-        state: TrainingState,
-        checkpoints: Path | None,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> None:
-        """Train from a state to the early stop; only with a folder for checkpoints is anything written."""
-        with saved_at_signals(lambda: self._save_and_leave(checkpoints, state)) as self._stop:
-            while not state.finished:
-                started = time.monotonic()
-                seen = self._epoch(state, checkpoints, on_progress)
-                self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
-                self._save_when_due(checkpoints, state)
-                if checkpoints is not None:
-                    write_history(self.out, state.history)
-                if on_progress is not None:
-                    on_progress(of_epoch(state.history[-1], self.settings.epochs))
+        out: Path,
+        checkpoints: Path,
+        *,
+        resume: bool = False,
+        on_progress: ShowProgress | None = None,
+    ) -> TrainingState:
+        """Train until the epochs or the patience are over; then `best` has the best weights.
 
-    def _recalibrate(self) -> dict[str, Any]:
-        """Recalibrate the best model; the fitted numbers, and the tuning NLL after it."""
-        fitted = recalibrate_head(
-            self.best,
-            self.tuning,
-            prior_sd=self.settings.recalibration,
-            visit_budget=4 * self.settings.visit_budget,
-            device=self.fabric.device,
-        )
-        return {
-            "tuning_nll": self.tuning_nll(self.best),
-            "recalibration": fitted.as_json(self.task.causes),
-        }
+        Args:
+            out: Folder of the run, for its history.
+            checkpoints: Folder of its checkpoints.
+            resume: Go on from the newest checkpoint, if there is one.
+            on_progress: Told after each step and epoch.
 
-    def _fit_members(self, on_progress: Callable[[Progress], None] | None) -> None:
-        """One member after another, each a run of its own in `checkpoints/member-…`; then all of them as one run.
-
-        A finished member is kept, an interrupted one goes on from its own checkpoints.
+        Raises:
+            EhrseqError: A loss is not finite, or the checkpoint is damaged.
+            Stopped: A signal has come; a checkpoint was saved.
         """
-        count, history, facts, adapters = self.settings.members, [], [], list[str]()
-        ensemble = Ensemble(self.config)
-        for number, model in enumerate(ensemble.members):
-            member = self._member(number)
+        settings, objective, word = self.settings, self.objective, self.objective.word
+        state = self._start(checkpoints, resume=resume)
+        self.processes.totals(0.0)  # all have read the checkpoint before process 0 writes another
+        self.checkpoints = checkpoints if self.processes.is_first else None
+        # Several processes end at once at a signal: one of them would wait for the others' gradients.
+        signals = saved_at_signals(lambda: self.save(state))
+        with nullcontext(Stop()) if self.processes.several else signals as stop:
+            while not state.finished:
+                started, subjects_seen = time.monotonic(), 0
+                steps = self.steps_of_epoch(state.epoch)
+                losses = Losses(self.device, scale=objective.divisor, where=str(out))
+                last_tuning = state.history[-1][f"tuning_{word}"] if state.history else None
+                parts: list[Tensor] = []  # losses of the batches of one step
+                terms = 0
+                for batch in on_device(self.batches(steps[state.step :]), self.device):
+                    if not parts:
+                        self.begin_step(state)
+                    parts.append(self.add_gradients(batch))
+                    terms += objective.terms(batch)
+                    if not batch.is_last:
+                        continue
+                    loss, count = torch.stack(parts).sum(), torch.tensor(terms)
+                    if self.processes.several:
+                        loss, count = self.sum_over_processes(loss, count)
+                    self.update(state)
+                    losses.add(state, loss, count)
+                    subjects_seen += len(steps[state.step])
+                    state.step, parts, terms = state.step + 1, [], 0
 
-            def show(progress: Progress, member: int = number + 1) -> None:
+                    is_checked = state.global_step % settings.checkpoint_steps == 0
+                    if is_checked and state.step < len(steps):
+                        losses.read(state)
+                        self.save_when_due(state)
+                    if on_progress is not None:
+                        rate = subjects_seen / max(time.monotonic() - started, 1e-9)
+                        mean = state.loss_sum / max(state.row_count, 1)
+                        counts = state.epoch + 1, settings.epochs, state.step, len(steps)
+                        on_progress(Progress(*counts, mean, last_tuning, rate))
+                    stop.leave_if_asked(partial(losses.read, state))
+                losses.read(state)
+
+                # the end of an epoch: keep the averaged weights if they are the best so far
+                tuning = objective.tuning_losses(self.averaged, stop)
+                decisive = tuning[f"tuning_{word}"]
+                is_best = decisive < state.best_nll
+                if is_best:
+                    state.best_nll, state.best_epoch = decisive, state.epoch + 1
+                    state.stale_epochs = 0
+                    self.best.load_state_dict(self.averaged.state_dict())
+                elif state.global_step > settings.warmup_steps:
+                    # before, the averaged weights are hardly trained
+                    state.stale_epochs += 1
+                seconds = time.monotonic() - started
+                row: dict[str, Any] = {
+                    "epoch": state.epoch + 1,
+                    "steps": state.step,
+                    f"train_{word}": state.loss_sum / max(state.row_count, 1),
+                    **tuning,
+                    "best": is_best,
+                    "seconds": round(seconds, 2),
+                    "subjects_per_second": round(subjects_seen / max(seconds, 1e-9), 1),
+                }
+                state.history.append(row)
+                state.epoch, state.step = state.epoch + 1, 0
+                state.loss_sum, state.row_count = 0.0, 0
+                state.finished = self.is_over(state)
+                self.save_when_due(state)
+                if self.processes.is_first:
+                    write_history(out, state.history)
                 if on_progress is not None:
-                    on_progress(replace(progress, member=member, members=count))
-
-            member.fit(resume=True, on_progress=show)
-            model.load_state_dict(load_model(member.out).state_dict())
-            history += [
-                {"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)
-            ]
-            manifest = read_manifest(member.out, what=RUN.what)
-            kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
-            facts.append({key: manifest[key] for key in kept if key in manifest})
-            adapters += keep_adapters(member.out, self.out, member=number + 1)
-        nll = self.tuning_nll(ensemble.to(self.fabric.device))
-        self.write_run(
-            ensemble.cpu(), history, {"members": facts, "tuning_nll": nll}, more=tuple(adapters)
-        )
-
-    def _member(self, number: int) -> "Trainer":
-        """What trains one member of an ensemble, from 0 on."""
-        settings = self.settings.model_copy(
-            update={"seed": self.settings.seed + number, "members": 1}
-        )
-        single = self.config.model_copy(update={"members": 1})
-        return Trainer(
-            self.prepared,
-            self.task.name,
-            self.out / "checkpoints" / f"member-{number + 1:03d}",
-            study=self.study.model_copy(update={"training": settings, "model": single}),
-            leave_out=self.leave_out,
-            init=None if self.init is None else self.init.source,
-            processes=self.processes,
-        )
-
-    def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
-        found = load_checkpoint(checkpoints, fingerprint=self.fingerprint) if resume else None
-        if found is None:
-            return TrainingState(self.fingerprint)
-        state, tensors = found
-        unpack_tensors(tensors, self._models, self._optimizers)
-        state.finished = self._is_over(state)  # epochs and patience may have changed
+                    counts = state.epoch, settings.epochs, row["steps"], row["steps"]
+                    mean, rate = row[f"train_{word}"], row["subjects_per_second"]
+                    on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
         return state
 
-    def _save_when_due(self, checkpoints: Path | None, state: TrainingState) -> None:
-        """Save a checkpoint, unless the last one is recent or the run is about to be written."""
-        if (
-            not state.finished
-            and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
-        ):
-            self._save(checkpoints, state)
+    # ---- one step ----------------------------------------------------------------------------------------------------
 
-    def _save_and_leave(self, checkpoints: Path | None, state: TrainingState) -> None:
-        """Save a last checkpoint; the others wait for it, since Slurm ends all once a process has ended."""
-        self._save(checkpoints, state)
-        if self._stop.is_joint:
-            self.processes.totals(0.0)
-
-    def _save(self, checkpoints: Path | None, state: TrainingState) -> None:
-        if checkpoints is None:
-            return
-        save_checkpoint(checkpoints, state, pack_tensors(self._models, self._optimizers))
-        self._saved_at = time.monotonic()
-
-    @property
-    def _models(self) -> dict[str, nn.Module]:
-        models: dict[str, nn.Module] = {
-            "model": self.model,
-            "averaged": self.averaged,
-            "best": self.best,
-        }
-        return (
-            models
-            if self.masked_codes is None
-            else {**models, "masked_codes": self.masked_codes.objective}
+    def steps_of_epoch(self, epoch: int) -> list[Ints]:
+        """The subjects of each step of an epoch."""
+        return self.loader.shuffled(
+            epoch,
+            seed=self.settings.seed,
+            visit_budget=self.visit_budget,
+            most_subjects=self.settings.subjects_per_step,
         )
 
-    @property
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        found: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
-        return (
-            found
-            if self.masked_codes is None
-            else {**found, "masked_codes_optimizer": self.masked_codes.optimizer}
-        )
-
-    def _epoch(
-        self,
-        state: TrainingState,
-        checkpoints: Path | None,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> int:
-        """The rest of an epoch; returns the number of subjects seen."""
-        settings = self.settings
-        steps = self.loader.shuffled(
-            state.epoch,
-            seed=settings.seed,
-            visit_budget=self.budget,
-            most_subjects=settings.subjects_per_step,
-        )
-        started, seen, rows = time.monotonic(), 0, 0
-        parts: list[torch.Tensor] = []  # losses of the batches of one step
-        tuning_nll = state.history[-1]["tuning_nll"] if state.history else None
-        losses = Losses(self.fabric.device, scale=self.rows_per_step, where=str(self.out))
-        for step in feed(self._batches(steps[state.step :]), self.fabric.device):
-            if not parts:
-                self._begin_step(state, total_steps=self.settings.epochs * len(steps))
-            parts.append(self._backward(step))
-            rows += len(step.rows)
-            if not step.is_last:
-                continue
-            summed, counted = torch.stack(parts).sum(), torch.tensor(rows)
-            if self.processes.several:
-                summed, counted = self.together.add_up(
-                    state, summed, rows, steps[state.step], self._stop
-                )
-            self._update(state)
-            losses.add(state, summed, counted)
-            state.step, seen, parts, rows = state.step + 1, seen + len(steps[state.step]), [], 0
-            if state.global_step % self.settings.checkpoint_steps == 0 and state.step < len(steps):
-                losses.read(state)
-                self._save_when_due(checkpoints, state)
-            if on_progress is not None:
-                rate = seen / max(time.monotonic() - started, 1e-9)
-                loss = state.loss_sum / max(state.row_count, 1)
-                on_progress(
-                    Progress(
-                        state.epoch + 1,
-                        self.settings.epochs,
-                        state.step,
-                        len(steps),
-                        loss,
-                        tuning_nll,
-                        rate,
-                    )
-                )
-            if not self.processes.several or self.together.all_leave:
-                self._stop.leave_if_asked(partial(losses.read, state))
-        losses.read(state)
-        return seen
-
-    def _batches(self, steps: list[Any]) -> Iterator[Step]:
+    def batches(self, steps: list[Ints]) -> Iterator[Step]:
+        """The batches of some steps: one a step, or the parts of a long record; of several processes, one's share."""
         for subjects in steps:
-            mine = self.processes.share(subjects, self.loader.cost[subjects])
+            mine = self.processes.share(subjects)
             if len(mine):
                 yield from self.loader.steps(mine, visit_budget=self.settings.visit_budget)
             else:
-                yield self.loader.collate(mine)  # fewer subjects than processes: a batch of nobody
+                yield self.loader.collate(mine)  # fewer subjects than processes: an empty batch
 
-    def _begin_step(self, state: TrainingState, *, total_steps: int) -> None:
-        self.model.train()
-        # Dropout depends on the step alone; among several processes, also on which one this is.
-        torch.manual_seed(hash_seed(self.settings.seed, state.global_step, self.processes.rank))
-        rate = learning_rate(self.settings, state.global_step, total_steps)
+    def begin_step(self, state: TrainingState) -> None:
+        """Seed the step's dropout and masks by its number alone, and of several processes by the rank."""
+        self.module.train()
+        torch.manual_seed(step_seed(self.settings.seed, state.global_step, self.processes.rank))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * (
-                1.0 if self.init is None else self.init.share(group["depth"], state.epoch)
-            )
-        self._codes_rate = rate * (
-            1.0 if self.init is None else self.init.share(self.init.deepest, state.epoch)
-        )
+            group["lr"] = learning_rate(self.settings, state.global_step)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _backward(self, step: Step) -> torch.Tensor:
-        """Add the gradient of one batch; returns its summed NLL over `rows_per_step`."""
-        if not step.batch.n_subjects:
-            return torch.zeros((), device=self.fabric.device)
-        with self.fabric.autocast():
-            loss = self.model.loss(step.batch, divisor=self.rows_per_step)
-        self.fabric.backward(loss)
-        if self.masked_codes is not None and not self.processes.several:
-            with self.fabric.autocast():
-                of_codes = self.masked_codes.loss(step.batch) / self.visits_per_step
-            self.masked_codes.backward(of_codes)
+    def add_gradients(self, batch: Step) -> Tensor:
+        """Add the gradients of one batch; returns its loss."""
+        if not batch.batch.n_subjects:
+            return torch.zeros((), device=self.device)
+        with autocast(self.device, self.settings.precision):
+            loss = self.objective.loss(batch)
+        if loss.requires_grad:  # else the batch has no target
+            loss.backward()  # type: ignore[no-untyped-call]
+        if self.beside is not None:
+            with autocast(self.device, self.settings.precision):
+                loss_beside = self.beside.loss(batch.batch)
+            self.beside.backward(loss_beside)
         return loss.detach()
 
-    def _update(self, state: TrainingState) -> None:
-        """One step of the optimiser along the gradients of all its batches."""
-        self.fabric.clip_gradients(
-            self.module, self.optimizer, max_norm=self.settings.clip_norm, error_if_nonfinite=False
-        )
+    def sum_over_processes(self, loss: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Replace the gradients by their sums over the processes; the sums of losses and of their terms."""
+        learned = [p for p in self.module.parameters() if p.requires_grad]
+        parameters: list[Tensor] = [*learned]
+        gradients = [p.grad for p in learned]
+        if self.beside is not None:
+            parameters += self.beside.parameters
+            gradients += self.beside.gradients
+        numbers = torch.stack([loss.float(), count.to(loss.device).float()])
+        gradients, numbers = self.processes.sum_gradients(parameters, gradients, numbers)
+        for parameter, gradient in zip(learned, gradients, strict=False):
+            parameter.grad = gradient
+        if self.beside is not None:
+            self.beside.gradients = gradients[len(learned) :]
+        return numbers[0], numbers[1]
+
+    def update(self, state: TrainingState) -> None:
+        """One step along the gradients of all batches since the last one."""
+        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(learned, self.settings.clip_norm)
         self.optimizer.step()
-        if self.masked_codes is not None:
-            self.masked_codes.step(self._codes_rate)
+        if self.beside is not None:
+            self.beside.step(learning_rate(self.settings, state.global_step))
         state.global_step += 1
         self.ema.update(state.global_step)
 
-    def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
-        """Evaluate the averaged weights on the tuning split; keep them if they are the best so far."""
-        self.processes.keep_same([*self.model.parameters(), *self.averaged.parameters()])
-        nll = self.tuning_nll(self.averaged, self.processes)
-        better = nll < state.best_nll - self.settings.min_gain
-        if better:
-            state.best_nll, state.best_epoch, state.stale_epochs = nll, state.epoch + 1, 0
-            self.best.load_state_dict(self.averaged.state_dict())
-        elif (
-            state.global_step > self.settings.warmup_steps
-        ):  # before, the averaged weights are hardly trained
-            state.stale_epochs += 1
-        state.history.append(
-            {
-                "epoch": state.epoch + 1,
-                "steps": state.step,
-                "train_nll": state.loss_sum / max(state.row_count, 1),
-                "tuning_nll": nll,
-                "best": better,
-                "seconds": round(seconds, 2),
-                "subjects_per_second": round(seen / max(seconds, 1e-9), 1),
-            }
-        )
-        state.epoch, state.step, state.loss_sum, state.row_count = state.epoch + 1, 0, 0.0, 0
-        state.finished = self._is_over(state)
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _is_over(self, state: TrainingState) -> bool:
-        return state.epoch >= self.settings.epochs or (
-            state.stale_epochs >= self.settings.patience and state.step == 0
-        )
+    def is_over(self, state: TrainingState) -> bool:
+        """Whether the epochs or the patience are used up."""
+        is_stale = state.stale_epochs >= self.settings.patience and state.step == 0
+        return state.epoch >= self.settings.epochs or is_stale
 
-    def tuning_nll(self, model: SurvivalModel, processes: Processes = ALONE) -> float:
-        """Mean NLL at the tuning split's prediction times, or at its landmarks alone (`early_stop`; `horizon` head).
+    def save_when_due(self, state: TrainingState) -> None:
+        """Save a checkpoint, unless the last one is recent or the run is about to be written."""
+        age = time.monotonic() - self._saved_at
+        if not state.finished and age >= self.settings.checkpoint_seconds:
+            self.save(state)
 
-        Args:
-            model: Whose.
-            processes: Each computes a part; all must call it.
-        """
-        alone = self.settings.early_stop == "landmarks" and self.config.head == "horizon"
-        chosen = self._landmark_rows() if alone else np.ones(len(self.tuning_rows), dtype=bool)
-        budget = 4 * self.settings.visit_budget
-        return mean_nll(
-            model,
-            self.tuning,
-            chosen,
-            visit_budget=budget,
-            fabric=self.fabric,
-            stop=self._stop,
-            processes=processes,
-        )
+    def save(self, state: TrainingState) -> None:
+        """Save a checkpoint, in process 0."""
+        if self.checkpoints is not None:
+            save_checkpoint(self.checkpoints, state, pack_tensors(self._modules, self._optimizers))
+            self._saved_at = time.monotonic()
 
-    def write_run(
-        self,
-        model: SurvivalModel,
-        history: list[dict[str, Any]],
-        facts: dict[str, Any],
-        *,
-        more: tuple[str, ...] = (),
-    ) -> None:
-        """Write everything that prediction needs; the manifest comes last.
+    def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
+        """A new state, or that of the newest checkpoint with all its tensors."""
+        found = load_checkpoint(checkpoints) if resume else None
+        if found is None:
+            return TrainingState()
+        state, tensors = found
+        unpack_tensors(tensors, self._modules, self._optimizers)
+        state.finished = self.is_over(state)  # epochs and patience may have changed
+        return state
 
-        Args:
-            model: The trained model.
-            history: One row an epoch.
-            facts: For the manifest.
-            more: Files that are there already, and that prediction needs too.
-        """
-        if self.init is not None:
-            model, own = self.init.finish(model, self.out)
-            facts, more = {**facts, "init": self.started_from}, (*more, *own)
-        facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}
-        write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        modules = {"module": self.module, "averaged": self.averaged, "best": self.best}
+        if self.beside is not None:
+            modules["beside"] = self.beside.objective
+        return modules
+
+    @property
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
+        if self.beside is not None:
+            optimizers["beside_optimizer"] = self.beside.optimizer
+        return optimizers
+
+
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
+    """A well-mixed seed for one step, and one process."""
+    numbers = [seed, step, rank] if rank else [seed, step]
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def make_optimizer(
+    model: nn.Module, settings: TrainingConfig, *, steps_per_epoch: float = 1.0
+) -> torch.optim.AdamW:
+    """Weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases.
+
+    AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
+    steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
+    AdamW's weight decay as you scale model and dataset size). So beyond `decay_steps` an epoch, decay falls in
+    proportion.
+    """
+    decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
+    matrices = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear)}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if id(p) in matrices], "weight_decay": decay},
+        {"params": [p for p in learned if id(p) not in matrices], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+
+
+def learning_rate(settings: TrainingConfig, step: int) -> float:
+    """Linear warm-up, then constant."""
+    return settings.learning_rate * min(1.0, (step + 1) / max(settings.warmup_steps, 1))

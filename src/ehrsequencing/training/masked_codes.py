@@ -1,6 +1,5 @@
 """The masked-code objective: predict a code of a visit from its other codes. Trained beside the hazards."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,15 +20,7 @@ class MaskedVisits:
     """Visits that lack one of their codes, and what it was."""
 
     batch: VisitBatch  # M visits without the code, in all its copies, that was taken away
-    targets: Tensor  # (T,) token ids of what was taken, from these and from other processes' visits; T = M without them
-    own: Tensor | None = None  # (M,) which of the targets each visit's is; None: all, in order
-
-    def share(self, rank: int, count: int) -> "MaskedVisits":
-        """Every `count`-th of the visits, from number `rank` on; they are still compared with all targets."""
-        batch, own = self.batch, torch.arange(rank, self.batch.n_visits, count)
-        kept = torch.zeros(batch.n_visits, dtype=torch.bool)
-        kept[own] = True
-        return MaskedVisits(_only(batch, kept, batch.visit_offsets.diff()[own]), self.targets, own)
+    targets: Tensor  # (M,) token ids of what was taken
 
 
 class MaskedCodes(nn.Module):
@@ -53,17 +44,9 @@ class MaskedCodes(nn.Module):
 
     def forward(self, model: HierarchicalBEHRTForSurvival, batch: VisitBatch) -> Tensor:
         """Summed loss of the batch's masked visits; 0 where fewer than two visits can be masked."""
-        masked = mask_codes(batch.host)
-        return (
-            batch.age_years.new_zeros(())
-            if masked is None
-            else self.of(model, masked, batch.codes.device)
-        )
-
-    def of(
-        self, model: HierarchicalBEHRTForSurvival, masked: MaskedVisits, device: torch.device
-    ) -> Tensor:
-        """Summed loss of at least one masked visit, computed on a device."""
+        masked, device = mask_codes(batch.host), batch.codes.device
+        if masked is None:
+            return batch.age_years.new_zeros(())
         visits = masked.batch
         visits = (visits.pin_memory() if device.type == "cuda" else visits).to(
             device, non_blocking=True
@@ -74,14 +57,12 @@ class MaskedCodes(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             wide = torch.promote_types(z.dtype, torch.float32)
             scores = (z.to(wide) @ k.to(wide).T) * z.shape[1] ** -0.5
-            mine = targets if masked.own is None else targets[to_device(masked.own, device)]
             # its own code, taken from another visit, is not a wrong answer
-            same = mine.unsqueeze(1) == targets
+            same = targets.unsqueeze(1) == targets
             rows = torch.arange(len(z), device=scores.device)
-            own = rows if masked.own is None else to_device(masked.own, device)
-            same[rows, own] = False
+            same[rows, rows] = False
             scores = scores.masked_fill(same, float("-inf"))
-            return F.cross_entropy(scores, own, reduction="sum")
+            return F.cross_entropy(scores, rows, reduction="sum")
 
 
 class BesideHazards:
@@ -94,10 +75,14 @@ class BesideHazards:
     Args:
         model: Whose codes and visit encoder are trained.
         settings: `masked_codes` is this optimiser's learning rate as a share of the hazards'.
+        divisor: Of the loss: visits expected in a step.
     """
 
-    def __init__(self, model: HierarchicalBEHRTForSurvival, settings: TrainingConfig) -> None:
+    def __init__(
+        self, model: HierarchicalBEHRTForSurvival, settings: TrainingConfig, *, divisor: float = 1.0
+    ) -> None:
         self.model, self.objective, self.settings = model, MaskedCodes(model.config), settings
+        self.divisor = divisor
         self.objective.to(next(model.parameters()).device)
         trained = (model.code_embedding, model.visit_encoder, self.objective)
         self.parameters = [p for part in trained for p in part.parameters() if p.requires_grad]
@@ -107,33 +92,9 @@ class BesideHazards:
         self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step so far
 
     def loss(self, batch: VisitBatch) -> Tensor:
-        """Summed loss of a batch's masked visits."""
-        loss: Tensor = self.objective(self.model, batch)
+        """Summed loss of a batch's masked visits over `divisor`."""
+        loss: Tensor = self.objective(self.model, batch) / self.divisor
         return loss
-
-    def share_of_step(
-        self, batches: Iterable[VisitBatch], *, seed: int, rank: int, count: int
-    ) -> list[MaskedVisits]:
-        """One process's masked visits of a whole step: the codes are those that one process alone would take.
-
-        Args:
-            batches: Of the whole step, on the CPU.
-            seed: Of the step.
-            rank: Number of the process.
-            count: How many processes there are.
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            found = [mask_codes(batch) for batch in batches]
-        return [
-            masked.share(rank, count)
-            for masked in found
-            if masked is not None and masked.batch.n_visits > rank
-        ]
-
-    def loss_of(self, masked: MaskedVisits) -> Tensor:
-        """Summed loss of visits that are masked already."""
-        return self.objective.of(self.model, masked, next(self.model.parameters()).device)
 
     def backward(self, loss: Tensor) -> None:
         """Add a batch's gradient to those of this step; the hazards' gradients are left alone."""
@@ -185,11 +146,9 @@ def mask_codes(batch: VisitBatch) -> MaskedVisits | None:
     return MaskedVisits(_only(batch, chosen, n_left[chosen], left), target[chosen])
 
 
-def _only(
-    batch: VisitBatch, chosen: Tensor, n_codes: Tensor, left: Tensor | None = None
-) -> VisitBatch:
+def _only(batch: VisitBatch, chosen: Tensor, n_codes: Tensor, left: Tensor) -> VisitBatch:
     """Visits as those of one subject, without ages: (N,) which, (M,) how many codes they keep, (K,) which codes."""
-    kept = chosen[batch.visit_of_code] if left is None else left & chosen[batch.visit_of_code]
+    kept = left & chosen[batch.visit_of_code]
     nothing = batch.age_years.new_zeros(len(n_codes))
     return VisitBatch(
         codes=batch.codes[kept],

@@ -20,10 +20,10 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.hazards import event_bin, exposure
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.training.feed import feed
+from ehrsequencing.records.hazards import event_bin, exposure
+from ehrsequencing.training.device import on_device
 
 FEWEST = 10  # subjects with the event, below which a cause is left as it is
 MOST_ROWS = 200_000  # prediction times: of a larger tuning split every second subject is taken, or every third …
@@ -325,7 +325,9 @@ def log_hazards(
     model.eval()
     row, eta = [], []
     with torch.no_grad():
-        for step in feed(loader.in_order(visit_budget=visit_budget, subjects=subjects), device):
+        for step in on_device(
+            loader.in_order(visit_budget=visit_budget, subjects=subjects), device
+        ):
             wanted = slice(None) if rows is None else rows[step.rows]
             row.append(step.rows[wanted])
             eta.append(_logits(model, step.batch, step.positions[wanted]).float().cpu().numpy())

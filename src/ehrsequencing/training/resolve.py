@@ -1,20 +1,37 @@
-"""Fill in the model settings that the data decides: vocabulary, causes, the time grid and the initial hazards."""
+"""Settings that the data decides: defaults for small cohorts, vocabulary, causes, the time grid, initial hazards."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
+from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.config.parts import idle_settings
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.hazards import cohort_hazards
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import starting_rates
-from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels, with_outcome_events
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+
+# Fewer training subjects with an event of interest than this get the settings of a small cohort. The number of events
+# and not of subjects bounds what a survival model can learn (Harrell's events per variable). The rule was chosen on
+# tuning splits of real patients (docs/lab-notes/trials.md); a setting that is given always wins.
+FEW_EVENTS = 2_000
+OF_FEW_EVENTS: Mapping[str, Mapping[str, Any]] = {
+    "model": {
+        "size": "small",
+        "dropout": 0.3,
+        "code_dropout": 0.3,
+        "wide_head": True,
+        "age_polynomial": True,
+    },
+}
+Changes = Mapping[str, Mapping[str, Any]]  # section → setting → value
 
 
 def resolve_model(
@@ -30,8 +47,10 @@ def resolve_model(
             "is decided by training.members", where="model.members", fix="set training.members"
         )
     filled = {**_of_inputs(model, prepared), "members": settings.members}
-    if task.outcomes is not None:
-        _refuse_with_outcomes(model, task)
+    if task.outcomes is not None and model.head == "visit":
+        what = "outcomes have hazards per day, and head=visit has none"
+        where = f"task {task.name}, outcomes"
+        raise EhrseqError(what, where=where, fix="use head=horizon")
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
             fix = "use model.head=horizon"
@@ -69,17 +88,6 @@ def starting_hazards(config: ModelConfig, rows: TaskRows) -> np.ndarray[Any, np.
     return cohort_hazards(
         config.edges_days, rows.entry_days, rows.duration_days, rows.cause, n_causes=config.causes
     )
-
-
-def _refuse_with_outcomes(model: ModelConfig, task: TaskConfig) -> None:
-    """What a task with outcomes cannot be trained with."""
-    where = f"task {task.name}, outcomes"
-    if model.head == "visit":
-        raise EhrseqError(
-            "outcomes have hazards per day, and head=visit has none",
-            where=where,
-            fix="use head=horizon",
-        )
 
 
 def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
@@ -126,18 +134,55 @@ def resolve_inputs(model: ModelConfig, prepared: Prepared) -> ModelConfig:
 
 
 def _of_inputs(model: ModelConfig, prepared: Prepared) -> dict[str, Any]:
-    modes = {
-        "polynomial": "polynomial",
-        "interpolate": "interpolate",
-        "bins": "none",
-        "none": "none",
-    }
     values = prepared.study.values
     filled: dict[str, Any] = {
         "vocab_size": len(prepared.vocabulary),
-        "values": modes[values.mode],
+        "values": "none" if values.mode == "bins" else values.mode,
         "value_bins": values.bins,
     }
     if model.code_types:
         filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
     return filled
+
+
+# ---- defaults for small cohorts
+
+
+def adapted(study: StudyConfig, prepared: Prepared, task_name: str) -> StudyConfig:
+    """The study with the defaults for the cohort that it is trained on.
+
+    Args:
+        study: Settings; what was given in a file or on the command line counts as set.
+        prepared: The data.
+        task_name: Its training split decides.
+    """
+    rows = prepared.records(task_name, "train").rows
+    return with_defaults(study, OF_FEW_EVENTS) if subjects_with_event(rows) < FEW_EVENTS else study
+
+
+def subjects_with_event(rows: TaskRows) -> int:
+    """Subjects with the event of interest after one of their prediction times."""
+    return len(np.unique(np.asarray(rows.subject)[np.asarray(rows.cause) == 1]))
+
+
+def with_defaults(study: StudyConfig, changes: Changes) -> StudyConfig:
+    """The study with other defaults: a setting that was given stays, and one that no chosen part uses is left out.
+
+    >>> given = StudyConfig.model_validate({"model": {"dropout": 0.1, "age_bin_years": 0}})
+    >>> changed = with_defaults(given, {"model": {"dropout": 0.3, "wide_head": True, "age_polynomial": True}})
+    >>> changed.model.dropout, changed.model.wide_head, changed.model.age_polynomial
+    (0.1, True, False)
+    """
+    sections = {}
+    for section, values in changes.items():
+        old = getattr(study, section)
+        given = {name: getattr(old, name) for name in old.model_fields_set}
+        if isinstance(old, ModelConfig):
+            # "size" is only the default of three others: those that are set already keep their values.
+            values = {
+                name: value
+                for name, value in values.items()
+                if name not in idle_settings(dict(old))
+            }
+        sections[section] = type(old).model_validate({**values, **given})
+    return study.model_copy(update=sections)

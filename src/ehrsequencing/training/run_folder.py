@@ -1,39 +1,64 @@
-"""The folder of a run while it trains: started, resumed or refused, and what is removed at the end."""
+"""Folders of runs and pretrained models: started, resumed or refused, written, and read as a start of another run."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any
 
+import numpy as np
+import torch
+
+from ehrsequencing.config import StudyConfig
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
-    entries,
+    digest,
     is_temporary,
     locked,
     read_json,
     remove_folder,
     require_name,
-    sweep_temporaries,
     write_bytes,
     write_json,
+    write_settings,
 )
-from ehrsequencing.core.outputs import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of, read_manifest
+from ehrsequencing.core.outputs import (
+    HISTORY,
+    PRETRAINED,
+    RUN,
+    RUN_NEEDS,
+    SHARED_RUN,
+    UNFINISHED_RUN,
+    Kind,
+    is_json_of,
+    read_manifest,
+    write_manifest,
+)
+from ehrsequencing.core.version import __version__
+from ehrsequencing.models.base import SurvivalModel, read_config
+from ehrsequencing.models.build import load_model
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.vocabulary import Vocabulary
 
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-class HasFolder(Protocol):
-    """What writes a run into its folder `out`."""
-
-    out: Path
-
-
-Maker = TypeVar("Maker", bound=HasFolder)
+MODEL_FILES = (*RUN_NEEDS, HISTORY)  # of a run and of a pretrained model
+RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
+_OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
+    "task",
+    "prepared",
+    "data",
+    "data_path",
+    "subjects",
+    "objectives",
+    "exclude",
+    "excluded_targets",
+    "vocabulary",
+    "codes",
+    "fingerprint",
+)
 
 
 @contextmanager
@@ -50,25 +75,8 @@ def alone_in(out: Path) -> Iterator[None]:
         yield
 
 
-def alone(
-    fit: Callable[Concatenate[Maker, Arguments], Result],
-) -> Callable[Concatenate[Maker, Arguments], Result]:
-    """Decorate a method that fits into the folder `self.out`: it holds the folder's lock meanwhile.
-
-    Raises:
-        EhrseqError: Another process is writing the folder.
-    """
-
-    @wraps(fit)
-    def locked_fit(self: Maker, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
-        with alone_in(self.out):
-            return fit(self, *given, **named)
-
-    return locked_fit
-
-
 class RunFolder:
-    """Guards the output folder of one training run, which holds its lock (`alone`).
+    """Guards the output folder of one training run, whose lock is held (`alone_in`).
 
     Args:
         out: The folder.
@@ -107,21 +115,21 @@ class RunFolder:
             )
         fix = "name another folder for a run with other settings or data"
         self._require_own(manifest, was="holds a finished run made with", fix=fix)
-        sweep_temporaries(self.out)
 
     def begin(self, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse a folder that holds another run or other files."""
         mark = self.checkpoints / BEGUN
-        if not resume and any(not is_temporary(path) for path in entries(self.out)):
-            fix = "name another folder, or add --resume to go on with this run"
-            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
-        if is_json_of(mark, self.unfinished):
+        if resume and is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
             self._require_own(read_json(mark), was="was started with", fix=fix)
             return
-        if any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
-            what = "is not empty, and holds no run that this version of ehrseq started"
-            raise EhrseqError(what, where=str(self.out), fix="name another folder")
+        files = [path for path in self.out.rglob("*") if path.is_file()]
+        if any(
+            not any(map(is_temporary, (path, *path.relative_to(self.out).parents)))
+            for path in files
+        ):
+            fix = "name another folder, or add --resume to go on with its run, or --overwrite to start again"
+            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
         identity = self.prepared.identity(self.task_name)
         write_json(mark, {**self.unfinished.facts, "fingerprint": self.fingerprint, **identity})
 
@@ -142,3 +150,127 @@ class RunFolder:
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
     """Write `history.jsonl`, one line an epoch."""
     write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())
+
+
+def write_run_files(
+    out: Path,
+    prepared: Prepared,
+    study: StudyConfig,
+    model: SurvivalModel,
+    history: list[dict[str, Any]],
+    facts: dict[str, Any],
+    *,
+    kind: Kind = RUN,
+    more: tuple[str, ...] = (),
+) -> None:
+    """Write a run or a pretrained model; the manifest comes last.
+
+    Args:
+        out: Folder of the run.
+        prepared: What it was trained on.
+        study: Its settings; a run's task included.
+        model: The trained model.
+        history: One row an epoch.
+        facts: For the manifest.
+        kind: What the folder is.
+        more: Files that are there already, and that prediction needs too.
+    """
+    task = "" if kind is PRETRAINED or study.task is None else study.task.name
+    write_history(out, history)
+    model.save_pretrained(out)
+    prepared.vocabulary.save(out)
+    if model.config.outcomes:
+        write_json(out / OUTCOMES_FILE, {"codes": prepared.outcomes(task)})
+        more = (*more, OUTCOMES_FILE)
+    write_settings(out / "config.yaml", study)
+    manifest = prepared.manifest
+    write_manifest(
+        out,
+        {
+            **kind.facts,
+            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+            "task": task,
+            "prepared": str(prepared.folder.resolve()),
+            "data": manifest["data"],
+            "excluded": manifest["excluded"],
+            **prepared.identity(task),
+            "data_path": manifest.get("data_path", ""),
+            "subjects": {
+                split: subjects_digest(prepared.timelines(split).subject_id)
+                for split in ("train", "tuning")
+            },
+            "parameters": sum(p.numel() for p in model.parameters()),
+            **facts,
+        },
+        files=[out / name for name in (*MODEL_FILES, *more)],
+        required=(*RUN_NEEDS, *more),
+    )
+
+
+# ---- a model to start from
+
+
+class Pretrained:
+    """A model to start from: the folder of `ehrseq pretrain`, or that of a finished run.
+
+    Raises:
+        EhrseqError: The folder is neither, is damaged, or holds an ensemble.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
+        self.is_run = self.manifest.get("kind") in (RUN.name, SHARED_RUN.name)
+        if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
+            fix = "name a folder that ehrseq pretrain or ehrseq train made"
+            raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)
+        self.config = read_config(folder)
+        if self.config.members > 1:
+            fix = "name a run of one model (training.members=1)"
+            raise EhrseqError(
+                "is an ensemble, which nothing can start from", where=str(folder), fix=fix
+            )
+        self.vocabulary = Vocabulary.load(folder)
+        if len(self.vocabulary) != self.config.vocab_size:
+            raise EhrseqError(
+                "model and vocabulary differ in size",
+                where=str(folder),
+                fix="copy the whole folder",
+            )
+
+    @cached_property
+    def model(self) -> SurvivalModel:
+        """The model, in evaluation mode."""
+        return load_model(self.folder)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run that starts from this model records of it."""
+        kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
+        weights = self.manifest["files"].get("model.safetensors")
+        own = {
+            "folder": str(self.folder.resolve()),
+            "kind": self.manifest["kind"],
+            "weights": weights,
+            **kept,
+        }
+        # what a run itself started from: the chain goes back to new weights
+        before = self.manifest.get("init")
+        return own if before is None else {**own, "init": before}
+
+
+def links(init: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The facts of every model that a run goes back to, the nearest first.
+
+    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
+    ['b', 'a']
+    """
+    link: Mapping[str, Any] | None = init
+    while link is not None:
+        yield link
+        link = link.get("init")
+
+
+def subjects_digest(subject_id: Ints) -> str:
+    """Digest of a set of subjects, whatever their order."""
+    return digest(np.unique(subject_id).tolist())

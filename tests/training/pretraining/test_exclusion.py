@@ -9,8 +9,7 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.pretraining.exclusion import _by_ontology, near_synonyms
-from ehrsequencing.training.pretraining.targets import TargetCodes, visit_rows
+from ehrsequencing.training.pretraining.targets import _by_ontology, near_synonyms, target_codes, visit_rows
 from helpers.visits import Record, timelines_of
 
 NAN = math.nan
@@ -69,7 +68,7 @@ def test_near_synonyms_stand_beside_the_outcome_in_most_subjects() -> None:
 
 def test_targets_are_codes_that_are_not_excluded_and_their_bins() -> None:
     known = vocabulary("A", "B", "C", numeric=("A", "B"), carry=True)
-    codes = TargetCodes.of(known, np.array([known.index["B"]]))
+    codes = target_codes(known, np.array([known.index["B"]]))
     names = {known.tokens[token]: int(number) for token, number in enumerate(codes.number)}
     assert [known.tokens[t] for t in codes.tokens] == ["A", "C"]
     assert {name for name, number in names.items() if number == 0} == {"A", "A//Q1", "A//Q2"}

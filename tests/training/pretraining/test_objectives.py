@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.config import ModelConfig, PretrainingConfig
+from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
@@ -20,23 +20,27 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.training.pretraining import masked
 from ehrsequencing.training.pretraining.masked import mask
-from ehrsequencing.training.pretraining.neighbours import lifts
-from ehrsequencing.training.pretraining.objective import Glance, Objective, Tally, World, code_embedding
-from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, coming_codes, visit_rows
+from ehrsequencing.training.pretraining.objective import (
+    CodeObjective,
+    Measures,
+    ObjectiveInputs,
+    RecordBatch,
+)
+from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of
 
 NUMBER = np.array([-1, -1, 0, 1, 2, 3, -1, -1, 4, 5, 2, 3])  # tokens 10 and 11 are joint tokens of 4's and 5's codes
-CODES = TargetCodes(np.array([2, 3, 4, 5, 8, 9]), NUMBER, np.array([0, 0, 0, 1, 1, 1]))
+CODES = TargetCodes(np.array([2, 3, 4, 5, 8, 9]), NUMBER)
 
 
-def world(**chosen: Any) -> World:
+def inputs(**chosen: Any) -> ObjectiveInputs:
     rates = np.random.default_rng(0).dirichlet(np.ones(len(CODES)))
     sizes = {"vocab_size": VOCAB, "dim": 8, "heads": 2, "layers": 1, "dropout": 0.0, "history_dropout": 0.0}
     config = ModelConfig.model_validate({**sizes, **chosen})
-    waits = coming_codes(found := timelines(9), np.arange(len(found.end_us)), CODES)
-    starting = Rates(rates, rates, 1 - rates, np.arange(1.0, 400), waits)
-    return World(config, PretrainingConfig(masked_share=1.0), CODES, starting)
+    waits = times_to_codes(found := timelines(9), np.arange(len(found.end_us)), CODES)
+    starting = Rates(rates, waits)
+    return ObjectiveInputs(config, CODES, starting, masked_share=1.0)
 
 
 def timelines(seed: int = 0) -> Timelines:
@@ -52,20 +56,20 @@ def timelines(seed: int = 0) -> Timelines:
     return timelines_of(found)
 
 
-def glance_of(found: Timelines, config: ModelConfig, model: SurvivalModel) -> Glance:
+def batch_of(found: Timelines, config: ModelConfig, model: SurvivalModel) -> RecordBatch:
     loader = SubjectLoader.of_model(config, TaskRecords(found, visit_rows(found)))
     (step,) = loader.in_order(visit_budget=1000)
-    return Glance(model, step, found, CODES, model.states(step.batch)[1])
+    return RecordBatch(model, step, found, CODES, model.states(step.batch)[1])
 
 
-def made(name: str, *, seed: int = 0, **chosen: Any) -> tuple[Objective, Glance]:
+def made(name: str, *, seed: int = 0, **chosen: Any) -> tuple[CodeObjective, RecordBatch]:
     torch.manual_seed(3)
-    own = world(**chosen)
+    own = inputs(**chosen)
     model = build_model(own.config)
-    one: Objective = objective.class_of(name)(own)
+    one: CodeObjective = objective.class_of(name)(own)
     for parameter in one.parameters():  # away from the start, where scores do not depend on states
         torch.nn.init.normal_(parameter, std=0.3)
-    return one, glance_of(timelines(seed), own.config, model)
+    return one, batch_of(timelines(seed), own.config, model)
 
 
 @settings(max_examples=25)
@@ -91,16 +95,16 @@ def test_a_masked_visit_holds_no_copy_of_its_target(subjects: Records, seed: int
 def loss_with_another_target(architecture: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
     """States of visits that lost code 0, and of the same visits where the lost code was 1 from the beginning."""
     torch.manual_seed(0)
-    own = world(architecture=architecture)
+    own = inputs(architecture=architecture)
     model = build_model(own.config).eval()
     states: list[Tensor] = []
     for token in (2, 3):
         found = timelines_of([((0.0, ((8, math.nan), (token, math.nan))), (9.0, ((9, math.nan), (token, math.nan))))])
-        glance = glance_of(found, own.config, model)
+        whole = batch_of(found, own.config, model)
         monkeypatch.setattr(
             torch, "rand", lambda *shape: torch.arange(float(np.prod(shape))) / 100 % 0.9
         )  # takes the last
-        held = masked.mask(glance.step.batch, torch.tensor([0, 1]), CODES, share=1.0, most=9)
+        held = masked.mask(whole.step.batch, torch.tensor([0, 1]), CODES, share=1.0, most=9)
         assert held is not None
         assert held.code.tolist() == [token - 2] * 2
         states.append(model.states(held.batch)[1].detach())
@@ -125,45 +129,21 @@ def test_a_mask_that_leaves_the_code_in_the_visit_is_noticed(monkeypatch: pytest
     assert not torch.equal(ours, other)
 
 
-@pytest.mark.parametrize("name", ["next_visit", "marked_time", "time_to_code"])
 @pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
-def test_the_future_is_no_input(name: str, architecture: str) -> None:
+def test_the_future_is_no_input(architecture: str) -> None:
     """Other codes in the last visits change targets, and no state that predicts them."""
-    one, glance = made(name, architecture=architecture)
-    assert glance.states is not None
-    batch, last = glance.step.batch, (glance.step.batch.subject_offsets[1:] - 1).tolist()
+    one, whole = made("time_to_code", architecture=architecture)
+    assert whole.states is not None
+    batch, last = whole.step.batch, (whole.step.batch.subject_offsets[1:] - 1).tolist()
     codes = batch.codes.clone()
     for row in last:
         codes[batch.visit_offsets[row] : batch.visit_offsets[row + 1]] = 9
-    states = glance.model.states(replace(batch, codes=codes))[1]
+    states = whole.model.states(replace(batch, codes=codes))[1]
     asks = [row for row in range(batch.n_visits) if row not in last]
-    torch.testing.assert_close(states[asks], glance.states[asks])
-    loss = one(glance)
+    torch.testing.assert_close(states[asks], whole.states[asks])
+    loss = one(whole)
     assert loss.requires_grad
     assert math.isfinite(float(loss.detach()))
-
-
-def test_the_loss_of_the_next_visit_is_its_formula() -> None:
-    one, glance = made("next_visit")
-    found = glance.timelines
-    assert glance.states is not None
-    rows = glance.model.code_embedding.table.weight[CODES.tokens]  # type: ignore[index, union-attr]
-    onsets, repeats, numbers = (one.get_submodule(n).all(glance.states, rows) for n in ("onsets", "repeats", "numbers"))  # type: ignore[operator]
-    total, count = torch.zeros(()), 0
-    for subject in range(len(found)):
-        had: set[int] = set()
-        first, end = found.subject_offsets[subject : subject + 2].tolist()
-        for visit in range(first, end):
-            had |= set(codes_of(found, visit))
-            if visit + 1 == end:
-                continue
-            then, count = codes_of(found, visit + 1), count + 1
-            for code in range(len(CODES)):
-                chance = (repeats if code in had else onsets)[visit, code].sigmoid()
-                total = total - (chance if code in then else 1 - chance).log()
-            for code, rank in then.items():
-                total = total + (0.5 * (numbers[visit, code] - rank) ** 2 if not math.isnan(rank) else 0)
-    torch.testing.assert_close(one(glance), total / count, rtol=1e-4, atol=1e-4)
 
 
 def codes_of(found: Timelines, visit: int) -> dict[int, float]:
@@ -175,24 +155,12 @@ def codes_of(found: Timelines, visit: int) -> dict[int, float]:
     return out
 
 
-def test_the_density_of_marked_time_integrates_to_one() -> None:
-    """Over gaps, by quadrature; over codes and values, by their softmaxes."""
-    one, glance = made("marked_time")
-    assert glance.states is not None
-    logits = one.get_submodule("hazards")(one.get_submodule("norm")(glance.states[:1])) - 3
-    days = torch.arange(0.1, 4000, 0.2)  # middles of spans of .2 days
-    density = torch.exp(-one._time_loss(logits.unsqueeze(1).expand(len(days), 1, -1), days))  # type: ignore[operator]
-    total = float(density.double().sum().detach()) * 0.2
-    left = float((density[-1] / torch.exp(logits[0, -1])).detach())  # chance beyond the last day
-    assert total + left == pytest.approx(1.0, abs=2e-3)
-
-
 def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
     """Visit by visit, code by code, bin by bin; a record's last visit has no exposure."""
-    one, glance = made("time_to_code")
-    assert glance.states is not None
-    found, head = glance.timelines, one.get_submodule("head")
-    log_hazards, edges = head.log_hazards(glance.states).double(), (0.0, *head.edges_days, math.inf)  # type: ignore[operator, misc]
+    one, whole = made("time_to_code")
+    assert whole.states is not None
+    found, head = whole.timelines, one.get_submodule("head")
+    log_hazards, edges = head.log_hazards(whole.states).double(), (0.0, *head.edges_days, math.inf)  # type: ignore[operator, misc]
     total, count = torch.zeros((), dtype=torch.float64), 0
     for subject in range(len(found)):
         first, end = found.subject_offsets[subject : subject + 2].tolist()
@@ -209,77 +177,31 @@ def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
                     total = total + log_hazards[visit, code, k].exp() * at_risk
                     if waits and edges[k] < stop <= edges[k + 1]:
                         total = total - log_hazards[visit, code, k]
-    torch.testing.assert_close(one(glance).double(), total / count, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
-def test_lifts_are_ratios_of_probabilities(architecture: str) -> None:
-    """`Σ_c p(c) exp(lift_c) = 1` with the code itself; the state is that of a first visit with that code alone."""
-    one, glance = made("masked_codes", architecture=architecture)
-    assert isinstance(one, masked.MaskedCodes)
-    asked = np.array([0, 4])
-    found = lifts(glance.model.eval(), one, CODES, asked)
-    alone = timelines_of([((0.0, ((2, math.nan),)),), ((0.0, ((8, math.nan),)),)])
-    batch = glance_of(alone, glance.model.config, glance.model).step.batch
-    states = glance.model.states(replace(batch, age_years=torch.full((2,), math.nan)))[1]
-    scores = one.scores.all(states, code_embedding(glance.model).table(torch.from_numpy(CODES.tokens)))
-    chance, usual = scores.softmax(1).detach().double().numpy(), one.start.softmax(0).double().numpy()
-    own = np.arange(2), asked
-    assert np.isneginf(found[own]).all()
-    chance[own] = 0.0
-    np.testing.assert_allclose(usual * np.exp(found), chance, rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(one(whole).double(), total / count, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", sorted(objective.parts))
 def test_what_is_measured_agrees_with_the_loss(name: str) -> None:
-    one, glance = made(name, seed=2)
-    tally = Tally()
+    one, whole = made(name, seed=2)
+    measures = Measures()
     torch.manual_seed(5)
-    loss = one(glance, tally)
-    assert tally.means["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-    if name == "swapped_codes":  # guesses no code
-        assert tally.means["frequency loss"] <= math.log(2)
-        gain = tally.means["frequency visit loss"] - tally.means["visit loss"]
-        assert tally.gains["visit loss"]["value"] == pytest.approx(gain, rel=1e-5)
-        return
-    for kind in ("", "onset ", "repeat ") if name == "next_visit" else ("",):
-        for k in (1, 5, 10):
-            ours, frequency = (tally.means[f"{who} {kind}recall@{k}"] for who in ("model", "frequency"))
-            assert tally.gains[f"{kind}recall@{k}"]["value"] == pytest.approx(ours - frequency)
+    loss = one(whole, measures)
+    assert measures.means["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    for k in (1, 5, 10):
+        ours, frequency = (measures.means[f"{who} recall@{k}"] for who in ("model", "frequency"))
+        assert measures.gains[f"recall@{k}"]["value"] == pytest.approx(ours - frequency)
     for who in ("model", "frequency", "last visit"):
-        at = [tally.means[f"{who} recall@{k}"] for k in (1, 5, 10)]
+        at = [measures.means[f"{who} recall@{k}"] for k in (1, 5, 10)]
         assert at == sorted(at)
         assert at[-1] == 1.0  # there are six codes
 
 
-def test_the_interval_of_a_gain_counts_subjects_and_not_codes() -> None:
-    """Ten copies of every code of a subject narrow nothing; one subject has no interval; a drawn one is covered."""
-    draw = np.random.default_rng(0)
-    held = 0
-    for _ in range(200):
-        subject = np.repeat(np.arange(60), draw.integers(1, 9, 60))
-        gain = (draw.normal(0.1, 0.3, 60))[subject] + draw.normal(0, 0.1, len(subject))
-        one, copied = Tally(), Tally()
-        for part in (subject < 30, subject >= 30):
-            one.add_gain("g", gain[part], subject[part])
-            copied.add_gain("g", np.repeat(gain[part], 10), np.repeat(subject[part], 10))
-        found = one.gains["g"]
-        assert copied.gains["g"] == pytest.approx(found)
-        assert found["low"] is not None
-        assert found["high"] is not None
-        held += found["low"] <= 0.1 <= found["high"]
-    assert 180 <= held <= 199
-    alone = Tally()
-    alone.add_gain("g", np.ones(3), np.zeros(3, dtype=np.int64))
-    assert alone.gains["g"] == {"value": 1.0, "low": None, "high": None}
-
-
 def test_without_a_target_there_is_no_gradient() -> None:
-    own = world()
+    own = inputs()
     model = build_model(own.config)
     found = timelines_of([((0.0, ((6, math.nan),)),)])  # one visit, whose code is no target
     for name in objective.parts:
-        one: Objective = objective.class_of(name)(own)
-        loss = one(glance_of(found, own.config, model))
+        one: CodeObjective = objective.class_of(name)(own)
+        loss = one(batch_of(found, own.config, model))
         assert float(loss) == 0.0
         assert not loss.requires_grad

@@ -13,12 +13,13 @@ from ehrsequencing.config import OutcomesConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining import loop
-from ehrsequencing.training.pretraining.exclusion import excluded_targets
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.pretraining import pretrain as pretrain_room
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.pretraining.targets import excluded_targets
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "model.outcome_rank=4", "training.grid_bins=4"),
@@ -82,7 +83,9 @@ def test_a_pretraining_that_predicts_outcomes_is_found(
         source = pretrain(asked, tmp_path / "source", "pretraining.exclude=none")
     else:
         none = np.zeros(0, dtype=np.int64)
-        monkeypatch.setattr(loop, "excluded_targets", lambda *a, **k: replace(excluded_targets(*a, **k), outcomes=none))
+        monkeypatch.setattr(
+            pretrain_room, "excluded_targets", lambda *a, **k: replace(excluded_targets(*a, **k), outcomes=none)
+        )
         source = pretrain(asked, tmp_path / "source")
     second = train(asked, tmp_path / "second", train(asked, tmp_path / "first", source))
     found = excluded_codes(audited(second, asked))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.reach import Reach
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, coming_codes, next_visits, visit_rows
+from ehrsequencing.training.pretraining.targets import TargetCodes, times_to_codes, training_rates, visit_rows
 from helpers.visits import Record, timelines_of
 
 NUMBER = np.array([-1, -1, 0, 1, 2, -1, 1])  # of tokens 0 … 6: 5 is excluded, 6 is a joint token of 3's code
-CODES = TargetCodes(np.array([2, 3, 4]), NUMBER, np.zeros(3, dtype=np.int64))
+CODES = TargetCodes(np.array([2, 3, 4]), NUMBER)
 RANKS = st.sampled_from([math.nan, -1.5, 0.25, 1.0])
 VISITS = st.lists(st.tuples(st.integers(1, 6), RANKS), max_size=4).map(tuple)
 
@@ -39,48 +39,9 @@ def targets_of(codes: tuple[tuple[int, float], ...]) -> dict[int, float]:
 
 @settings(max_examples=40)
 @given(some_records())
-def test_what_follows_is_what_a_slow_reader_finds(records: list[Record]) -> None:
-    timelines = timelines_of(records)
-    found = next_visits(timelines, np.arange(len(timelines.end_us)), CODES)
-    had: set[tuple[int, int, bool]] = set()
-    coming: set[tuple[int, int, bool]] = set()
-    last: set[tuple[int, int]] = set()
-    ranks: dict[tuple[int, int], tuple[float, float]] = {}
-    gaps, row, visit = [], 0, -1
-    for record in records:
-        past: set[int] = set()
-        carried: dict[int, float] = {}
-        for place, (day, codes) in enumerate(record):
-            visit += 1
-            own = targets_of(codes)
-            past |= set(own)
-            carried |= {code: rank for code, rank in own.items() if not math.isnan(rank)}
-            if place + 1 == len(record):
-                continue
-            then = targets_of(record[place + 1][1])
-            assert int(found.chosen[row]) == visit
-            gaps.append(record[place + 1][0] - day)
-            had |= {(row, code, code in then) for code in past}
-            coming |= {(row, code, code in past) for code in then}
-            last |= {(row, code) for code in own}
-            ranks |= {(row, code): (rank, carried.get(code, math.nan)) for code, rank in then.items()}
-            row += 1
-    np.testing.assert_allclose(found.gap_days, gaps, rtol=1e-6)
-    triples = zip(found.had_row.tolist(), found.had_code.tolist(), found.had_next.tolist(), strict=True)
-    assert sorted(triples) == sorted(had)
-    pairs = list(zip(found.next_row.tolist(), found.next_code.tolist(), strict=True))
-    repeats = found.is_repeat.tolist()
-    assert sorted((*pair, again) for pair, again in zip(pairs, repeats, strict=True)) == sorted(coming)
-    assert sorted(zip(found.last_row.tolist(), found.last_code.tolist(), strict=True)) == sorted(last)
-    expected = np.array([ranks[pair] for pair in pairs]).reshape(-1, 2)
-    np.testing.assert_allclose(np.stack([found.next_rank, found.carried_rank], 1), expected)
-
-
-@settings(max_examples=40)
-@given(some_records())
 def test_what_comes_is_what_a_slow_reader_finds(records: list[Record]) -> None:
     timelines = timelines_of(records)
-    found = coming_codes(timelines, np.arange(len(timelines.end_us)), CODES)
+    found = times_to_codes(timelines, np.arange(len(timelines.end_us)), CODES)
     expected: dict[tuple[int, int], float] = {}
     stops: list[float] = []
     for record in records:
@@ -103,13 +64,13 @@ def test_a_cut_of_the_record_changes_no_target() -> None:
     )
     timelines = timelines_of([record])
     loader = SubjectLoader(TaskRecords(timelines, visit_rows(timelines)), reach=Reach(layers=1, window=4))
-    whole = next_visits(timelines, np.arange(40), CODES)
+    whole = times_to_codes(timelines, np.arange(40), CODES)
     rows: list[int] = []
     for step in loader.steps(np.array([0]), visit_budget=8):
-        part = next_visits(timelines, step.rows, CODES)
+        part = times_to_codes(timelines, step.rows, CODES)
         mine = np.isin(whole.chosen, step.rows)
         assert np.array_equal(step.rows[part.chosen], whole.chosen[mine])
-        assert len(part.had_code) == int(mine[whole.had_row].sum())
+        assert np.array_equal(part.days, whole.days[mine[whole.row]])
         assert step.batch.codes_per_visit[step.positions].tolist() == [3] * len(step.rows)
         rows += step.rows.tolist()
     assert rows == list(range(40))
@@ -121,8 +82,6 @@ def test_rates_are_counts_with_half_an_occurrence_more() -> None:
         ((0.0, ((2, nan),)), (1.0, ((2, nan), (3, nan)))),
         ((0.0, ((3, nan),)), (5.0, ((3, nan),))),
     ]
-    rates = Rates.of(timelines_of(records), CODES, seed=0)
+    rates = training_rates(timelines_of(records), CODES, seed=0)
     np.testing.assert_allclose(rates.share, np.array([2.5, 3.5, 0.5]) / 6.5)
-    np.testing.assert_allclose(rates.onset, [0.5 / 2, 1.5 / 2, 0.5 / 3])  # of 2 visits with a next one, had: 1, 1, 0
-    np.testing.assert_allclose(rates.repeat, [1.5 / 2, 1.5 / 2, 0.5])
-    assert sorted(rates.gap_days.tolist()) == [1.0, 5.0]
+    assert sorted(rates.waits.stop_days.tolist()) == [1.0, 5.0]

@@ -1,7 +1,9 @@
-"""A network, boosted visits and a landmark Cox model as one model of hazards; its answers, and its two files."""
+"""A network, boosted visits and a landmark Cox model as one model of hazards; what a run predicts by it or without."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,22 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
+from torch import nn
 
 from ehrsequencing.baselines.blend.weights import BlendWeights, blended_hazards
-from ehrsequencing.baselines.boosted import BoostedHazards, BoostedVisits
-from ehrsequencing.baselines.history import FeatureSpec, LinearDesign
-from ehrsequencing.baselines.landmark_cox import CoxHazards, LandmarkCox
-from ehrsequencing.baselines.trees import Trees
+from ehrsequencing.baselines.boosted import BoostedVisits, Trees
+from ehrsequencing.baselines.history import FeatureSpec
+from ehrsequencing.baselines.landmark_cox import CoxHazards, LandmarkCox, LinearDesign
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.inference import VISIT_BUDGET
-from ehrsequencing.training.recalibration import log_hazards
+from ehrsequencing.training.inference import VISIT_BUDGET, batches, nll_of_rows, risk_of_rows
+from ehrsequencing.training.recalibration import Recalibrated, log_hazards
 
 BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"
 NETWORK = "network"
@@ -45,7 +48,7 @@ class Blend:
         correction: a and b (causes,), where the hazards were recalibrated: log λ' = a + b · log λ.
     """
 
-    boosted: BoostedHazards
+    boosted: BoostedVisits
     cox: CoxHazards
     weights: BlendWeights
     edges_days: tuple[float, ...]
@@ -78,111 +81,81 @@ class Blend:
         a, b = (column[:, None] for column in self.correction)
         return np.asarray(np.exp(a + b * np.log(blended)), dtype=np.float64)
 
-    # ---- files -------------------------------------------------------------------------------------------------
-
     def save(self, folder: Path) -> None:
         """Write `blend.json` and `blend.safetensors`."""
-        trees = {str(e): found for e, found in enumerate(self.boosted.trees) if found is not None}
-        cuts = self.boosted.cuts
+        boosted, design = self.boosted, self.cox.design
         arrays: dict[str, NDArray[Any]] = {
-            "boosted.cuts": np.concatenate([np.zeros(0), *cuts]),
-            "boosted.cut_offsets": np.cumsum([0, *map(len, cuts)]),
-            "boosted.part_of": self.boosted.part_of,
-            "boosted.base": self.boosted.base,
-            **{
-                f"boosted.trees.{e}.{name}": array
-                for e, own in trees.items()
-                for name, array in own.arrays().items()
-            },
-            **{f"cox.{name}": getattr(self.cox, name) for name in _OF_COX},
-            **{
-                f"cox.design.{name}": np.asarray(getattr(self.cox.design, name))
-                for name in _OF_DESIGN
-            },
+            "boosted.cuts": np.concatenate([np.zeros(0), *boosted.cuts]),
+            "boosted.cut_offsets": np.cumsum([0, *map(len, boosted.cuts)]),
+            "boosted.part_of": boosted.part_of,
+            "boosted.base": boosted.base,
             "edges_days": np.array(self.edges_days),
         }
-        write_bytes(
-            folder / ARRAYS_FILE,
-            save({name: np.array(array, order="C") for name, array in arrays.items()}),
-        )
-        specs = {"boosted": asdict(self.boosted.columns), "cox": asdict(self.cox.design.columns)}
-        weights = {name: getattr(self.weights, name).tolist() for name in _OF_WEIGHTS}
+        fitted = {e: trees for e, trees in enumerate(boosted.trees) if trees is not None}
+        for e, trees in fitted.items():
+            arrays |= {f"boosted.trees.{e}.{name}": getattr(trees, name) for name in _OF_TREES}
+        arrays |= {f"cox.{name}": getattr(self.cox, name) for name in _OF_COX}
+        arrays |= {f"cox.design.{name}": getattr(design, name) for name in _OF_DESIGN}
+        data = save({name: np.array(array, order="C") for name, array in arrays.items()})
+        write_bytes(folder / ARRAYS_FILE, data)
         facts = {
             "format": _FORMAT,
             "parts": list(PARTS),
-            "weights": weights,
-            "features": specs,
-            "trees": sorted(trees),
+            "weights": {name: getattr(self.weights, name).tolist() for name in _OF_WEIGHTS},
+            "features": {"boosted": asdict(boosted.columns), "cox": asdict(design.columns)},
+            "trees": sorted(map(str, fitted)),
         }
         write_json(folder / BLEND_FILE, facts)
 
     @classmethod
-    def load(cls, folder: Path, vocabulary: Vocabulary, *, edges_days: Sequence[float]) -> "Blend":
+    def load(cls, folder: Path, vocabulary: Vocabulary, *, edges_days: Sequence[float]) -> Blend:
         """Read what `save` wrote.
 
         Args:
-            folder: The run.
+            folder: The run, whose manifest has been checked.
             vocabulary: The run's.
             edges_days: Of the run's network.
 
         Raises:
             EhrseqError: A file is damaged, or does not belong to the run.
         """
-        where, fix = str(folder / BLEND_FILE), "copy the whole run folder, or train again"
         text = read_json(folder / BLEND_FILE)
         try:
             arrays = load_file(folder / ARRAYS_FILE)
-            if text["format"] != _FORMAT or text["parts"] != list(PARTS):
-                raise EhrseqError("is a blend of another version of ehrseq", where=where, fix=fix)
-            specs = {name: _spec(text["features"][name], vocabulary) for name in ("boosted", "cox")}
-            bounds = arrays["boosted.cut_offsets"]
-            flat = arrays["boosted.cuts"]
-            cuts = [
-                flat[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-            ]
+            edges = tuple(arrays["edges_days"].tolist())
+            if text["format"] != _FORMAT or edges != tuple(edges_days):
+                raise ValueError("not of this network")
+            weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
+            bounds = arrays["boosted.cut_offsets"][1:-1]
             base = arrays["boosted.base"]
-            weights = BlendWeights(
-                *(np.array(text["weights"][name], dtype=np.float64) for name in _OF_WEIGHTS)
-            )
-            used = sum(len(cut) > 0 for cut in cuts) + 1
             trees = [
-                _trees(arrays, e, columns=used, where=where) if str(e) in text["trees"] else None
+                Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
+                if str(e) in text["trees"]
+                else None
                 for e in range(len(base))
             ]
-            boosted = BoostedHazards(
-                vocabulary, specs["boosted"], cuts, arrays["boosted.part_of"], base, trees
-            )
-            used_columns, fill, low, high, marked = (
-                arrays[f"cox.design.{name}"] for name in _OF_DESIGN
+            boosted = BoostedVisits(
+                vocabulary,
+                _spec(text["features"]["boosted"]),
+                np.split(arrays["boosted.cuts"], bounds),
+                arrays["boosted.part_of"],
+                base,
+                edges,
+                trees,
             )
             design = LinearDesign(
-                specs["cox"], used_columns, fill, low, high, tuple(marked.tolist())
+                _spec(text["features"]["cox"]),
+                *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
             )
-            cox = CoxHazards(vocabulary, design, *(arrays[f"cox.{name}"] for name in _OF_COX))
-            edges = tuple(arrays["edges_days"].tolist())
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            IndexError,
-            AttributeError,
-            OSError,
-            SafetensorError,
-        ) as error:
+            mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
+            cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, edges)
+        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+            where, fix = str(folder / BLEND_FILE), "copy the whole run folder, or train again"
             raise EhrseqError("the files of the blend are damaged", where=where, fix=fix) from error
-        shape = (len(base), len(edges) + 1)
-        sizes = {base.shape, cox.base.shape, (len(base), len(boosted.part_of))}
-        given = {getattr(weights, name).shape for name in _OF_WEIGHTS}
-        fits = (
-            edges == tuple(edges_days) and sizes == {shape} and given == {(len(base), len(PARTS))}
-        )
-        if not fits or len(cuts) != len(specs["boosted"]):
-            raise EhrseqError("the blend is not that of the run's network", where=where, fix=fix)
-        if not (weights.value >= 0).all() or not np.allclose(weights.value.sum(axis=1), 1.0):
-            raise EhrseqError("its weights are not convex", where=where, fix=fix)
         return cls(boosted, cox, weights, edges)
 
 
+_OF_TREES = ("start", "feature", "threshold", "missing_left", "left", "right", "value")
 _OF_COX = ("mean", "scale", "beta", "base")
 _OF_DESIGN = ("used", "fill", "low", "high", "marked")
 _OF_WEIGHTS = ("value", "low", "high")
@@ -210,24 +183,135 @@ def network_hazards(
     return out
 
 
-def _trees(arrays: dict[str, NDArray[Any]], e: int, *, columns: int, where: str) -> Trees:
-    prefix = f"boosted.trees.{e}."
-    own = {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
-    return Trees.of_arrays(own, columns=columns, where=where)
-
-
-def _spec(saved: dict[str, Any], vocabulary: Vocabulary) -> FeatureSpec:
-    """History features from JSON; codes that the vocabulary does not have are an error."""
-    ids = {name: tuple(map(int, saved[name])) for name in ("codes", "numeric", "static_codes")}
+def _spec(saved: dict[str, Any]) -> FeatureSpec:
+    """History features from JSON."""
     pairs = tuple((int(first), int(second)) for first, second in saved["pairs"])
-    named = [
-        *(code for found in ids.values() for code in found),
-        *(code for pair in pairs for code in pair),
-    ]
-    if not all(0 <= code < len(vocabulary) for code in named):
-        raise ValueError("a code is not in the vocabulary")
-    return FeatureSpec(**ids, names=tuple(map(str, saved["names"])), pairs=pairs)
+    lists = {name: tuple(saved[name]) for name in ("codes", "numeric", "static_codes", "names")}
+    return FeatureSpec(**lists, pairs=pairs)
+
+
+@dataclass(frozen=True)
+class RunAnswers:
+    """A run's network, and its blend where it is one.
+
+    Attributes:
+        model: The network, in evaluation mode.
+        blend: The other parts and the weights; None where the network answers alone.
+        code_types: (V,) type of each token, where the network wants types.
+        members: Of an ensemble: its networks. Each answers as the run does, in a blend beside the same other parts.
+    """
+
+    model: SurvivalModel
+    blend: Blend | None
+    code_types: Ints | None
+    members: tuple[SurvivalModel, ...]
+
+    @classmethod
+    def of(cls, model: SurvivalModel, blend: Blend | None, code_types: Ints | None) -> RunAnswers:
+        """Of a model that may be an ensemble."""
+        found = getattr(model, "members", None)
+        listed = found if isinstance(found, nn.ModuleList) else ()
+        return cls(
+            model, blend, code_types, tuple(m for m in listed if isinstance(m, SurvivalModel))
+        )
+
+    def risk(
+        self,
+        records: TaskRecords,
+        *,
+        horizons_days: Sequence[float] | Floats,
+        start_days: float = 0.0,
+    ) -> Floats32:
+        """Risk at every prediction time; see `training.inference.risk_of_rows`."""
+        found: Floats32 = self._risks((self.model,), records, horizons_days, start_days)[0]
+        return found
+
+    def with_members(
+        self,
+        records: TaskRecords,
+        *,
+        horizons_days: Sequence[float] | Floats,
+        start_days: float = 0.0,
+    ) -> tuple[Floats32, Floats32]:
+        """Risk (R, causes, horizons), and that of each member (members, R, causes, horizons)."""
+        found = self._risks((self.model, *self.members), records, horizons_days, start_days)
+        return found[0], found[1:]
+
+    def _risks(
+        self,
+        models: Sequence[SurvivalModel],
+        records: TaskRecords,
+        horizons_days: Sequence[float] | Floats,
+        start_days: float,
+    ) -> Floats32:
+        if self.blend is None:
+            of_rows = [
+                risk_of_rows(
+                    model,
+                    records,
+                    horizons_days=horizons_days,
+                    code_types=self.code_types,
+                    start_days=start_days,
+                )
+                for model in models
+            ]
+            return np.stack(of_rows)
+        days, edges = np.asarray(horizons_days, dtype=np.float64), self.blend.edges_days
+        out = np.empty(
+            (len(models), len(records), self.model.config.causes, len(days)), dtype=np.float32
+        )
+        for rows, found in self.blend.hazards(models, records, code_types=self.code_types):
+            for m, hazards in enumerate(found):
+                out[m, rows] = cumulative_incidence(hazards, edges, days, start_days=start_days)
+        return out
+
+    def batches(self, records: TaskRecords) -> tuple[Ints, Ints]:
+        """First subject (b,) and cost (b,) of each batch: records cut there get the same answers to the last bit."""
+        if self.blend is None:
+            return batches(self.model, records, code_types=self.code_types)
+        rows = [rows for rows, _ in in_parts(records)]
+        first = (
+            np.searchsorted(records.rows.row_offsets, [one.start for one in rows], side="right") - 1
+        )
+        return first, np.array([one.stop - one.start for one in rows], dtype=np.int64)
+
+    def nll(self, records: TaskRecords) -> Floats:
+        """Negative log-likelihood (R,) of every labelled prediction time; see `training.inference.nll_of_rows`."""
+        if self.blend is None:
+            return nll_of_rows(self.model, records, code_types=self.code_types)
+        labels, out = records.rows, np.empty(len(records))
+        for rows, hazards in self.hazards(records):
+            out[rows] = horizon_nll(
+                hazards,
+                self.blend.edges_days,
+                duration_days=np.asarray(labels.duration_days[rows]),
+                cause=labels.cause[rows],
+                entry_days=labels.entry_days[rows],
+            )
+        return out
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """Some rows at a time, and their hazards (r, causes, bins) per day; the `visit` head has none."""
+        if self.blend is None:
+            yield (
+                slice(0, len(records)),
+                network_hazards(self.model, records, code_types=self.code_types),
+            )
+        else:
+            for rows, found in self.blend.hazards(
+                (self.model,), records, code_types=self.code_types
+            ):
+                yield rows, found[0]
+
+    def recalibrated(self, intercept: Floats, slope: Floats) -> RunAnswers:
+        """The same with log λ' = a + b · log λ, a and b (causes,); in a blend λ is the blended hazard.
+
+        Raises:
+            EhrseqError: The head is `visit`.
+        """
+        if self.blend is not None:
+            return replace(self, blend=replace(self.blend, correction=(intercept, slope)))
+        model, *members = (
+            Recalibrated(model, intercept, slope).eval() for model in (self.model, *self.members)
+        )
+        return replace(self, model=model, members=tuple(members))

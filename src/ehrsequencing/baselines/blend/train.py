@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from ehrsequencing.baselines.base import FittingData, HazardPart
+from ehrsequencing.baselines.base import FittingData, HazardBaseline
 from ehrsequencing.baselines.blend.blend import (
     ARRAYS_FILE,
     BLEND_FILE,
@@ -28,7 +28,6 @@ from ehrsequencing.baselines.blend.weights import (
     Points,
     blended_hazards,
     fit_weights,
-    joined_rows,
 )
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
@@ -36,20 +35,17 @@ from ehrsequencing.config import StudyConfig, TransferConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines, remove_folder, write_bytes
-from ehrsequencing.core.hazards import horizon_nll
 from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
+from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.adapt import adapted
-from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.progress import Progress
-from ehrsequencing.training.run_folder import RunFolder, alone
-from ehrsequencing.training.search import Fits, Search
-from ehrsequencing.training.transfer import keep_adapters
+from ehrsequencing.training.device import ALONE, Processes
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.resolve import adapted
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in
+from ehrsequencing.training.train import Trainer
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 Show = Callable[[Progress], None]
@@ -63,41 +59,23 @@ def trainer_of(
     study: StudyConfig,
     init: Pretrained | None = None,
     processes: Processes = ALONE,
-) -> Fits:
-    """What trains a study: a network, with `training.blend` a blend, with `training.search` after a search.
+) -> "Trainer | BlendTrainer":
+    """What trains a study: a network, with `training.blend` a blend.
 
-    What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
+    What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
 
     Raises:
-        EhrseqError: A search is to start from another model, several processes are to search or blend, or a setting
-            of the transfer is given without a model to start from.
+        EhrseqError: Several processes are to blend, or a setting of the transfer is given without a model to start
+            from.
     """
     if init is None and study.transfer != (nothing := TransferConfig()):
-        name = next(
-            n
-            for n in TransferConfig.model_fields
-            if getattr(study.transfer, n) != getattr(nothing, n)
-        )
+        given = study.transfer.model_dump()
+        name = next(n for n, value in nothing.model_dump().items() if given[n] != value)
         fix = "name the model with --init, or leave the setting out"
         raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
-    alone = (
-        "training.search"
-        if study.training.search > 1
-        else "training.blend"
-        if study.training.blend
-        else ""
-    )
-    if alone and processes.several:
-        fix = "leave out --devices and --nodes, or train the network alone"
-        raise EhrseqError("runs in one process only", where=alone, fix=fix)
-    if study.training.search > 1:
-        if init is not None:
-            what, fix = (
-                "a search trains networks from new weights",
-                "leave out training.search or --init",
-            )
-            raise EhrseqError(what, where="training.search", fix=fix)
-        return Search(prepared, task_name, out, study=study, make=trainer_of)
+    if study.training.blend and processes.several:
+        fix = "start it without torchrun, or train the network alone"
+        raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
     study = adapted(study, prepared, task_name) if init is None else study
     if study.training.blend:
         return BlendTrainer(prepared, task_name, out, study=study, init=init)
@@ -165,50 +143,50 @@ class BlendTrainer:
     @property
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
-        asked = self.study.evaluation
+        settings = self.study.evaluation
+        folds = len(self.folds)
         return digest(
-            [self.network.fingerprint, "blend", len(self.folds), asked.seed, asked.tuning_trials]
+            [self.network.fingerprint, "blend", folds, settings.seed, settings.tuning_trials]
         )
 
-    @alone
     def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
         """Train everything and write the run."""
-        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-        if resume and (self.out / MANIFEST).is_file():
-            folder.check_finished()
+        with alone_in(self.out):
+            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+            if resume and (self.out / MANIFEST).is_file():
+                folder.check_finished()
+            else:
+                folder.begin(resume=resume)
+                self._fit(folder.checkpoints, on_progress)
             folder.remove_checkpoints()
-            return
-        folder.begin(resume=resume)
-        rows = joined_rows(
-            [
-                self._out_of_fold(folder.checkpoints, number, fold, on_progress)
-                for number, fold in enumerate(self.folds)
-            ]
-        )
+
+    def _fit(self, checkpoints: Path, on_progress: Show | None) -> None:
+        found = [
+            self._out_of_fold(checkpoints, number, fold, on_progress)
+            for number, fold in enumerate(self.folds)
+        ]
+        rows = self._rows({key: np.concatenate([one[key] for one in found]) for key in found[0]})
         weights = fit_weights(rows, n_causes=len(self.task.causes), seed=self.settings.seed)
-        whole = folder.checkpoints / "network"
+        whole = checkpoints / "network"
         model = self._train_network(whole, len(self.folds), None, on_progress)
         boosted, cox = self._fit_others(self.records["train"])
-        blend = Blend(boosted.kept, cox.kept, weights, self.edges)
+        blend = Blend(boosted, cox, weights, self.edges)
         self.out.mkdir(parents=True, exist_ok=True)
         blend.save(self.out)
         manifest = read_manifest(whole, what=RUN.what)
         facts = {key: manifest[key] for key in _OF_NETWORK if key in manifest}
-        told = {
+        of_blend = {
             "parts": list(PARTS),
             "folds": len(self.folds),
             "tuning_nll": self._tuning_nll(model, blend),
         }
-        facts |= {"fingerprint": self.fingerprint, "blend": told}
+        facts |= {"fingerprint": self.fingerprint, "blend": of_blend}
         history = read_json_lines(whole / HISTORY)
-        self.network.write_run(
-            model, history, facts, more=(BLEND_FILE, ARRAYS_FILE, *keep_adapters(whole, self.out))
-        )
-        folder.remove_checkpoints()
+        self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
 
     def _out_of_fold(
         self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None
-    ) -> BlendRows:
+    ) -> dict[str, NDArray[Any]]:
         """What parts that never saw a fold say of its subjects: from its file, or fitted now."""
         path = checkpoints / f"fold-{number + 1}.safetensors"
         mark = digest([self.fingerprint, number])
@@ -221,68 +199,64 @@ class BlendTrainer:
                 train.take(np.setdiff1d(np.arange(len(train.timelines)), fold))
             )
             step = max(1, -(-len(train) // MOST_ROWS))
-            found = self._points(model, [part.kept for part in others], train.take(fold[::step]))
+            found = self._points(model, others, train.take(fold[::step]))
             write_bytes(path, save({**found, "mark": np.frombuffer(mark.encode(), dtype=np.uint8)}))
             remove_folder(network)
-        of_points = {
-            name: Points(*(found[f"{name}.{c}"] for c in ("lower", "upper", "rate")))
-            for name in _TIMES
-        }
-        subject = found["subject"] * len(self.folds) + number  # no two folds share one
+        found["subject"] = found["subject"] * len(self.folds) + number  # no two folds share one
+        return found
+
+    def _rows(self, found: dict[str, NDArray[Any]]) -> BlendRows:
+        at_duration, at_entry = (
+            Points(*(found[f"{name}.{column}"] for column in _OF_POINTS)) for name in _TIMES
+        )
         return BlendRows(
             found["duration_days"],
             found["entry_days"],
             found["cause"],
-            subject,
-            **of_points,
-            edges_days=self.edges,
+            found["subject"],
+            at_duration,
+            at_entry,
+            self.edges,
         )
 
     def _points(
-        self, model: SurvivalModel, others: Sequence[HazardPart], asked: TaskRecords
+        self, model: SurvivalModel, others: Sequence[HazardBaseline], records: TaskRecords
     ) -> dict[str, NDArray[Any]]:
         """What the likelihood needs of the parts' hazards at the prediction times of some subjects."""
         points: dict[str, list[Points]] = {name: [] for name in _TIMES}
-        for part, hazards in self._hazards(model, others, asked):
-            for name, days in zip(
-                _TIMES, (part.rows.duration_days, part.rows.entry_days), strict=True
-            ):
-                points[name].append(Points.of(hazards, self.edges, np.asarray(days)))
-        rows = asked.rows
-        out = {"subject": rows.subject, "cause": rows.cause.astype(np.int64)}
-        out |= {
+        for part, hazards in self._hazards(model, others, records):
+            times = (part.rows.duration_days, part.rows.entry_days)
+            for name, days in zip(_TIMES, times, strict=True):
+                points[name].append(Points.at(hazards, self.edges, np.asarray(days)))
+        rows = records.rows
+        out: dict[str, NDArray[Any]] = {
+            "subject": rows.subject,
+            "cause": rows.cause.astype(np.int64),
             "duration_days": np.array(rows.duration_days),
             "entry_days": np.array(rows.entry_days),
         }
-        return out | {
-            f"{name}.{column}": np.concatenate([getattr(one, column) for one in found])
-            for name, found in points.items()
-            for column in ("lower", "upper", "rate")
-        }
+        for name, found in points.items():
+            for column in _OF_POINTS:
+                out[f"{name}.{column}"] = np.concatenate([getattr(one, column) for one in found])
+        return out
 
     def _hazards(
-        self, model: SurvivalModel, others: Sequence[HazardPart], asked: TaskRecords
+        self, model: SurvivalModel, others: Sequence[HazardBaseline], records: TaskRecords
     ) -> Iterator[tuple[TaskRecords, list[Floats]]]:
         """Some subjects at a time, and the hazards (r, causes, bins) per day of each part at their prediction times."""
         types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
-        for _, part in in_parts(asked):
+        for _, part in in_parts(records):
             every = np.arange(len(part))
-            yield (
-                part,
-                [
-                    network_hazards(model, part, code_types=types),
-                    *(p.hazards(part, every) for p in others),
-                ],
-            )
+            network = network_hazards(model, part, code_types=types)
+            yield part, [network, *(other.hazards(part, every) for other in others)]
 
     def _tuning_nll(self, model: SurvivalModel, blend: Blend) -> dict[str, float]:
         """Mean NLL of all tuning prediction times: of the blend, then of each part alone."""
         total = np.zeros(1 + len(PARTS))
         for part, each in self._hazards(model, (blend.boosted, blend.cox), self.records["tuning"]):
             rows = part.rows
-            for k, hazards in enumerate(
-                [blended_hazards(each, blend.weights.value, self.edges), *each]
-            ):
+            blended = blended_hazards(each, blend.weights.value, self.edges)
+            for k, hazards in enumerate([blended, *each]):
                 total[k] += horizon_nll(
                     hazards,
                     self.edges,
@@ -310,28 +284,23 @@ class BlendTrainer:
         return load_model(folder)
 
     def _fit_others(self, train: TaskRecords) -> tuple[BoostedVisits, LandmarkCox]:
-        asked, tuning = self.study.evaluation, self.records["tuning"]
-        enough = self.prepared.study.vocabulary.min_subjects
+        settings = self.study.evaluation
         data = FittingData(
             self.task,
             self.prepared.vocabulary,
             train,
-            tuning,
+            self.records["tuning"],
             self.edges,
-            asked.seed,
-            enough=enough,
+            settings.seed,
+            enough=self.prepared.study.vocabulary.min_subjects,
         )
-        return BoostedVisits(data, trials=asked.tuning_trials or 1), LandmarkCox(data)
+        return BoostedVisits.fit(data, trials=settings.tuning_trials or 1), LandmarkCox(data)
 
 
 _TIMES = ("at_duration", "at_entry")
+_OF_POINTS = ("lower", "upper", "rate")
 # facts of its manifest that the run keeps
-_OF_NETWORK = (
-    "best_epoch",
-    "tuning_nll",
-    "recalibration",
-    "members",
-)
+_OF_NETWORK = ("best_epoch", "tuning_nll", "recalibration", "members")
 
 
 def _read(path: Path, mark: str) -> dict[str, NDArray[Any]] | None:

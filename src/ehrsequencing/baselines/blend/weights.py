@@ -16,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.hazards import event_bin
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
+from ehrsequencing.records.hazards import event_bin
 
 RESAMPLES = 500  # of subjects, for the intervals of the weights
-# above so many rows × resamples there are fewer, but never under 100
-FEWEST_RESAMPLES, MOST_DRAWN = (
-    100,
-    1_000_000,
-)
+MOST_DRAWN = 1_000_000  # above so many rows × resamples there are fewer resamples
+FEWEST_RESAMPLES = 100
 PRIOR_SD = 0.2  # of a weight around equal weights
 _LEAST = 1e-290  # of a cumulative hazard, so that its logarithm is finite
 _MOST_STEPS = 100
@@ -83,7 +80,7 @@ class Points:
     rate: Floats
 
     @classmethod
-    def of(
+    def at(
         cls, parts: Sequence[Floats], edges_days: Sequence[float], days: NDArray[np.floating]
     ) -> "Points":
         """Of each model hazards (R, E, K), and a time (R,) of each row."""
@@ -174,9 +171,7 @@ class BlendRows:
         return float(value), gradient, hessian
 
 
-def _place(
-    points: Points, edges: Sequence[float], days: Floats, cause: int
-) -> tuple[Bools, Bools, Floats, Floats]:
+def _place(edges: Sequence[float], days: Floats) -> tuple[Bools, Bools, Floats, Floats]:
     """Whether a row is in the first bin, in the last; days since the bin began; and the bin's length."""
     at = event_bin(edges, days)
     start = np.r_[0.0, edges][at]
@@ -192,7 +187,7 @@ def _cumulative(
     points: Points, edges: Sequence[float], days: Floats, cause: int, w: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """H(t) of the blend, with its gradient and Hessian by w."""
-    first, last, since, width = _place(points, edges, days, cause)
+    first, last, since, width = _place(edges, days)
     a, b, r = (column[:, cause - 1] for column in (points.lower, points.upper, points.rate))
     part = np.where(last, 0.0, since / width)
     low = np.where(first, 0.0, np.exp(a @ w)) * (1 - part)
@@ -212,7 +207,7 @@ def _log_hazard(
     points: Points, edges: Sequence[float], days: Floats, cause: int, w: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Logarithm of λ(t) of the blend, with its gradient and Hessian by w."""
-    first, last, _, width = _place(points, edges, days, cause)
+    first, last, _, width = _place(edges, days)
     a, b, r = (column[:, cause - 1] for column in (points.lower, points.upper, points.rate))
     low, high = np.where(first, 0.0, np.exp(a @ w)), np.where(last, 0.0, np.exp(b @ w))
     rise = np.where(last, 1.0, np.maximum(high - low, _LEAST))
@@ -263,16 +258,13 @@ def fit_weights(
         seed: Of the resamples.
         resamples: How many, where there are few rows.
     """
-    models, subject = (
-        rows.at_duration.lower.shape[2],
-        np.unique(rows.subject, return_inverse=True)[1],
-    )
+    models = rows.at_duration.lower.shape[2]
+    people, subject = np.unique(rows.subject, return_inverse=True)
     wanted = min(resamples, max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(rows), 1)))
-    draws = (
-        [draw for block in bootstrap_subjects(np.unique(subject), wanted, seed) for draw in block]
-        if wanted
-        else []
-    )
+    draws: list[Ints] = []
+    if wanted:
+        for block in bootstrap_subjects(np.arange(len(people)), wanted, seed):
+            draws += list(block)
     value = np.full((n_causes, models), 1 / models)
     low, high = np.zeros_like(value), np.ones_like(value)
     for e in range(n_causes):
@@ -338,25 +330,3 @@ def _on_simplex(gradient: Floats, hessian: Floats, w: Floats) -> Floats:
             if (u >= -1e-12).all() and value < least:
                 best, least = np.maximum(u, 0.0), value
     return np.asarray(best, dtype=np.float64)
-
-
-def joined_rows(parts: Sequence[BlendRows]) -> BlendRows:
-    """The rows of several folds together."""
-
-    def points(some: Sequence[Points]) -> Points:
-        columns = (
-            [one.lower for one in some],
-            [one.upper for one in some],
-            [one.rate for one in some],
-        )
-        return Points(*(np.concatenate(column) for column in columns))
-
-    return BlendRows(
-        np.concatenate([part.duration_days for part in parts]),
-        np.concatenate([part.entry_days for part in parts]),
-        np.concatenate([part.cause for part in parts]),
-        np.concatenate([part.subject for part in parts]),
-        points([part.at_duration for part in parts]),
-        points([part.at_entry for part in parts]),
-        parts[0].edges_days,
-    )

@@ -150,7 +150,7 @@ function moveInList(step) {
 
 // ---- the histogram -------------------------------------------------------------------------------------------------
 
-/** Join neighbouring bars until each holds nobody or enough people, as `disclosure.small_counts.merge_bins` does. */
+/** Join neighbouring bars until each holds nobody or enough people. */
 function mergedBins(counts) {
   const merged = [];
   let start = 0, held = 0, end = 0;

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.expansion import refuse_expansion
+from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.readers.fhir.elements import kind_of, resources_of
 from ehrsequencing.readers.fhir.mapping import NAMED, READ
 
@@ -93,14 +93,9 @@ class FhirSource:
             raise EhrseqError("cannot be read", where=str(file.path), fix=fix) from error
 
     def _bytes(self, file: FhirFile) -> bytes:
-        try:
-            return (
-                gzip.open(file.path).read()
-                if file.path.suffix.lower() == ".gz"
-                else file.path.read_bytes()
-            )
-        except (OSError, EOFError, zlib.error) as error:
-            raise self._bad(file) from error
+        documents = [other for other in self.files if not other.lines]
+        where = "" if file.lines else f"{self.where}, {_unnamed(file, documents)}"
+        return read_unpacked(file.path, where=where)
 
     def _document(self, file: FhirFile) -> Any:
         try:
@@ -178,11 +173,6 @@ def open_fhir(text: str) -> Iterator[FhirSource]:
     files = [file for p in found if not p.name.startswith(".") and (file := _file(p)) is not None]
     if not files:
         raise EhrseqError("holds no .ndjson and no .json file", where=text, fix=_FIX)
-    documents = [file for file in files if not file.lines]
-    for file in files:  # DuckDB would silently read the beginning of a gz file that is cut off
-        refuse_expansion(
-            file.path, where=None if file.lines else f"{text}, {_unnamed(file, documents)}"
-        )
     connection = duckdb.connect()
     try:
         connection.execute(

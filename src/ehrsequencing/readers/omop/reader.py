@@ -32,7 +32,7 @@ _NULL = pa.scalar(None, pa.string())
 @reader(
     "omop",
     help="OMOP CDM 5.3 or 5.4, from files or from a live database.",
-    source="Folder of CSV, CSV.gz or Parquet tables, or postgres://…, duckdb://FILE or spark://…",
+    source="Folder of CSV, CSV.gz or Parquet tables, or postgres://… or duckdb://FILE",
     sql=source_sql,
 )
 def import_omop(source: str, job: Import) -> None:

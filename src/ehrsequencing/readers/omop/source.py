@@ -87,7 +87,7 @@ class Source:
 
 @contextmanager
 def open_source(text: str) -> Iterator[Source]:
-    """Open a folder or a URL: `postgres://user@host/database?schema=cdm`, `duckdb://cdm.duckdb`, `spark://host:7077/cdm`.
+    """Open a folder or a URL: `postgres://user@host/database?schema=cdm`, `duckdb://cdm.duckdb`.
 
     Raises:
         EhrseqError: Ibis is not installed, the source cannot be opened, or it lacks the table person.
@@ -134,11 +134,6 @@ def _expected_errors() -> tuple[type[Exception], ...]:
         import psycopg
 
         drivers.append(psycopg.Error)
-    with suppress(ModuleNotFoundError):
-        import pyspark.errors
-        from py4j.protocol import Py4JError
-
-        drivers += [pyspark.errors.PySparkException, Py4JError]
     return (
         ibis.common.exceptions.IbisError,
         *drivers,
@@ -189,7 +184,7 @@ def _open_folder(text: str) -> Source:
     folder = Path(text)
     if not folder.is_dir():
         if looks_like_database(text):
-            fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE, duckdb://FILE or spark://HOST:PORT/SCHEMA"
+            fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE"
             raise EhrseqError("SOURCE is neither a folder nor the URL of a database", fix=fix)
         raise EhrseqError(
             "is not a folder", where=text, fix="name a folder of OMOP tables, or a URL"

@@ -13,7 +13,7 @@ _URL = re.compile(
     r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^@:/?#\[\]]*)(?::(?P<port>\d+))?(?:/(?P<path>[^?#]*))?(?:\?(?P<query>[^#]*))?",
     re.DOTALL,
 )
-_HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA, duckdb://FILE or spark://HOST:PORT/SCHEMA"
+_HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA or duckdb://FILE"
 
 
 def looks_like_database(text: str) -> bool:
@@ -32,7 +32,6 @@ def public_name(text: str) -> str:
         "postgres": "PostgreSQL",
         "postgresql": "PostgreSQL",
         "duckdb": "DuckDB",
-        "spark": "Spark",
     }
     return f"the {known[scheme]} database" if "://" in text and scheme in known else "the database"
 
@@ -48,7 +47,7 @@ def connect(url: str) -> Any:
     """Open a database through Ibis.
 
     Raises:
-        EhrseqError: The text is not a URL, a DuckDB file is missing, Spark does not answer, or PostgreSQL's driver is
+        EhrseqError: The text is not a URL, a DuckDB file is missing, or PostgreSQL's driver is
             not installed.
     """
     import ibis
@@ -65,8 +64,6 @@ def connect(url: str) -> Any:
     parts = _URL.fullmatch(url)
     if parts is None:
         raise EhrseqError("is not a URL", where="the database", fix=_HOW)
-    if parts["scheme"].lower() == "spark":
-        return _spark(parts)
     if parts["scheme"].lower() not in ("postgres", "postgresql"):
         return ibis.connect(_quoted(parts))
     try:
@@ -84,18 +81,6 @@ def connect(url: str) -> Any:
     return ibis.postgres.connect(
         **(given | ({"port": int(given["port"])} if "port" in given else {}))
     )
-
-
-def _spark(parts: re.Match[str]) -> Any:
-    from ehrsequencing.readers.omop.spark import SparkTables
-
-    if parts["user"] is not None or parts["query"] is not None:
-        fix = "write spark://HOST:PORT/SCHEMA, and settings into SPARK_CONF_DIR/spark-defaults.conf"
-        raise EhrseqError(
-            "takes neither a user nor settings in its URL", where="the Spark database", fix=fix
-        )
-    place = f"{parts['host']}:{parts['port']}" if parts["port"] else parts["host"]
-    return SparkTables(place, unquote(parts["path"] or ""))
 
 
 def _quoted(parts: re.Match[str]) -> str:

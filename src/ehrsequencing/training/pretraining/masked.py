@@ -11,11 +11,11 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.segments import gather_rows, to_device
 from ehrsequencing.training.pretraining.objective import (
+    CodeObjective,
     CodeScores,
-    Glance,
-    Objective,
-    Tally,
-    World,
+    Measures,
+    ObjectiveInputs,
+    RecordBatch,
     ranks_of,
     subjects_of,
     target_rows,
@@ -33,7 +33,7 @@ class Masked:
 
 
 @objective("masked_codes")
-class MaskedCodes(Objective):
+class MaskedCodes(CodeObjective):
     """BERT's masked token (Devlin et al. 2019), one code of a visit at a time.
 
         loss_v = −log softmax over c of s_c(z_v) at the code that was taken from v,   c not among the codes left in v
@@ -43,63 +43,62 @@ class MaskedCodes(Objective):
     it. Other visits may, as they do in use. A visit that had no other code is seen as an empty one.
     """
 
-    sees_ahead = True
+    is_bidirectional = True
     needs_states = False
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.scores = CodeScores(world.config.dim, np.log(world.rates.share))
+    def __init__(self, inputs: ObjectiveInputs) -> None:
+        super().__init__(inputs)
+        self.scores = CodeScores(inputs.config.dim, np.log(inputs.rates.share))
         self.register_buffer(
-            "start", torch.from_numpy(np.log(world.rates.share)).float(), persistent=False
+            "start", torch.from_numpy(np.log(inputs.rates.share)).float(), persistent=False
         )
         self.start: Tensor
 
-    def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
+    def forward(self, batch: RecordBatch, measures: Measures | None = None) -> Tensor:
         """Mean loss of the visits that lack a code."""
-        host, step = glance.step.batch.host, glance.step
-        chosen = torch.from_numpy(step.positions)
+        visits = batch.step.batch
+        device = visits.codes.device
         masked = mask(
-            host,
-            chosen,
-            glance.codes,
-            share=self.world.settings.masked_share,
-            most=self.world.most_visits,
+            visits.host,
+            torch.from_numpy(batch.step.positions),
+            batch.codes,
+            share=self.inputs.masked_share,
+            most=self.inputs.most_visits,
         )
-        device = step.batch.codes.device
         if masked is None:
             return self.start.new_zeros(())
-        batch = masked.batch.pin_memory() if device.type == "cuda" else masked.batch
-        _, states = glance.model.states(batch.to(device, non_blocking=True))
+        left_visits = masked.batch.pin_memory() if device.type == "cuda" else masked.batch
+        _, states = batch.model.states(left_visits.to(device, non_blocking=True))
         z = gather_rows(states, to_device(masked.row, device))
-        left = _left(masked, glance.codes)
-        scores = self.scores.all(z, target_rows(glance))
+        left = _left(masked, batch.codes)
+        scores = self.scores(z, target_rows(batch))
         scores = scores.masked_fill(to_device(left, device), float("-inf"))
         loss = F.cross_entropy(scores, to_device(masked.code, device))
-        if tally is not None:
-            self._measure(scores.detach().cpu(), left, masked, glance, tally)
+        if measures is not None:
+            self._measure(scores.detach().cpu(), left, masked, batch, measures)
         return loss
 
     def _measure(
-        self, scores: Tensor, left: Tensor, masked: Masked, glance: Glance, tally: Tally
+        self, scores: Tensor, left: Tensor, masked: Masked, batch: RecordBatch, measures: Measures
     ) -> None:
         """Loss and recall of the model, of frequencies, and of "the last visit's codes again"."""
         row, code = np.arange(len(masked.row)), masked.code.numpy()
         by_frequency = self.start.cpu().expand_as(scores).masked_fill(left, float("-inf"))
-        position = np.full(glance.step.batch.n_visits, -1)
-        position[glance.step.positions] = glance.step.rows
+        position = np.full(batch.step.batch.n_visits, -1)
+        position[batch.step.positions] = batch.step.rows
         visits = position[masked.row.numpy()]
-        of_subject = subjects_of(glance, visits)
-        has_last = np.flatnonzero(visits > glance.timelines.subject_offsets[of_subject])
-        last_row, last_code = codes_of_visits(glance.timelines, visits[has_last] - 1, glance.codes)
+        of_subject = subjects_of(batch, visits)
+        has_last = np.flatnonzero(visits > batch.timelines.subject_offsets[of_subject])
+        last_row, last_code = codes_of_visits(batch.timelines, visits[has_last] - 1, batch.codes)
         by_last = by_frequency.clone()
         by_last[has_last[last_row], last_code] += 100.0  # before all others; -inf stays
         guesses = {"model": scores, "frequency": by_frequency, "last visit": by_last}
-        tally.add_recalls(
+        measures.add_recalls(
             {name: ranks_of(guess, row, code) for name, guess in guesses.items()}, of_subject
         )
         for name, guess in (("loss", scores), ("frequency loss", by_frequency)):
             each = F.cross_entropy(guess, masked.code, reduction="none")
-            tally.add(name, each.double().sum(), len(each))
+            measures.add(name, each.double().sum(), len(each))
 
 
 def mask(

@@ -1,49 +1,247 @@
-"""Pretraining from Python: `ehrsequencing.pretrain`."""
+"""`ehrseq pretrain`: fits a model to records without labels, on training subjects alone, and writes its folder.
 
-import os
-from collections.abc import Mapping
+The settings of the section `training` apply. The early stop looks at the weighted loss on the tuning split. Held-out
+subjects are never read.
+"""
+
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.config import StudyConfig, validated
+import numpy as np
+import torch
+from torch import nn
+
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.config import ModelConfig, StudyConfig
+from ehrsequencing.config.parts import objective
+from ehrsequencing.core.disclosure import shareable_count
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import (
+    digest,
+    read_json,
+    write_json,
+)
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    PRETRAINED,
+    UNFINISHED_PRETRAINING,
+)
+from ehrsequencing.models.build import build_model
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.pretraining.loop import Pretrainer
-from ehrsequencing.training.run_folder import alone_in
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.checkpoint import TrainingState
+from ehrsequencing.training.device import training_device
+from ehrsequencing.training.loop import ShowProgress, Training
+from ehrsequencing.training.pretraining.objective import (
+    ObjectiveInputs,
+    PretrainingObjective,
+)
+from ehrsequencing.training.pretraining.targets import (
+    Excluded,
+    excluded_targets,
+    target_codes,
+    training_rates,
+    visit_rows,
+)
+from ehrsequencing.training.resolve import resolve_inputs
+from ehrsequencing.training.run_folder import RESULTS_FILE, RunFolder, alone_in, write_run_files
+from ehrsequencing.training.train import MAY_CHANGE
 
 
-def pretrain(
-    data: Prepared | str | os.PathLike[str],
-    *,
-    out: str | os.PathLike[str],
-    task: str | None = None,
-    model: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
-    pretraining: Mapping[str, Any] | None = None,
-    preset: str | None = None,
-    resume: bool = False,
-) -> dict[str, Any]:
-    """Fit a model to records without labels, with early stopping on the tuning split.
+class Pretrainer:
+    """Fits one model to the objectives of `study.pretraining`.
 
     Args:
-        data: A prepared set, or its folder.
-        out: Folder of the pretrained model, for `ehrseq train --init`.
-        task: A task of the set, whose outcome, relatives and near-synonyms are then no targets.
-        model: Settings of the model, as in `{"size": "small"}`.
-        training: Settings of training, as in `{"epochs": 20}`.
-        pretraining: Settings of pretraining, as in `{"objectives": ["masked_codes"]}`.
-        preset: Name of a preset.
-        resume: Continue after an interruption.
-
-    Returns:
-        What was measured on the tuning split (the content of `pretraining.json`): for each objective its losses in
-        nats, and recall@k beside the baselines.
+        prepared: The data; its training subjects are learned from, its tuning subjects decide when to stop.
+        out: Folder to make.
+        study: Settings; `model`, `training` and `pretraining` are used.
+        task_name: A task of the set, whose outcome is then no target (`pretraining.exclude`); None for all codes.
 
     Raises:
-        EhrseqError: A setting is unknown, the data cannot be used, or `out` holds something else.
+        EhrseqError: A setting cannot be used, or there is nothing to learn from.
     """
-    sections = {"model": model, "training": training, "pretraining": pretraining, "preset": preset}
-    given = {name: value for name, value in sections.items() if value is not None}
-    study = validated(StudyConfig, given, where="ehrsequencing.pretrain")
-    with alone_in(Path(out)):  # before the work begins
-        prepared = data if isinstance(data, Prepared) else Prepared(Path(data))
-        return Pretrainer(prepared, Path(out), study=study, task_name=task).fit(resume=resume)
+
+    def __init__(
+        self, prepared: Prepared, out: Path, *, study: StudyConfig, task_name: str | None = None
+    ) -> None:
+        self.prepared, self.out, self.task_name = prepared, out, task_name
+        self.settings, pretraining = study.training, study.pretraining
+        self.config = _without_head(study.model, prepared)
+        made_with = {
+            "model": self.config,
+            "training": study.training,
+            "pretraining": pretraining,
+            "preset": study.preset,
+        }
+        self.study = prepared.study.model_copy(update=made_with)
+        self.weights = dict(pretraining.objectives)
+        classes = {name: objective.class_of(name) for name in self.weights}
+        blind = [name for name, one in classes.items() if not one.is_bidirectional]
+        if self.config.attention == "bidirectional" and blind:
+            what = f"{', '.join(blind)} would see what it should guess"
+            fix = "pretrain with masked_codes, or with model.attention=causal"
+            raise EhrseqError(what, where="model.attention=bidirectional", fix=fix)
+
+        # what may be predicted
+        self.excluded: Excluded | None = None
+        if task_name is not None and pretraining.exclude == "related":
+            self.excluded = excluded_targets(prepared, task_name)
+        excluded = self.excluded.tokens if self.excluded is not None else np.zeros(0, np.int64)
+        self.codes = target_codes(prepared.vocabulary, excluded)
+        self.train, self.tuning = prepared.timelines("train"), prepared.timelines("tuning")
+        self._refuse_hopeless()
+
+        # whom it learns from
+        types = prepared.vocabulary.code_types if self.config.code_types else None
+        self.loader, self.tuning_loader = (
+            SubjectLoader.of_model(
+                self.config, TaskRecords(timelines, visit_rows(timelines)), code_types=types
+            )
+            for timelines in (self.train, self.tuning)
+        )
+        visits = int(self.loader.cost[self.loader.subjects].sum())
+        budget = max(1, min(self.settings.visit_budget, visits // self.settings.min_steps))
+
+        # the model and the objectives at their start
+        rates = training_rates(self.train, self.codes, seed=self.settings.seed)
+        inputs = ObjectiveInputs(self.config, self.codes, rates, pretraining.masked_share)
+        torch.manual_seed(self.settings.seed)
+        model = build_model(self.config)
+        objectives = nn.ModuleDict({name: one(inputs) for name, one in classes.items()})
+        bundle = nn.ModuleDict({"model": model, "objectives": objectives}).to(training_device())
+        self.objective = PretrainingObjective(
+            bundle,
+            self.weights,
+            self.codes,
+            self.loader,
+            self.tuning_loader,
+            self.settings,
+            tuning_budget=max(128, min(self.settings.visit_budget, inputs.most_visits)),
+        )
+        steps_of_first_epoch = self.loader.shuffled(
+            0,
+            seed=self.settings.seed,
+            visit_budget=budget,
+            most_subjects=self.settings.subjects_per_step,
+        )
+        self.training = Training(
+            bundle,
+            self.objective,
+            self.loader,
+            self.settings,
+            visit_budget=budget,
+            steps_per_epoch=len(steps_of_first_epoch),
+        )
+
+    def _refuse_hopeless(self) -> None:
+        where = str(self.prepared.folder)
+        for name, timelines in {"training": self.train, "tuning": self.tuning}.items():
+            if not len(timelines.end_us):
+                fix = "give that split more subjects (splits of ehrseq prepare)"
+                raise EhrseqError(f"no {name} subject has a visit", where=where, fix=fix)
+        if len(self.codes) >= 2:
+            return
+        if self.excluded is None or self.task_name is None:
+            fix = "prepare more records, or a lower vocabulary.min_subjects"
+            raise EhrseqError("has fewer than two codes to predict", where=where, fix=fix)
+        has_outcomes = self.prepared.task(self.task_name).outcomes is not None
+        whose = "outcome and of its outcomes" if has_outcomes else "outcome"
+        what = f"without the codes of the {whose} and their relatives, fewer than two codes are left to predict"
+        fix = "use pretraining.exclude=none to predict all codes; the audit then warns that outcomes were targets"
+        raise EhrseqError(what, where=f"task {self.task_name} in {where}", fix=fix)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what a resumed run must share with its start."""
+        return digest(
+            [
+                self.config.model_dump(),
+                self.settings.model_dump(exclude=MAY_CHANGE),
+                self.study.pretraining.model_dump(),
+                self.codes.tokens.tolist(),
+                self.prepared.identity(""),
+            ]
+        )
+
+    def fit(
+        self, *, resume: bool = False, on_progress: ShowProgress | None = None
+    ) -> dict[str, Any]:
+        """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
+        kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
+        with alone_in(self.out):
+            folder = RunFolder(self.out, self.prepared, "", self.fingerprint, kinds=kinds)
+            if resume and (self.out / MANIFEST).is_file():
+                folder.check_finished()
+                results: dict[str, Any] = read_json(self.out / RESULTS_FILE)
+            else:
+                folder.begin(resume=resume)
+                state = self.training.run(
+                    self.out,
+                    folder.checkpoints,
+                    resume=resume,
+                    on_progress=on_progress,
+                )
+                results = self._results(state)
+                self._write(state, results)
+            folder.remove_checkpoints()
+        return results
+
+    def _results(self, state: TrainingState) -> dict[str, Any]:
+        """What the best weights do on the tuning split, beside the baselines."""
+        measured = self.objective.measure(self.training.best)
+        return {
+            **PRETRAINED.facts,
+            "task": self.task_name,
+            "subjects": len(self.loader),
+            "tuning_subjects": len(self.tuning_loader),
+            "targets": len(self.codes),
+            "left_out": 0 if self.excluded is None else len(self.excluded.tokens),
+            "best_epoch": state.best_epoch,
+            "tuning_loss": state.best_nll,
+            "seconds": round(sum(row["seconds"] for row in state.history), 1),
+            "objectives": {
+                name: {
+                    "weight": self.weights[name],
+                    "measures": measures.means,
+                    "counts": {
+                        what: shareable_count(count) for what, count in measures.counts.items()
+                    },
+                    "gains": measures.gains,
+                }
+                for name, measures in measured.items()
+            },
+        }
+
+    def _write(self, state: TrainingState, results: dict[str, Any]) -> None:
+        """Write the folder; its manifest comes last."""
+        best: Any = self.training.best.cpu()
+        write_json(self.out / RESULTS_FILE, results)
+        vocabulary = self.prepared.vocabulary
+        facts = {
+            "task": self.task_name,
+            "fingerprint": self.fingerprint,
+            "seed": self.settings.seed,
+            "objectives": self.weights,
+            "exclude": self.study.pretraining.exclude,
+            "excluded_targets": None if self.excluded is None else self.excluded.names(vocabulary),
+            "best_epoch": state.best_epoch,
+            "tuning_loss": state.best_nll,
+        }
+        write_run_files(
+            self.out,
+            self.prepared,
+            self.study,
+            best["model"],
+            state.history,
+            facts,
+            kind=PRETRAINED,
+            more=(RESULTS_FILE,),
+        )
+
+
+def _without_head(model: ModelConfig, prepared: Prepared) -> ModelConfig:
+    """The model's settings with what the data decides; its head is not trained, and stays as it was made."""
+    if model.head != "horizon" or model.members != 1 or model.wide_head:
+        plain = {"members": 1, "wide_head": False}
+        model = model.with_parts(head="horizon").model_copy(update=plain)
+    return resolve_inputs(model, prepared)

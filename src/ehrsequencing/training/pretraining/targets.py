@@ -1,21 +1,31 @@
-"""What pretraining predicts at each visit: target codes of the next visit, and what the subject had before it.
+"""What pretraining predicts: the target codes of a visit, and when each comes next; and which codes it must not.
 
 Targets are codes, not tokens: a joint token (`CODE//Q3`) counts as its code. Unknown tokens, summaries and excluded
 codes are never targets, but a model still reads them. Everything is looked up in the whole record, so that it does not
 depend on how the loader cuts long records.
+
+To predict the time or presence of the outcome's own code is supervised learning under another name: the benefit of
+records without labels would be overstated. So the codes that name a task's outcome are no targets (`excluded_targets`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, spans
+from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
+from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_SAMPLED = 20_000  # visits that starting rates are counted on
 MOST_WAITS = 4_000  # visits of these from which the times to every code are counted
+SHORTEST_DAYS = 1 / 1440  # one minute: no time to a code is shorter
+MOST_NEAR = 0.5  # share of subjects above which a code is a near-synonym
+LEAST_SUBJECTS = 5  # with the code and the outcome; fewer say nothing
 
 
 @dataclass(frozen=True)
@@ -24,51 +34,26 @@ class TargetCodes:
 
     tokens: Ints  # (C,) their token ids, rising
     number: Ints  # (V,) 0 … C-1 for a target's token and the joint tokens of its values, -1 for all others
-    kind: Ints  # (C,) number of the code's type (its MEDS prefix)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @classmethod
-    def of(cls, vocabulary: Vocabulary, excluded: Ints) -> "TargetCodes":
-        """All codes of a vocabulary but some.
 
-        Args:
-            vocabulary: Of the prepared set.
-            excluded: Token ids of codes that must not be predicted.
-        """
-        size, base = len(vocabulary), vocabulary.base
-        is_code = np.arange(size) >= vocabulary.n_unknown
-        is_code &= base == np.arange(size)
-        is_code[excluded] = False
-        number = np.full(size, -1, dtype=np.int64)
-        number[is_code] = np.arange(int(is_code.sum()))
-        summaries = vocabulary.summary_tokens
-        of_bins = number[base]
-        bins = vocabulary.settings.bins if vocabulary.settings.mode == "bins" else 0
-        for first in summaries[
-            summaries >= 0
-        ].tolist():  # a summary and its bins say nothing of the visit itself
-            of_bins[first : first + 1 + bins] = -1
-        return cls(np.flatnonzero(is_code), of_bins, vocabulary.code_types[is_code])
-
-
-@dataclass(frozen=True)
-class NextVisits:
-    """For r visits that have a next one: its target codes, and the codes that the subject had until then."""
-
-    chosen: Ints  # (r,) which of the visits that were asked about
-    gap_days: Floats  # (r,) days from the end of the visit to the start of the next one; at least one minute
-    next_row: Ints  # (P,) 0 … r-1, whose next visit
-    next_code: Ints  # (P,) target codes in it, each once a visit, rising within a visit
-    next_rank: Floats32  # (P,) rank of the code's number (scaled to sd 1); NaN without one
-    is_repeat: Bools  # (P,) whether the subject had the code before
-    had_row: Ints  # (H,) 0 … r-1
-    had_code: Ints  # (H,) the different target codes that the subject had by the end of the visit
-    had_next: Bools  # (H,) whether the code is in the next visit
-    last_row: Ints  # (L,) 0 … r-1
-    last_code: Ints  # (L,) target codes of the visit itself, each once
-    carried_rank: Floats32  # (P,) the last rank that the subject had of the code by the end of the visit; NaN without
+def target_codes(vocabulary: Vocabulary, excluded: Ints) -> TargetCodes:
+    """All codes of a vocabulary but those with the token ids `excluded`."""
+    size, base = len(vocabulary), vocabulary.base
+    is_code = np.arange(size) >= vocabulary.n_unknown
+    is_code &= base == np.arange(size)
+    is_code[excluded] = False
+    number = np.full(size, -1, dtype=np.int64)
+    number[is_code] = np.arange(int(is_code.sum()))
+    of_bins = number[base]
+    bins = vocabulary.settings.bins if vocabulary.settings.mode == "bins" else 0
+    summaries = vocabulary.summary_tokens
+    for first in summaries[summaries >= 0].tolist():
+        # a summary and its bins say nothing of the visit itself
+        of_bins[first : first + 1 + bins] = -1
+    return TargetCodes(np.flatnonzero(is_code), of_bins)
 
 
 def visit_rows(timelines: Timelines) -> TaskRows:
@@ -94,10 +79,34 @@ def visit_rows(timelines: Timelines) -> TaskRows:
     )
 
 
-def next_visits(
+def codes_of_visits(timelines: Timelines, visits: Ints, codes: TargetCodes) -> tuple[Ints, Ints]:
+    """Target codes of some visits, each once a visit: place of the visit among these, and the code."""
+    start = timelines.visit_offsets[visits]
+    items, offsets = spans(start, timelines.visit_offsets[visits + 1] - start)
+    code = codes.number[timelines.codes[items]]
+    row = np.repeat(np.arange(len(visits)), np.diff(offsets))
+    is_target = code >= 0
+    pairs = np.unique(row[is_target] * len(codes) + code[is_target])
+    return pairs // len(codes), pairs % len(codes)
+
+
+@dataclass(frozen=True)
+class TimesToCodes:
+    """For r visits that are not their subject's last: days until each target code is next recorded."""
+
+    chosen: Ints  # (r,) which of the given visits
+    stop_days: Floats  # (r,) days from the end of the visit to the end of the record: the exposure
+    row: Ints  # (P,) 0 … r-1, ascending: pairs of a visit and a code that is recorded after it
+    code: Ints  # (P,) rising within a row; each once
+    days: (
+        Floats  # (P,) from the end of the visit to the start of the first later visit with the code
+    )
+
+
+def times_to_codes(
     timelines: Timelines, visits: Ints, codes: TargetCodes, *, most: int | None = None
-) -> NextVisits:
-    """Look up what follows each of some visits.
+) -> TimesToCodes:
+    """Look up when each code comes next after some visits.
 
     Args:
         timelines: The records.
@@ -106,147 +115,41 @@ def next_visits(
         most: At most so many visits, evenly spread over those that have a next one.
     """
     offsets, n = timelines.subject_offsets, len(codes)
-    chosen, visits, subject = _with_next(timelines, visits, most=most)
-    row, code, rank = _codes_of(timelines, visits + 1, codes)
-    last_row, last_code, _ = _codes_of(timelines, visits, codes)
-
-    owners, local = np.unique(subject, return_inverse=True)
-    until = np.zeros(len(owners), dtype=np.int64)
-    np.maximum.at(until, local, visits + 1)
-    # visits until the last one asked about
-    seen, seen_offsets = spans(offsets[owners], until - offsets[owners])
-    place, had, had_rank = _codes_of(timelines, seen, codes)
-    owner = np.searchsorted(seen_offsets, place, side="right") - 1
-    # each code of a subject, and where it is first
-    key, at = np.unique(owner * n + had, return_index=True)
-    first_visit = seen[place[at]]
-    first_key = np.searchsorted(key, np.arange(len(owners) + 1) * n)
-    entry, entry_offsets = spans(first_key[local], np.diff(first_key)[local])
-    had_row = np.repeat(np.arange(len(visits)), np.diff(entry_offsets))
-    known = first_visit[entry] <= visits[had_row]
-    had_row, had_code = had_row[known], (key[entry] % n)[known]
-    pairs, had_pairs = row * n + code, had_row * n + had_code
-    return NextVisits(
-        chosen=chosen,
-        gap_days=np.maximum(
-            timelines.start_us[visits + 1] - timelines.end_us[visits], DAY_US / 1440
-        )
-        / DAY_US,
-        next_row=row,
-        next_code=code,
-        next_rank=rank,
-        is_repeat=np.isin(pairs, had_pairs),
-        had_row=had_row,
-        had_code=had_code,
-        had_next=np.isin(had_pairs, pairs),
-        last_row=last_row,
-        last_code=last_code,
-        carried_rank=_carried(
-            local[row] * n + code, visits[row], owner * n + had, seen[place], had_rank
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class ComingCodes:
-    """For r visits that are not their subject's last: days until each target code is next recorded."""
-
-    chosen: Ints  # (r,) which of the visits that were asked about
-    stop_days: (
-        Floats  # (r,) days from the end of the visit to the end of the record, where exposure ends
-    )
-    row: Ints  # (P,) 0 … r-1, ascending: pairs of a visit and a code that is recorded after it
-    code: Ints  # (P,) rising within a row; each once
-    days: (
-        Floats  # (P,) from the end of the visit to the start of the first later visit with the code
-    )
-
-
-def coming_codes(
-    timelines: Timelines, visits: Ints, codes: TargetCodes, *, most: int | None = None
-) -> ComingCodes:
-    """Look up when each code comes next after some visits; arguments as in `next_visits`."""
-    chosen, visits, subject = _with_next(timelines, visits, most=most)
-    offsets, n = timelines.subject_offsets, len(codes)
-    owners, local = np.unique(subject, return_inverse=True)
-    seen, seen_offsets = spans(offsets[owners], offsets[owners + 1] - offsets[owners])
-    place, code, _ = _codes_of(timelines, seen, codes)
-    owner, wide = np.searchsorted(seen_offsets, place, side="right") - 1, len(timelines.end_us) + 1
-    entry = np.sort((owner * n + code) * wide + seen[place])  # by subject, code and visit
-    key = np.unique(entry // wide)  # each code of a subject
-    first_key = np.searchsorted(key, np.arange(len(owners) + 1) * n)
-    asked, bounds = spans(first_key[local], np.diff(first_key)[local])
-    row = np.repeat(np.arange(len(visits)), np.diff(bounds))
-    at = np.searchsorted(entry, key[asked] * wide + visits[row], side="right")
-    found = entry[np.minimum(at, len(entry) - 1)] if len(entry) else at
-    later = (
-        (at < len(entry)) & (found // wide == key[asked])
-        if len(entry)
-        else np.zeros(0, dtype=np.bool_)
-    )
-    row, when = row[later], found[later] % wide
-    days = (timelines.start_us[when] - timelines.end_us[visits[row]]) / DAY_US
-    last = offsets[subject + 1] - 1
-    stop = (timelines.end_us[last] - timelines.end_us[visits]) / DAY_US
-    shortest = 1 / 1440
-    return ComingCodes(
-        chosen=chosen,
-        stop_days=np.maximum(stop, shortest),
-        row=row,
-        code=key[asked][later] % n,
-        days=np.maximum(days, shortest),
-    )
-
-
-def _with_next(timelines: Timelines, visits: Ints, *, most: int | None) -> tuple[Ints, Ints, Ints]:
-    """Which of some visits are not their subject's last (at most so many, evenly spread); they and their subjects."""
-    offsets = timelines.subject_offsets
     subject = np.searchsorted(offsets, visits, side="right") - 1
     chosen = np.flatnonzero(visits + 1 < offsets[subject + 1])
     if most is not None and len(chosen) > most:
         chosen = chosen[np.linspace(0, len(chosen) - 1, most).astype(np.int64)]
-    return chosen, visits[chosen], subject[chosen]
+    visits, subject = visits[chosen], subject[chosen]
 
+    # every code of these subjects, sorted by subject, code and visit
+    owners, local = np.unique(subject, return_inverse=True)
+    seen, seen_offsets = spans(offsets[owners], offsets[owners + 1] - offsets[owners])
+    place, code = codes_of_visits(timelines, seen, codes)
+    owner = np.searchsorted(seen_offsets, place, side="right") - 1
+    width = len(timelines.end_us) + 1
+    entry = np.sort((owner * n + code) * width + seen[place])
 
-def _codes_of(
-    timelines: Timelines, visits: Ints, codes: TargetCodes
-) -> tuple[Ints, Ints, Floats32]:
-    """Target codes of some visits, each once a visit: place of the visit, code, and its last rank there (or NaN)."""
-    start = timelines.visit_offsets[visits]
-    items, offsets = spans(start, timelines.visit_offsets[visits + 1] - start)
-    code = codes.number[timelines.codes[items]]
-    row: Ints = np.repeat(np.arange(len(visits)), np.diff(offsets))
-    rank: Floats32 = np.asarray(timelines.values[:, 0].take(items))
-    kept = code >= 0
-    row, code, rank = row[kept], code[kept], rank[kept]
-    # a number after none: the last one wins
-    order = np.lexsort((np.arange(len(row)), ~np.isnan(rank), code, row))
-    row, code, rank = row[order], code[order], rank[order]
-    is_last = np.r_[
-        (np.diff(row) != 0) | (np.diff(code) != 0), np.ones(min(1, len(row)), dtype=bool)
-    ]
-    return row[is_last], code[is_last], rank[is_last]
+    # for each visit, all codes of its subject, and the first entry of each after the visit
+    subject_code = np.unique(entry // width)
+    first = np.searchsorted(subject_code, np.arange(len(owners) + 1) * n)
+    candidates, bounds = spans(first[local], np.diff(first)[local])
+    row = np.repeat(np.arange(len(visits)), np.diff(bounds))
+    key = subject_code[candidates]
+    at = np.searchsorted(entry, key * width + visits[row], side="right")
+    is_later = at < len(entry)
+    is_later[is_later] = entry[at[is_later]] // width == key[is_later]
+    row, key, next_visit = row[is_later], key[is_later], entry[at[is_later]] % width
 
-
-def _carried(
-    key: Ints, visit: Ints, known_key: Ints, known_visit: Ints, known_rank: Floats32
-) -> Floats32:
-    """The last rank with each key at or before a visit; NaN without one."""
-    numeric = ~np.isnan(known_rank)
-    known_key, known_visit, known_rank = (
-        known_key[numeric],
-        known_visit[numeric],
-        known_rank[numeric],
+    last = offsets[subject + 1] - 1
+    stop = (timelines.end_us[last] - timelines.end_us[visits]) / DAY_US
+    days = (timelines.start_us[next_visit] - timelines.end_us[visits[row]]) / DAY_US
+    return TimesToCodes(
+        chosen=chosen,
+        stop_days=np.maximum(stop, SHORTEST_DAYS),
+        row=row,
+        code=key % n,
+        days=np.maximum(days, SHORTEST_DAYS),
     )
-    if not len(known_key):
-        return np.full(len(key), np.nan, dtype=np.float32)
-    wide = int(max(known_visit.max(), visit.max(initial=0))) + 2
-    known, wanted = known_key * wide + known_visit, key * wide + visit
-    order = np.argsort(known, kind="stable")
-    at = np.searchsorted(known[order], wanted, side="right") - 1
-    found = order[np.maximum(at, 0)]
-    fits = (at >= 0) & (known_key[found] == key)
-    return np.where(fits, known_rank[found], np.float32(np.nan)).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -254,39 +157,198 @@ class Rates:
     """How often codes occur in training: where the objectives start, and the frequency baseline."""
 
     share: Floats  # (C,) of all pairs of visit and target code, those with this code
-    onset: Floats  # (C,) chance that the next visit has the code, for a subject who never had it
-    repeat: Floats  # (C,) ... for a subject who had it
-    gap_days: Floats  # (g,) gaps between visits, at random
-    waits: ComingCodes  # times to every code, from some visits
+    waits: TimesToCodes  # times to every code, from some visits
 
-    @classmethod
-    def of(cls, timelines: Timelines, codes: TargetCodes, *, seed: int) -> "Rates":
-        """Counted on the training subjects, at most `MOST_SAMPLED` visits of whole subjects drawn at random.
 
-        Half an occurrence is added to each count, so that no rate is 0 or 1.
-        """
-        order = np.random.default_rng([seed, len(timelines)]).permutation(len(timelines))
-        total = np.cumsum(np.diff(timelines.subject_offsets)[order])
-        subjects = np.sort(order[: max(1, int(np.searchsorted(total, MOST_SAMPLED)))])
-        start = timelines.subject_offsets[subjects]
-        visits, _ = spans(start, timelines.subject_offsets[subjects + 1] - start)
-        n = len(codes)
-        _, code, _ = _codes_of(timelines, visits, codes)
-        found = next_visits(timelines, visits, codes)
-        had = np.bincount(found.had_code, minlength=n)
-        again = np.bincount(found.had_code[found.had_next], minlength=n)
-        new = np.bincount(found.next_code[~found.is_repeat], minlength=n)
-        counts = np.bincount(code, minlength=n) + 0.5
-        return cls(
-            share=counts / counts.sum(),
-            onset=(new + 0.5) / (len(found.chosen) - had + 1.0),
-            repeat=(again + 0.5) / (had + 1.0),
-            gap_days=found.gap_days,
-            waits=coming_codes(timelines, visits, codes, most=MOST_WAITS),
+def training_rates(timelines: Timelines, codes: TargetCodes, *, seed: int) -> Rates:
+    """Counted on at most `MOST_SAMPLED` visits of whole training subjects drawn at random.
+
+    Half an occurrence is added to each count, so that no rate is 0 or 1.
+    """
+    order = np.random.default_rng([seed, len(timelines)]).permutation(len(timelines))
+    total = np.cumsum(np.diff(timelines.subject_offsets)[order])
+    subjects = np.sort(order[: max(1, int(np.searchsorted(total, MOST_SAMPLED)))])
+    start = timelines.subject_offsets[subjects]
+    visits, _ = spans(start, timelines.subject_offsets[subjects + 1] - start)
+    _, code = codes_of_visits(timelines, visits, codes)
+    counts = np.bincount(code, minlength=len(codes)) + 0.5
+    return Rates(
+        share=counts / counts.sum(),
+        waits=times_to_codes(timelines, visits, codes, most=MOST_WAITS),
+    )
+
+
+# ---- codes that are no targets ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """Token ids (rising) of the codes that are no targets, by reason; a code has the first that applies."""
+
+    outcome: Ints
+    relatives: Ints
+    synonyms: Ints
+    # of `outcomes`, with their relatives
+    outcomes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def tokens(self) -> Ints:
+        """All of them."""
+        return np.unique(
+            np.concatenate([self.outcome, self.relatives, self.synonyms, self.outcomes])
         )
 
+    def names(self, vocabulary: Vocabulary) -> dict[str, list[str]]:
+        """Reason → names of codes; `outcomes` only where there are some."""
+        reasons = (
+            "outcome",
+            "relatives",
+            "synonyms",
+            *(("outcomes",) if len(self.outcomes) else ()),
+        )
+        return {
+            reason: [vocabulary.tokens[token] for token in getattr(self, reason).tolist()]
+            for reason in reasons
+        }
 
-def codes_of_visits(timelines: Timelines, visits: Ints, codes: TargetCodes) -> tuple[Ints, Ints]:
-    """Target codes of some visits, each once a visit: place of the visit among these, and the code."""
-    row, code, _ = _codes_of(timelines, visits, codes)
-    return row, code
+
+def excluded_targets(prepared: Prepared, task_name: str, *, data: Path | None = None) -> Excluded:
+    """The codes that pretraining for a task must not predict, counted on its training subjects.
+
+    - The *outcome*: its codes.
+    - *Relatives*: ancestors and descendants of an outcome's code in the ontology, and what it is rolled up to.
+    - *Near-synonyms*: codes c for which most training subjects with c have the outcome within a day of one of them, or
+      for which most training subjects with the outcome have their first c within a day of it.
+    - *Outcomes*: where the task asks for many, their codes and relatives. Near-synonyms are looked for beside the
+      task's own outcome alone.
+
+    Competing causes may be targets.
+
+    Args:
+        prepared: The set, with the task.
+        task_name: Its name.
+        data: Folder of the MEDS data, for the ontology; default: where `prepare` found it. Without the folder there
+            are no relatives but those that the vocabulary itself records.
+    """
+    task, vocabulary = prepared.task(task_name), prepared.vocabulary
+    folder = data or Path(prepared.manifest.get("data_path", ""))
+    parents = read_parents(folder) if folder.is_dir() else {}
+    own = [pattern for patterns in task.outcome.values() for pattern in patterns]
+    outcome, relatives = _by_ontology(own, vocabulary, parents)
+    near = near_synonyms(prepared.records(task_name, "train"), vocabulary, causes=len(task.outcome))
+    relatives = np.setdiff1d(relatives, outcome)
+    synonyms = np.setdiff1d(near, np.concatenate([outcome, relatives]))
+    patterns = () if task.outcomes is None else task.outcomes.codes
+    many = np.concatenate(_by_ontology(patterns, vocabulary, parents))
+    return Excluded(
+        outcome,
+        relatives,
+        synonyms,
+        np.setdiff1d(many, np.concatenate([outcome, relatives, synonyms])),
+    )
+
+
+def _by_ontology(
+    patterns: Sequence[str], vocabulary: Vocabulary, parents: Mapping[str, list[str]]
+) -> tuple[Ints, Ints]:
+    """Tokens of the codes that some patterns match, and of their ancestors and descendants."""
+    matcher = CodeMatcher(patterns, parents=parents)
+    own = [code for code in vocabulary.codes if matcher(code)]
+    named = {code for code in (*parents, *vocabulary.codes) if matcher(code)}
+    ancestors = set().union(*(_closure(code, parents) for code in named)) if named else set()
+    children: dict[str, list[str]] = {}
+    for code, up in parents.items():
+        for parent in up:
+            children.setdefault(parent, []).append(code)
+    below = set().union(*(_closure(code, children) for code in named)) if named else set()
+    rolled = {vocabulary.rolled_up(code) for code in named}
+    found = ancestors | below | {code for code in rolled if code is not None}
+    return _tokens(vocabulary, own), _tokens(vocabulary, found)
+
+
+def _tokens(vocabulary: Vocabulary, codes: Iterable[str]) -> Ints:
+    return np.array(
+        sorted(vocabulary.index[code] for code in codes if code in vocabulary.index), dtype=np.int64
+    )
+
+
+def _closure(code: str, links: Mapping[str, list[str]]) -> set[str]:
+    """Everything that can be reached from a code, without itself."""
+    queue, seen = [code], {code}
+    while queue:
+        fresh = [other for other in links.get(queue.pop(), ()) if other not in seen]
+        seen.update(fresh)
+        queue.extend(fresh)
+    return seen - {code}
+
+
+def near_synonyms(records: TaskRecords, vocabulary: Vocabulary, *, causes: int) -> Ints:
+    """Tokens of codes that most subjects have within a day of the outcome.
+
+    Args:
+        records: Visits and labels of the training subjects.
+        vocabulary: Of the set.
+        causes: How many of the task's causes are outcomes (the first ones; others compete).
+    """
+    rows = records.rows
+    event = (rows.cause > 0) & (rows.cause <= causes)
+    subject = rows.subject[event]
+    moment = rows.prediction_us[event] + np.round(rows.duration_days[event] * DAY_US).astype(
+        np.int64
+    )
+    size = len(vocabulary)
+    near, first_near = (np.zeros(size, dtype=np.int64) for _ in range(2))
+    pairs = (
+        np.unique(np.stack([subject, moment], 1), axis=0)
+        if len(subject)
+        else np.zeros((0, 2), np.int64)
+    )
+    with_outcome = len(np.unique(pairs[:, 0]))
+    carriers = _carriers(records, vocabulary)
+    if not with_outcome:
+        return np.zeros(0, dtype=np.int64)
+    for one in np.array_split(pairs, max(1, len(pairs) // 10_000)):
+        owner, tokens, is_near, is_first = _around(records, vocabulary, one)
+        for mask, counts in ((is_near, near), (is_near & is_first, first_near)):
+            seen = np.unique(owner[mask] * size + tokens[mask])
+            np.add.at(counts, seen % size, 1)
+    found = (near >= LEAST_SUBJECTS) & (
+        (near > MOST_NEAR * carriers) | (first_near > MOST_NEAR * with_outcome)
+    )
+    found &= np.arange(size) >= vocabulary.n_unknown
+    return np.flatnonzero(found)
+
+
+def _carriers(records: TaskRecords, vocabulary: Vocabulary) -> Ints:
+    """(V,) how many subjects with a prediction time have each code."""
+    timelines = records.timelines
+    has_rows = np.diff(records.rows.row_offsets) > 0
+    owner = np.repeat(timelines.owner, np.diff(timelines.visit_offsets))
+    kept = has_rows[owner]
+    seen = np.unique(owner[kept] * len(vocabulary) + vocabulary.base[timelines.codes][kept])
+    return np.bincount(seen % len(vocabulary), minlength=len(vocabulary))
+
+
+def _around(
+    records: TaskRecords, vocabulary: Vocabulary, pairs: Ints
+) -> tuple[Ints, Ints, Bools, Bools]:
+    """Codes of subjects with an outcome: subject, base token, whether within a day of it, whether the subject's first.
+
+    A visit is within a day of a moment when any part of it is.
+    """
+    timelines = records.timelines
+    subject, moment = pairs[:, 0], pairs[:, 1]
+    start = timelines.subject_offsets[subject]
+    visits, visit_offsets = spans(start, timelines.subject_offsets[subject + 1] - start)
+    pair = np.repeat(np.arange(len(pairs)), np.diff(visit_offsets))
+    near = (timelines.start_us[visits] - DAY_US <= moment[pair]) & (
+        moment[pair] <= timelines.end_us[visits] + DAY_US
+    )
+    first = timelines.visit_offsets[visits]
+    items, offsets = spans(first, timelines.visit_offsets[visits + 1] - first)
+    owner = np.repeat(np.arange(len(visits)), np.diff(offsets))
+    tokens = vocabulary.base[timelines.codes[items]]
+    key = pair[owner] * len(vocabulary) + tokens
+    is_first = np.zeros(len(key), dtype=np.bool_)
+    is_first[np.unique(key, return_index=True)[1]] = True
+    return subject[pair[owner]], tokens, near[owner], is_first

@@ -6,20 +6,23 @@ from torch import Tensor
 
 from ehrsequencing.config.parts import objective
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.hazards import event_bin
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates
-from ehrsequencing.models.segments import gather_rows
-from ehrsequencing.training.pretraining.ahead import moved
+from ehrsequencing.models.segments import gather_rows, to_device
+from ehrsequencing.records.hazards import event_bin
 from ehrsequencing.training.pretraining.objective import (
-    Glance,
-    Objective,
-    Tally,
-    World,
+    CodeObjective,
+    Measures,
+    ObjectiveInputs,
+    RecordBatch,
     ranks_of,
     subjects_of,
 )
-from ehrsequencing.training.pretraining.targets import ComingCodes, codes_of_visits, coming_codes
+from ehrsequencing.training.pretraining.targets import (
+    TimesToCodes,
+    codes_of_visits,
+    times_to_codes,
+)
 
 # of the hazards: quantiles of the training subjects' times to the next record of a code
 TIME_BINS = 6
@@ -27,7 +30,7 @@ RANK = 32  # width of a code's vector, at most that of a state
 
 
 @objective("time_to_code")
-class TimeToCode(Objective):
+class TimeToCode(CodeObjective):
     """A hazard for the next record of every code, from one head of low rank (MOTOR, arXiv 2301.03150).
 
         loss_v = Σ_c ( ∫_0^{t_c} λ_c(s | z_v) ds − [c is recorded later] · log λ_c(t_c | z_v) )
@@ -35,54 +38,58 @@ class TimeToCode(Objective):
     z_v is the state of v after the causal timeline, t_c the days until the code's next record, or until the record
     ends where there is none. The head and the likelihood are those of `models/outcomes.py` with `kind: next`: exact,
     with memory that does not grow with the codes. Hazards start at the training rates. Target codes exclude the
-    outcome and its relatives (`exclusion.py`); without that this objective is supervised learning.
+    outcome and its relatives (`targets.py`); without that this objective is supervised learning.
     """
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        waits, n = world.rates.waits, len(world.codes)
+    def __init__(self, inputs: ObjectiveInputs) -> None:
+        super().__init__(inputs)
+        waits, n = inputs.rates.waits, len(inputs.codes)
         inner = (
             np.quantile(waits.days, np.arange(1, TIME_BINS) / TIME_BINS)
             if len(waits.days)
             else np.zeros(0)
         )
         edges = tuple(float(edge) for edge in np.unique(np.round(inner, 4)) if edge > 0)
-        dim = world.config.dim
+        dim = inputs.config.dim
         self.head = OutcomeHead(
-            dim, outcomes=n, rank=min(RANK, dim), edges_days=edges, dropout=world.config.dropout
+            dim, outcomes=n, rank=min(RANK, dim), edges_days=edges, dropout=inputs.config.dropout
         )
         self.head.set_bias(starting_rates(*_counts(waits, edges, n)))
         self.register_buffer("start", self.head.bias.detach().clone(), persistent=False)
         self.start: Tensor
-        self.most = max(16, world.most_visits // self.head.bins)
+        self.most = max(16, inputs.most_visits // self.head.bins)
 
-    def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
+    def forward(self, batch: RecordBatch, measures: Measures | None = None) -> Tensor:
         """Mean loss of the visits that are not their subject's last."""
-        found = coming_codes(glance.timelines, glance.step.rows, glance.codes, most=self.most)
+        found = times_to_codes(batch.timelines, batch.step.rows, batch.codes, most=self.most)
         n, device = len(found.chosen), self.start.device
-        if not n or glance.states is None:
+        if not n or batch.states is None:
             return self.start.new_zeros(())
-        z = gather_rows(glance.states, moved(glance.step.positions[found.chosen], device))
+        positions = torch.from_numpy(batch.step.positions[found.chosen])
+        z = gather_rows(batch.states, to_device(positions, device))
         stop = torch.from_numpy(found.stop_days).float().to(device)
         days = torch.from_numpy(found.days).float().to(device)
-        labels = OutcomeLabels(moved(found.row, device), moved(found.code, device), days)
+        row, code = (
+            to_device(torch.from_numpy(index), device) for index in (found.row, found.code)
+        )
+        labels = OutcomeLabels(row, code, days)
         factors, vectors, edges = self.head(z), self.head.vectors.weight, self.head.edges_days
         each = outcomes_nll(
             factors, vectors, self.head.bias, edges_days=edges, stop_days=stop, labels=labels
         )
         loss = each.sum() / n
-        if tally is not None:
-            tally.add("loss", loss.double() * n, n)
+        if measures is not None:
+            measures.add("loss", loss.double() * n, n)
             none = torch.zeros_like(factors)
             each = outcomes_nll(
                 none, vectors, self.start, edges_days=edges, stop_days=stop, labels=labels
             )
-            tally.add("frequency loss", each.double().sum(), n)
-            self._measure(self.head.log_hazards(z), found, glance, tally)
+            measures.add("frequency loss", each.double().sum(), n)
+            self._measure(self.head.log_hazards(z), found, batch, measures)
         return loss
 
     def _measure(
-        self, log_hazards: Tensor, found: ComingCodes, glance: Glance, tally: Tally
+        self, log_hazards: Tensor, found: TimesToCodes, batch: RecordBatch, measures: Measures
     ) -> None:
         """Recall of the codes that come first after each visit, by their hazards in the bin of that time."""
         n = len(found.chosen)
@@ -96,7 +103,7 @@ class TimeToCode(Objective):
         )
         by_frequency = self.start.cpu().T[bins]
         last_row, last_code = codes_of_visits(
-            glance.timelines, glance.step.rows[found.chosen], glance.codes
+            batch.timelines, batch.step.rows[found.chosen], batch.codes
         )
         by_last = by_frequency.clone()
         by_last[last_row, last_code] += 100.0
@@ -104,10 +111,10 @@ class TimeToCode(Objective):
         row, code = found.row[is_first], found.code[is_first]
         guesses = {"model": ours, "frequency": by_frequency, "last visit": by_last}
         ranks = {name: ranks_of(guess, row, code) for name, guess in guesses.items()}
-        tally.add_recalls(ranks, subjects_of(glance, glance.step.rows[found.chosen])[row])
+        measures.add_recalls(ranks, subjects_of(batch, batch.step.rows[found.chosen])[row])
 
 
-def _counts(waits: ComingCodes, edges: tuple[float, ...], n: int) -> tuple[Tensor, Tensor]:
+def _counts(waits: TimesToCodes, edges: tuple[float, ...], n: int) -> tuple[Tensor, Tensor]:
     """(C, K) events, and days at risk, of each code in each bin of time."""
     bins = len(edges) + 1
     zero = torch.zeros(1, dtype=torch.float64)

@@ -1,0 +1,266 @@
+"""Data in Python: frames in and out, `read_meds`, `prepare`. MEDS data may be a folder or a frame of MEDS rows."""
+
+import html
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ehrsequencing.api.progress import bar
+from ehrsequencing.config import StudyConfig, TaskConfig, load_task, validated
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import digest, private_folder, read_json, sha256, write_json
+from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
+from ehrsequencing.core.version import __version__
+from ehrsequencing.records.meds import MedsReader, find_shards
+from ehrsequencing.records.prepare import prepare as write_prepared
+from ehrsequencing.records.prepared import SECTIONS, Prepared
+
+MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")
+
+
+def is_path(data: object) -> bool:
+    """Whether data is named by its path."""
+    return isinstance(data, str | os.PathLike)
+
+
+def as_table(frame: Any) -> pa.Table:
+    """A frame (pandas, polars, Arrow) as an Arrow table.
+
+    Raises:
+        EhrseqError: It is no frame.
+    """
+    if isinstance(frame, pa.Table):
+        return frame
+    if isinstance(frame, pd.DataFrame):
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    if hasattr(frame, "__arrow_c_stream__"):
+        return pa.table(frame)
+    fix = "give a path, or a frame of pandas, polars or Arrow"
+    raise EhrseqError(f"{type(frame).__name__} is no frame", where="data", fix=fix)
+
+
+def times(moments_us: Any) -> pa.Array:
+    """Microseconds since 1970 as times; the smallest integer, which stands for no time, as null."""
+    moments = np.asarray(moments_us, dtype=np.int64)
+    return pa.array(moments, pa.timestamp("us"), mask=moments == np.iinfo(np.int64).min)
+
+
+@contextmanager
+def meds_folder(data: Any) -> Iterator[Path]:
+    """The folder of MEDS data: its path as it is, or a frame of MEDS rows written to a temporary folder.
+
+    The temporary folder can be read by its owner only, and is gone after the block.
+
+    Raises:
+        EhrseqError: It is neither, or a frame lacks a column.
+    """
+    if is_path(data):
+        yield Path(data)
+        return
+    table = as_table(data)
+    missing = [name for name in MEDS_COLUMNS[:3] if name not in table.column_names]
+    if missing:
+        what = f"the frame has no column {missing[0]!r}"
+        raise EhrseqError(
+            what, where="data", fix=f"give it the columns of MEDS: {', '.join(MEDS_COLUMNS)}"
+        )
+    with private_folder() as place:
+        folder = place / "frame"
+        (folder / "data").mkdir(parents=True)
+        pq.write_table(table.replace_schema_metadata(), folder / "data" / "0.parquet")
+        write_json(folder / "metadata" / "dataset.json", {"dataset_name": "frame"})
+        yield folder
+
+
+def task_of(task: Any) -> TaskConfig:
+    """A task from its file, its content as a mapping, or a `TaskConfig`.
+
+    >>> task_of({"name": "t", "index": {"first_visit": True}, "outcome": {"hf": "I50"}, "horizons": ["1y"]}).causes
+    ('hf',)
+
+    Raises:
+        EhrseqError: The file cannot be read, or a setting is unknown or missing.
+    """
+    if isinstance(task, TaskConfig):
+        return task
+    return load_task(Path(task)) if is_path(task) else validated(TaskConfig, task, where="task")
+
+
+def card(title: str, facts: dict[str, str]) -> str:
+    """A small table for a notebook; works in light and dark themes."""
+    cell = "style='text-align:left;padding:2px 12px 2px 0;vertical-align:top'"
+    rows = "".join(
+        f"<tr><th {cell} scope='row'>{html.escape(name)}</th><td {cell}>{html.escape(text)}</td></tr>"
+        for name, text in facts.items()
+    )
+    return (
+        "<div style='border:1px solid #8886;border-radius:6px;padding:8px 14px;display:inline-block'>"
+        f"<b>{html.escape(title)}</b><table style='margin:4px 0 0'>{rows}</table></div>"
+    )
+
+
+class PreparedData(Prepared):
+    """A prepared data set: packed arrays and labels on disk.
+
+    Example:
+        >>> eh.prepare("meds/", task="task.yaml", out="prepared/", progress=False)
+        PreparedData('prepared', 200 subjects, 448 tokens, tasks: hf)
+    """
+
+    def __repr__(self) -> str:
+        facts = self._facts
+        parts = [
+            f"{facts['subjects']} subjects",
+            f"{facts['tokens']} tokens",
+            f"tasks: {facts['tasks'] or 'none'}",
+        ]
+        return f"PreparedData({str(self.folder)!r}, {', '.join(parts)})"
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        tasks = ", ".join(self.tasks)
+        return {
+            "subjects": f"{self.manifest['subjects']:,}",
+            "tokens": f"{len(self.vocabulary):,}",
+            "tasks": tasks,
+        }
+
+    def _repr_html_(self) -> str:
+        return card(f"Prepared data {self.folder}", self._facts)
+
+
+def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:
+    """The rows of MEDS data as a frame, after the automatic fixes (docs/data.md).
+
+    Args:
+        data: A folder of MEDS data, or a frame of MEDS rows.
+        subjects: Only these `subject_id`; default: all.
+
+    Returns:
+        Columns `subject_id`, `time` (missing for codes without a time), `code`, `numeric_value`.
+
+    Raises:
+        EhrseqError: The data cannot be read.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> rows = eh.read_meds("meds/", subjects=[1])
+        >>> list(rows.columns), rows.subject_id.unique().tolist()
+        (['subject_id', 'time', 'code', 'numeric_value'], [1])
+    """
+    with meds_folder(data) as folder:
+        chosen = None if subjects is None else np.asarray(subjects, dtype=np.int64)
+        return events_table(MedsReader(folder), chosen).to_pandas()
+
+
+def events_table(reader: Any, subjects: Ints | None) -> pa.Table:
+    """All rows that a reader gives, or those of some subjects."""
+    parts = []
+    for events in reader:
+        if subjects is not None:
+            events = events.take(np.isin(events.subject_id, subjects))
+        codes = pa.DictionaryArray.from_arrays(
+            pa.array(events.code), pa.array(events.codes, pa.string())
+        )
+        value = events.value.astype(np.float64)
+        parts.append(
+            pa.table(
+                {
+                    "subject_id": pa.array(events.subject_id),
+                    "time": times(events.time_us),
+                    "code": codes.cast(pa.string()),
+                    "numeric_value": pa.array(value, mask=np.isnan(value)),
+                }
+            )
+        )
+    return pa.concat_tables(parts)
+
+
+def prepare(
+    meds: Any,
+    task: Any = None,
+    *,
+    out: str | os.PathLike[str],
+    overwrite: bool = False,
+    progress: bool = True,
+    engine: str = "processes",
+    **sections: Mapping[str, Any],
+) -> PreparedData:
+    """Turn MEDS data into packed arrays and labels; does nothing if `out` holds the result already.
+
+    The result is known by the content of the data, the tasks, the settings and the version, so a changed file or
+    setting makes it again.
+
+    Args:
+        meds: A folder of MEDS data, or a frame of MEDS rows.
+        task: A task file, its content as a mapping, or a list of either; none for pretraining.
+        out: Folder to make.
+        overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
+        progress: Whether to show a bar.
+        engine: Where shards are worked on: `processes` of this machine, or a cluster (`dask://HOST:PORT`).
+        sections: Sections of a study, as in `visits={"by": "day"}` or `splits={"by": "hash"}`.
+
+    Returns:
+        The prepared data, for `fit`.
+
+    Raises:
+        EhrseqError: Data, task or settings cannot be used.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> data = eh.prepare("meds/", task="task.yaml", out="prepared/", progress=False)
+        >>> data.tasks, data.manifest["subjects"]
+        (['hf'], 200)
+    """
+    study = validated(StudyConfig, sections, where="prepare")
+    given = [] if task is None else task if isinstance(task, list | tuple) else [task]
+    tasks = [task_of(one) for one in given]
+    folder = Path(out)
+    with meds_folder(meds) as source, bar("preparing", show=progress) as tick:
+        content = _content(source, study, tasks)
+        if (found := _known(folder, content)) is not None:
+            return found
+        write_prepared(
+            source,
+            folder,
+            study=study,
+            tasks=tasks,
+            overwrite=overwrite,
+            progress=tick,
+            content=content,
+            engine=engine,
+        )
+    return PreparedData(folder)
+
+
+def _known(folder: Path, content: str) -> PreparedData | None:
+    """What the folder holds, if it is complete and of this very content."""
+    manifest = folder / MANIFEST
+    if not is_json_of(manifest, PREPARED) or read_json(manifest).get("content") != content:
+        return None
+    try:
+        return PreparedData(folder)
+    except EhrseqError:
+        return None
+
+
+def _content(data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> str:
+    """Digest of everything that a prepared set is made of."""
+    metadata = [path for path in sorted((data / "metadata").glob("*")) if path.is_file()]
+    indexes = [Path(task.index.file) for task in tasks if task.index.file is not None]
+    files = [
+        (str(path.relative_to(data)), sha256(path)) for path in (*find_shards(data), *metadata)
+    ]
+    settings = [
+        study.model_dump(mode="json", include=SECTIONS),
+        [task.model_dump(mode="json") for task in tasks],
+    ]
+    return digest([__version__, settings, files, [sha256(path) for path in indexes]])

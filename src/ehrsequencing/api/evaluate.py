@@ -1,0 +1,285 @@
+"""`evaluate` and `score` in Python, and the reports that they and `ehrseq audit` write."""
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ehrsequencing.api.data import as_table, is_path, meds_folder, task_of
+from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.progress import stages
+from ehrsequencing.config import EvaluationConfig, StudyConfig, validated
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import private_folder, write_bytes, write_json
+from ehrsequencing.core.outputs import altered, read_manifest
+from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff, read_tripod
+from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
+from ehrsequencing.evaluation.external import validate
+from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
+from ehrsequencing.evaluation.repeated_splits import add_splits
+from ehrsequencing.evaluation.results import read_result
+from ehrsequencing.evaluation.score import score as score_file
+from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
+from ehrsequencing.reporting.outcomes import outcome_lines, render_outcomes
+from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report
+
+OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
+
+
+def evaluate(
+    run: str | os.PathLike[str] | Run,
+    *,
+    bootstrap: int | None = None,
+    baselines: str | None = None,
+    split: str = "held_out",
+    data: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    prepared: str | os.PathLike[str] | None = None,
+    report: bool = True,
+    progress: bool = True,
+    **settings: Any,
+) -> EvaluationResult:
+    """Evaluate a run beside baselines on the same subjects, and write `metrics.json` and `report.html`.
+
+    Args:
+        run: A run, or its folder.
+        bootstrap: Resamples of subjects for the intervals; default: the run's setting.
+        baselines: `fast`, `forest`, `all` or `none`.
+        split: `held_out`, `tuning` or `train`.
+        data: Other MEDS data that the model has never seen (a folder or a frame): external validation.
+        out: With `data`: the folder to make; default: `RUN/external-NAME`.
+        prepared: The prepared set that the run was trained on, if it has moved.
+        report: Whether to write `report.html`.
+        progress: Whether to show a bar.
+        settings: Other settings of the section `evaluation`, as in `censoring="cox"`.
+
+    Returns:
+        The evaluation, with `metrics`, `differences`, `outcomes()` and plots.
+
+    Raises:
+        EhrseqError: The run or the data cannot be used, or a setting is unknown.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> ev = eh.evaluate("runs/hf", bootstrap=20, baselines="none", report=False, progress=False)
+        >>> ev.metrics.metric.unique().tolist()[:4]
+        ['c', 'auc', 'brier', 'ipa']
+    """
+    opened = run if isinstance(run, Run) else Run(os.fspath(run))
+    own = _settings(
+        opened.study.evaluation, {"bootstrap": bootstrap, "baselines": baselines, **settings}
+    )
+    store = None if prepared is None else Path(prepared)
+    with stages("evaluating", show=progress) as stage:
+        if data is None:
+            result = evaluate_run(
+                opened.folder, split=split, prepared=store, settings=own, progress=stage
+            )
+            folder = opened.folder
+            if report:
+                report_evaluation(folder, result)
+        else:
+            with meds_folder(data) as source:
+                draw = (
+                    partial(report_external, opened.folder)
+                    if report
+                    else lambda result, folder: None
+                )
+                result, folder = validate(
+                    opened.folder,
+                    source,
+                    out=None if out is None else Path(out),
+                    prepared=store,
+                    settings=own,
+                    progress=stage,
+                    draw=draw,
+                )
+    again = Run(opened.folder)
+    return EvaluationResult(result, folder, run=again, data=data, prepared=store)
+
+
+def score(
+    predictions: Any,
+    data: Any,
+    task: Any,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    split: str = "held_out",
+    prepared: str | os.PathLike[str] | None = None,
+    report: bool = True,
+    progress: bool = True,
+    **sections: Mapping[str, Any],
+) -> EvaluationResult:
+    """Evaluate the risks of any model as a run is evaluated: same cohort, metrics, baselines and report.
+
+    Args:
+        predictions: A file, or a frame, with the columns of `ehrseq predict`: `subject_id`, `prediction_time`, `cause`,
+            `horizon_days`, `risk`.
+        data: The MEDS data that they are about: a folder or a frame.
+        task: The task file, or its content as a mapping.
+        out: The folder to make; needed for a frame; default for a file: `NAME-score` beside it.
+        name: What the model is called; default: the file's name.
+        split: Whose predictions are evaluated.
+        prepared: The prepared set of this data and task, if there is one.
+        report: Whether to write `report.html`.
+        progress: Whether to show a bar.
+        sections: Sections of a study, as in `evaluation={"bootstrap": 200}` or `splits={"by": "hash"}`.
+
+    Returns:
+        The evaluation. It has no `outcomes()` and no `plot_incidence()`: the risks are known at the horizons only.
+
+    Raises:
+        EhrseqError: Predictions, data or task cannot be used, or do not fit together.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> wide = eh.load("runs/hf").predict("meds/", at="all")
+        >>> risks = wide.melt(["subject_id", "prediction_time"], value_name="risk")
+        >>> risks[["cause", "horizon_days"]] = risks["variable"].str.split("_", expand=True)
+        >>> risks["horizon_days"] = risks["horizon_days"].map({"1y": 365.25, "2y": 730.5})
+        >>> ev = eh.score(risks, "meds/", "task.yaml", out="scored", name="mine", prepared="prepared", report=False,
+        ...               progress=False, evaluation={"bootstrap": 20, "baselines": "none"})
+        >>> ev.metrics.model.unique().tolist()
+        ['mine']
+    """
+    question = task_of(task)
+    study = validated(StudyConfig, sections, where="score")
+    if not is_path(predictions) and out is None:
+        raise EhrseqError(
+            "a frame has no place beside it", where="score", fix="name a folder to make with out="
+        )
+    with private_folder() as temporary, stages("scoring", show=progress) as stage:
+        path = Path(predictions) if is_path(predictions) else temporary / "predictions.parquet"
+        if not is_path(predictions):
+            pq.write_table(as_table(predictions), path)
+        with meds_folder(data) as source:
+            result, folder = score_file(
+                path,
+                source,
+                question,
+                out=None if out is None else Path(out),
+                name=name,
+                split=split,
+                study=study,
+                prepared=None if prepared is None else Path(prepared),
+                progress=stage,
+                draw=report_score if report else lambda result, folder: None,
+            )
+    return EvaluationResult(result, folder)
+
+
+def _settings(base: EvaluationConfig, given: Mapping[str, Any]) -> EvaluationConfig:
+    named = {name: value for name, value in given.items() if value is not None}
+    return validated(EvaluationConfig, base.model_dump() | named, where="evaluate")
+
+
+def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
+    """Write the report of an evaluation, with the repeated splits and the audit that the run has."""
+    audit = saved_audit(run)
+    metrics = add_splits(run, metrics) | {"audit": audit}
+    _add_pages(run, metrics)
+
+
+def report_outcomes(
+    folder: Path,
+    *,
+    split: str,
+    prepared: Path | None,
+    settings: EvaluationConfig,
+    progress: Progress,
+) -> list[str]:
+    """Evaluate every outcome of a run, and write its numbers and its page; both may be shared.
+
+    Returns:
+        Lines for the terminal; none where the run has no outcomes.
+    """
+    run = Run(folder)
+    if not run.outcomes:
+        return []
+    result = evaluate_outcomes(
+        run, run.prepared(prepared), split=split, settings=settings, progress=progress
+    )
+    page = render_outcomes(result, title=run.task.name).encode()
+    add_to_run(folder, OUTCOME_NUMBERS, lambda path: write_json(path, result))
+    add_to_run(folder, OUTCOME_PAGE, lambda path: write_bytes(path, page))
+    return [*outcome_lines(result), f"every outcome: {folder / OUTCOME_PAGE}"]
+
+
+def report_external(run: Path, metrics: dict[str, Any], folder: Path) -> None:
+    """Write the report of an external validation to its own folder."""
+    write_report(metrics | {"audit": saved_audit(run)}, folder)
+
+
+def report_score(metrics: dict[str, Any], folder: Path) -> None:
+    """Write the report of scored predictions to their folder."""
+    write_report(metrics, folder)
+
+
+def report_audit(run: Path, audit: dict[str, Any]) -> str:
+    """Write the report of a run again, from its metrics and a new audit.
+
+    Returns:
+        A line that says so, or a warning if the metrics (of an earlier version, for example) cannot be drawn. Empty
+        for a run without a report, or whose metrics or report somebody has edited: nothing is written.
+    """
+    manifest, metrics = read_manifest(run, what="a finished run", verify=False), read_result(run)
+    if metrics is None or ANSWER not in set(manifest["files"]) - set(altered(run, manifest)):
+        return ""
+    try:
+        drawn = pages(_with_audit(run, metrics, audit))
+    except Exception as error:
+        return (
+            f"warning: {run / ANSWER} does not show this audit; run ehrseq evaluate again ({error})"
+        )
+    _add_drawn(run, drawn)
+    return f"report: {run / ANSWER}"
+
+
+def redraw(run: Path, *, tripod: str | None = None) -> Path:
+    """Draw the report of a run again from what its evaluation and its audit found.
+
+    Args:
+        run: A run that has been evaluated.
+        tripod: File with the answers of people (`evaluation.tripod`), instead of what the evaluation knew.
+
+    Returns:
+        The file of the answer.
+
+    Raises:
+        EhrseqError: The run has no results, or somebody has edited them or the pages.
+    """
+    metrics = read_result(run)
+    if metrics is None:
+        fix = f"run ehrseq evaluate {run}"
+        raise EhrseqError(
+            "has no results of an evaluation, or they have been edited", where=str(run), fix=fix
+        )
+    if tripod is not None:
+        metrics = metrics | {"tripod": read_tripod(Path(tripod))}
+    audit = saved_audit(run)
+    _add_pages(run, metrics if audit is None else _with_audit(run, metrics, audit))
+    return run / ANSWER
+
+
+def _with_audit(run: Path, metrics: Mapping[str, Any], audit: dict[str, Any]) -> dict[str, Any]:
+    summary = audit_summary(run)
+    checks = (metrics.get("checks") or {}) | {
+        "audit": summary,
+        "predictor_cutoff": predictor_cutoff(summary),
+    }
+    return {**metrics, "audit": audit, "checks": checks}
+
+
+def _add_pages(run: Path, metrics: Mapping[str, Any]) -> None:
+    require_room(run, *PAGES)
+    _add_drawn(run, pages(metrics))
+
+
+def _add_drawn(run: Path, drawn: Mapping[str, str]) -> None:
+    for name, page in drawn.items():
+        text = page.encode()
+        add_to_run(run, name, lambda path, text=text: write_bytes(path, text))  # type: ignore[misc]

@@ -1,0 +1,317 @@
+"""An evaluation in Python: tables, outcomes and plots.
+
+What it shows of real people may be shared, as `metrics.json`: counts of people are rounded, and hidden below 11. Only
+`outcomes()` holds single persons.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ehrsequencing.api import curves, plots
+from ehrsequencing.api.curves import landmark_of, main_horizon, place_of
+from ehrsequencing.api.data import card, meds_folder, times
+from ehrsequencing.api.predictions import risk_column
+from ehrsequencing.config import format_days
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.external import read_external
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.timelines import TaskRecords
+
+REPORT = "report.html"
+_PLACE = (
+    ("landmark", pa.string()),
+    ("cause", pa.string()),
+    ("horizon", pa.string()),
+    ("horizon_days", pa.float64()),
+)
+_NUMBERS = (("metric", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high")))
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """Who was evaluated, with labels, and what gives their risks."""
+
+    records: TaskRecords
+    risk: Callable[[TaskRecords, Floats], Floats]
+
+
+class EvaluationResult:
+    """What an evaluation found. Made by `evaluate`, `score`, or `run.evaluation`.
+
+    Attributes:
+        result: The content of `metrics.json`.
+        simulated: Whether the data is simulated, so that everything is exact.
+        folder: Where `metrics.json` and `report.html` are.
+    """
+
+    def __init__(
+        self,
+        result: dict[str, Any],
+        folder: Path,
+        *,
+        run: Run | None = None,
+        data: Any = None,
+        prepared: Path | None = None,
+    ) -> None:
+        self.result = redact(result)
+        self.folder = folder
+        self._run, self._data, self._prepared = run, data, prepared
+        self.simulated = bool(result["data"].get("simulated"))
+
+    @property
+    def report(self) -> Path:
+        """The page for people to read."""
+        return self.folder / REPORT
+
+    # ---- tables ------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> Any:
+        """One row for each model, landmark, cause, horizon and metric, with its 95 % interval.
+
+        Example:
+            >>> ev = eh.load("runs/hf").evaluation
+            >>> table = ev.metrics
+            >>> chosen = table[(table.metric == "brier") & (table.horizon == "1y") & (table.cause == "hf")]
+            >>> bool(0 < chosen.value.iloc[0] < 1)
+            True
+        """
+        return self._long("metrics", "model")
+
+    @property
+    def differences(self) -> Any:
+        """One row for each comparison: our metric minus that of the model in the column `against`, paired.
+
+        Example:
+            >>> list(eh.load("runs/hf").evaluation.differences.columns)[:4]
+            ['against', 'landmark', 'cause', 'horizon']
+        """
+        return self._long("differences", "against")
+
+    def _long(self, name: str, first: str) -> Any:
+        rows = self.result[name]
+        columns: dict[str, pa.Array] = {
+            first: pa.array([row["model"] for row in rows], pa.string())
+        }
+        place = {"landmark": "landmark_days", "horizon": "horizon_days"}
+        for key, kind in (*_PLACE, *_NUMBERS):
+            values = [row[place.get(key, key)] for row in rows]
+            if key in place:
+                values = [_days(value, key) for value in values]
+            columns[key] = pa.array(values, kind)
+        for key in ("subjects", "events"):
+            counts = [row[key] for row in rows]
+            is_text = any(isinstance(count, str) for count in counts)
+            columns[key] = pa.array([str(c) if is_text and c is not None else c for c in counts])
+        columns["reason"] = pa.array([row["reason"] for row in rows], pa.string())
+        return pa.table(columns).to_pandas()
+
+    def outcomes(self, *, landmark: str | float | None = None) -> Any:
+        """Outcome and predicted risks of every evaluated subject at a landmark, for R, lifelines or your own metrics.
+
+        These are single persons: do not share the table.
+
+        Args:
+            landmark: As in `"1y"`; default: the first landmark of the task.
+
+        Returns:
+            Columns `subject_id`, `prediction_time`, `duration_days`, `cause` (0 = censored, 1 … in the order of the
+            task's causes), `event` (the cause's name, or `censored`), and a risk for each cause and horizon.
+
+        Raises:
+            EhrseqError: There is no such landmark, or only scored predictions are known.
+
+        Example:
+            >>> table = eh.load("runs/hf").evaluation.outcomes()
+            >>> list(table.columns)[:6]
+            ['subject_id', 'prediction_time', 'duration_days', 'cause', 'event', 'hf_1y']
+            >>> len(table), sorted(table.event.unique())
+            (33, ['censored', 'death', 'hf'])
+        """
+        labelled, task = self._labelled, self._task
+        rows, days = labelled.records.rows, landmark_of(self.result, landmark)
+        at = np.flatnonzero(rows.at_landmark(days))
+        risk = labelled.risk(labelled.records, np.array(task.horizons))[at]
+        cause = rows.cause[at].astype(np.int64)
+        names = np.array(["censored", *task.causes], dtype=object)
+        columns: dict[str, Any] = {
+            "subject_id": labelled.records.subject_id[at],
+            "prediction_time": times(rows.prediction_us[at]),
+            "duration_days": np.array(rows.duration_days[at]),
+            "cause": cause,
+            "event": names[cause].tolist(),
+        }
+        for e, name in enumerate(task.causes):
+            columns |= {
+                risk_column(name, horizon): risk[:, e, h] for h, horizon in enumerate(task.horizons)
+            }
+        return pa.table(columns).to_pandas()
+
+    # ---- plots -------------------------------------------------------------------------------------------------
+
+    def plot_calibration(
+        self,
+        horizon: str | float | None = None,
+        *,
+        cause: str | None = None,
+        landmark: Any = None,
+        ax: Any = None,
+    ) -> Any:
+        """Observed against predicted risk by a horizon, with the strongest baseline in grey; returns the axes.
+
+        Args:
+            horizon: As in `"1y"`; default: the middle one.
+            cause: Default: the first.
+            landmark: Default: the first.
+            ax: Axes of matplotlib; default: new ones.
+
+        Example:
+            >>> eh.load("runs/hf").evaluation.plot_calibration("1y").get_title(loc="left")
+            'hf by 1y'
+        """
+        place, title = place_of(self.result, horizon, cause, landmark)
+        groups = curves.at_place(self.result["calibration"], **place)
+        smooth = curves.at_place(self.result["smooth_calibration"], **place)
+        return plots.calibration(groups, smooth, title=title, ax=ax)
+
+    def plot_decision(
+        self,
+        horizon: str | float | None = None,
+        *,
+        cause: str | None = None,
+        landmark: Any = None,
+        ax: Any = None,
+    ) -> Any:
+        """Net benefit of acting on the risk by a horizon; arguments as of `plot_calibration`.
+
+        Example:
+            >>> eh.load("runs/hf").evaluation.plot_decision("1y").get_ylabel()
+            'net benefit per person'
+        """
+        place, title = place_of(self.result, horizon, cause, landmark)
+        rows = curves.at_place(self.result["decision"], **place)
+        return plots.decision(rows, title=title, ax=ax)
+
+    def plot_incidence(
+        self,
+        horizon: str | float | None = None,
+        *,
+        groups: int = 4,
+        cause: str | None = None,
+        landmark: Any = None,
+        ax: Any = None,
+    ) -> Any:
+        """Observed and predicted cumulative incidence up to a horizon by groups of risk, with numbers at risk.
+
+        Args:
+            horizon: Default: the last one.
+            groups: Groups of equal size by predicted risk. Of real people there are fewer where a group would have
+                fewer than 11 with the event, or without.
+            cause: Default: the first.
+            landmark: Default: the first.
+            ax: Axes of matplotlib; default: new ones.
+
+        Example:
+            >>> ax = eh.load("runs/hf").evaluation.plot_incidence("2y", groups=2)
+            >>> sorted({text.get_text() for text in ax.texts})[-3:-1]
+            ['highest risk', 'lowest risk']
+        """
+        horizon = format_days(self.result["horizons_days"][-1]) if horizon is None else horizon
+        place, title = place_of(self.result, horizon, cause, landmark)
+        labelled, task = self._labelled, self._task
+        days = curves.grid(place["horizon"], simulated=self.simulated, start_days=task.blanking)
+        rows = labelled.records.rows
+        at = np.flatnonzero(rows.at_landmark(place["landmark"]))
+        risk = np.zeros((len(at), len(task.causes), len(days)))
+        risk[:, :, 1:] = labelled.risk(labelled.records, days[1:])[at]
+        found = curves.incidence(
+            np.array(rows.duration_days[at]),
+            rows.cause[at].astype(np.int64),
+            risk,
+            days,
+            of=1 + task.causes.index(place["cause"]),
+            groups=groups,
+            horizon_days=place["horizon"],
+            simulated=self.simulated,
+        )
+        return plots.incidence(found, title=title, ax=ax)
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """The evaluation in words."""
+        told = self.result
+        subjects = told["at_risk"][0]["subjects"] if told["at_risk"] else None
+        facts = {"evaluated on": f"{told['split'].replace('_', '-')} of {told['data']['name']}"}
+        if subjects is not None:
+            facts["at risk"] = f"{subjects} subjects at the first landmark"
+        facts["C"] = main_c(told)
+        if told.get("strongest"):
+            facts["strongest baseline"] = told["strongest"]
+        facts["report"] = str(self.report)
+        return facts
+
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation({str(self.folder)!r}, {self.facts['evaluated on']}: C {self.facts['C']})"
+        )
+
+    def _repr_html_(self) -> str:
+        return card(f"Evaluation {self.folder}", self.facts)
+
+    # ---- what was evaluated ----------------------------------------------------------------------------------------
+
+    @property
+    def _task(self) -> Any:
+        return self._own_run.task
+
+    @property
+    def _own_run(self) -> Run:
+        if self._run is None:
+            fix = "use your own file of predictions, with the cohort.parquet of ehrseq prepare"
+            raise EhrseqError(
+                "the outcomes of scored predictions are not kept", where=str(self.folder), fix=fix
+            )
+        return self._run
+
+    @cached_property
+    def _labelled(self) -> _Labelled:
+        run = self._own_run
+        if self._data is None:
+            population = Population.of_split(
+                run.prepared(self._prepared), run.task, self.result["split"]
+            )
+        else:
+            with meds_folder(self._data) as folder:
+                population = read_external(run, folder).population
+        return _Labelled(population.records, RunRisks(run).risk)
+
+
+def _days(value: float | None, key: str) -> str:
+    """A landmark or horizon as people write it."""
+    if value is None:
+        return "all prediction times" if key == "landmark" else "all horizons"
+    return format_days(value)
+
+
+def main_c(result: dict[str, Any]) -> str:
+    """C of the first cause by the main horizon at the first landmark, with its interval."""
+    cause, horizon = result["causes"][0], main_horizon(result["horizons_days"])
+    place = (result["models"][0], "c", cause, horizon, result["landmarks_days"][0])
+    keys = ("model", "metric", "cause", "horizon_days", "landmark_days")
+    row = next((row for row in result["metrics"] if place == tuple(row[key] for key in keys)), None)
+    if row is None or row["value"] is None:
+        return f"undefined for {cause} by {format_days(horizon)}"
+    limits = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
+    return f"{row['value']:.2f}{limits} for {cause} by {format_days(horizon)}"

@@ -1,0 +1,382 @@
+"""A trained run in Python: what it is, what it predicts, and its plots."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ehrsequencing.api import plots
+from ehrsequencing.api.data import card
+from ehrsequencing.api.evaluation import EvaluationResult, main_c
+from ehrsequencing.api.predictions import (
+    attention_table,
+    days_of,
+    explained,
+    opened,
+    predictions,
+    subject_risk,
+)
+from ehrsequencing.api.progress import bar
+from ehrsequencing.config import format_days
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_json, read_json_lines, refuse_overlap
+from ehrsequencing.core.outputs import EXPLORER, HISTORY, refuse_existing
+from ehrsequencing.evaluation.results import SHARED, read_result
+from ehrsequencing.explain import Question
+from ehrsequencing.explorer import ExplorerSettings, collect, write_page
+from ehrsequencing.prediction.predict import Asked
+from ehrsequencing.prediction.run import Run, saved_audit
+
+
+class TrainedRun(Run):
+    """A trained run: predictions, plots and tables.
+
+    Tables are frames of pandas.
+
+    Example:
+        >>> run = eh.load("runs/hf")
+        >>> run  # doctest: +ELLIPSIS
+        Run('runs/hf': task hf, 144 train / 23 tuning / 33 held-out subjects, C 0... for hf by 2y, audit: not made yet)
+        >>> run.task.causes, run.model.config.visit_encoder
+        (('hf', 'death'), 'attention')
+    """
+
+    # ---- predictions -------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        at: str = "last",
+        horizons: Sequence[str | float] | str | None = None,
+        recalibrated: bool = False,
+        force: bool = False,
+        facts: dict[str, Any] | None = None,
+        progress: bool = True,
+    ) -> Any:
+        """Risks of each cause by each horizon, as a frame with one row a prediction time.
+
+        Args:
+            data: A folder of MEDS data, or a frame of MEDS rows; seen in training or not.
+            at: Each subject's `last` prediction time, `all` of them, or a date ("as of that day").
+            horizons: As in `["90d", "1y"]`, or numbers of days; default: the task's.
+            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+            force: Whether to answer even if hardly any code of the data is known to the run.
+            facts: What the data's own files do not tell, as in `{"extracted": "2026-03-01"}`.
+            progress: Whether to show a bar.
+
+        Returns:
+            Columns `subject_id`, `prediction_time` and a risk for each cause and horizon, as `hf_90d`; for an ensemble
+            also the limits of its band, `hf_90d_low` and `hf_90d_high`.
+
+        Raises:
+            EhrseqError: The data cannot be used, or nobody has a prediction time.
+
+        Example:
+            >>> risk = eh.load("runs/hf").predict("meds/", at="last", horizons=["90d", "1y"])
+            >>> list(risk.columns)
+            ['subject_id', 'prediction_time', 'hf_90d', 'hf_1y', 'death_90d', 'death_1y']
+            >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
+            (200, True)
+        """
+        asked = Asked(
+            self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
+        )
+        with opened(self, data, facts=facts, show=progress) as records:
+            table, notes = predictions(records, asked, at=at, force=force)
+        for note in notes:
+            _warn_of(note)
+        return table.to_pandas()
+
+    def explain(
+        self,
+        data: Any,
+        *,
+        subject: int | None = None,
+        horizon: str | float | None = None,
+        cause: str | None = None,
+        kind: str = "code in visit",
+        recalibrated: bool = False,
+        facts: dict[str, Any] | None = None,
+        progress: bool = True,
+    ) -> Any:
+        """What moves a risk: of one subject at the last prediction time, or of a cohort.
+
+        Effects are differences by deletion: with − without. They are associations in the model, not causes.
+
+        Args:
+            data: As in `predict`.
+            subject: The `subject_id`; default: mean effects of each code over up to 1,000 subjects.
+            horizon: As in `"1y"`, or a number of days; default: the task's middle one.
+            cause: Default: the task's first outcome.
+            kind: Of a subject: `code`, `visit`, `code in visit`, `pair`, `since the prediction time before`, or `all`.
+            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+            facts: As in `predict`.
+            progress: Whether to show a bar.
+
+        Returns:
+            Of a subject: columns `code`, `visit` (its number, from 0), `change_in_risk`, `change_in_log_hazard` and
+            others (docs/explanations.md), the largest changes first. Of a cohort: columns `code`, `carriers`,
+            `change_in_risk`, `low`, `high` and others, of codes with at least 11 carriers.
+
+        Raises:
+            EhrseqError: There is no such subject, kind, cause or horizon, or nobody has a prediction time.
+
+        Example:
+            >>> run = eh.load("runs/hf")
+            >>> why = run.explain("meds/", subject=1, horizon="1y")
+            >>> list(why.columns[:3]), len(why) > 0
+            (['code', 'visit', 'time'], True)
+        """
+        question = Question.for_run(
+            self,
+            cause=cause,
+            horizon_days=None if horizon is None else days_of(horizon)[0],
+            recalibrated=recalibrated,
+        )
+        with opened(self, data, facts=facts, show=progress, label="explaining") as records:
+            table = explained(question, records, subject, kind=kind)
+        return table.to_pandas()
+
+    def attention(
+        self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None
+    ) -> Any:
+        """How much each code counts in its visit's vector: the weights of the encoder `attention`.
+
+        The weights of a visit sum to 1. They say what the model looks at within a visit, not what causes the event.
+
+        Args:
+            data: As in `predict`.
+            subject: One subject; default: all.
+            facts: As in `predict`.
+
+        Returns:
+            Columns `subject_id`, `time` (start of the visit), `code`, `weight`.
+
+        Raises:
+            EhrseqError: The run has another visit encoder, or there is no such subject.
+
+        Example:
+            >>> table = eh.load("runs/hf").attention("meds/", subject=1)
+            >>> list(table.columns)
+            ['subject_id', 'time', 'code', 'weight']
+            >>> table.groupby("time")["weight"].sum().round(5).unique().tolist()
+            [1.0]
+        """
+        with opened(self, data, facts=facts, show=False) as records:
+            return attention_table(self, records, subject).to_pandas()
+
+    def plot_risk(
+        self,
+        data: Any,
+        *,
+        subject: int,
+        horizons: Sequence[str | float] | str | None = None,
+        facts: dict[str, Any] | None = None,
+        ax: Any = None,
+    ) -> Any:
+        """One subject's visits, its risk over time, and its risk curves from the last prediction time on.
+
+        Left of the line "today" each step is the risk of the first cause by the last horizon, as predicted then.
+        Right of it are the curves of all causes, with a band where the run is an ensemble.
+
+        Args:
+            data: As in `predict`.
+            subject: The `subject_id`.
+            horizons: The last of them is how far the curves go; default: the task's.
+            facts: As in `predict`.
+            ax: Axes of matplotlib to draw into; default: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            EhrseqError: There is no such subject, or it has no prediction time.
+
+        Example:
+            >>> ax = eh.load("runs/hf").plot_risk("meds/", subject=1, horizons=["2y"])
+            >>> ax.get_ylabel()
+            'risk by 2y'
+        """
+        with opened(self, data, facts=facts, show=False) as records:
+            found = subject_risk(
+                self, records, subject, None if horizons is None else days_of(horizons)
+            )
+        return plots.subject_risk(found, ax=ax)
+
+    def explore(
+        self,
+        data: Any,
+        out: str | os.PathLike[str] = "explorer.html",
+        *,
+        overwrite: bool = False,
+        patients: int = 10_000,
+        fewest: int = 11,
+        individuals: bool = True,
+        what_if: bool = True,
+        recalibrated: bool = False,
+        force: bool = False,
+        facts: dict[str, Any] | None = None,
+        progress: bool = True,
+    ) -> Path:
+        """Write the explorer: one page with the cohort, each patient, and the risk without a code or a visit.
+
+        Args:
+            data: As in `predict`.
+            out: The file.
+            overwrite: Whether an explorer that is there, and that nobody has changed, is replaced.
+            patients: At most so many, drawn at random.
+            fewest: Codes that fewer patients have are shown as "rare code".
+            individuals: Whether the page holds patients, not only the cohort.
+            what_if: Whether each code and each visit is struck in advance.
+            recalibrated: As in `predict`.
+            force: As in `predict`.
+            facts: As in `predict`.
+            progress: Whether to show a bar.
+
+        Returns:
+            The file.
+
+        Raises:
+            EhrseqError: The data cannot be used, or something else is at `out`.
+
+        Example:
+            >>> eh.load("runs/hf").explore("meds/", "explorer.html", patients=20, what_if=False).name
+            'explorer.html'
+        """
+        settings = ExplorerSettings(
+            patients=patients,
+            fewest=fewest,
+            individuals=individuals,
+            what_if=what_if,
+            recalibrated=recalibrated,
+        )
+        with (
+            opened(self, data, facts=facts, show=False) as records,
+            bar("exploring", show=progress) as tick,
+        ):
+            refuse_existing(Path(out), EXPLORER, overwrite=overwrite)
+            refuse_overlap(Path(out), records.data, self.folder)
+            found = collect(records, settings, force=force, progress=tick, say=_warn_of)
+            write_page(found, Path(out), overwrite=overwrite)
+        return Path(out)
+
+    # ---- training and evaluation -------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> Any:
+        """One row an epoch: training and tuning NLL, whether it was the best, and speed.
+
+        Raises:
+            EhrseqError: The file is gone or has been edited.
+
+        Example:
+            >>> eh.load("runs/hf").history["epoch"].tolist()
+            [1, 2]
+        """
+        if HISTORY in self.altered:
+            raise EhrseqError(
+                self.altered[HISTORY], where=str(self.folder / HISTORY), fix="train again"
+            )
+        rows = read_json_lines(self.folder / HISTORY)
+        return pd.DataFrame(rows)
+
+    @property
+    def evaluation(self) -> EvaluationResult | None:
+        """The evaluation that is in the run's folder; None where there is none, or its file has been edited."""
+        result = read_result(self.folder)
+        return None if result is None else EvaluationResult(result, self.folder, run=self)
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        """What `metrics.json` says now, which may be shared; nothing where there is none or somebody has edited it."""
+        now = Run(self.folder)
+        if SHARED not in now.manifest["files"] or SHARED in now.altered:
+            return {}
+        told: dict[str, Any] = read_json(self.folder / SHARED)
+        return told
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the run is, in words: task, subjects, events, C, audit."""
+        task, told, config = self.task, self._told, self.model.config
+        days = ", ".join(format_days(day) for day in task.horizons)
+        facts = {"task": f"{task.name}: {', '.join(task.causes)} by {days}"}
+        if told:
+            subjects, events = told["data"]["subjects"], told["events"]
+            facts["subjects"] = " / ".join(
+                f"{n} {split.replace('_', '-')}" for split, n in subjects.items()
+            )
+            seen = {cause: events.get(told["split"], {}).get(cause) for cause in task.causes}
+            facts["events"] = ", ".join(
+                f"{n} {cause}" for cause, n in seen.items() if n is not None
+            )
+            facts["events"] += f" ({told['split'].replace('_', '-')})"
+        kind = "blend" if self.study.training.blend else config.architecture
+        parts = [f"{config.members} members"] if config.members > 1 else []
+        parts += (
+            [f"visit encoder {config.visit_encoder}"]
+            if config.architecture == "hierarchical"
+            else []
+        )
+        facts["model"] = ", ".join(
+            [kind, *parts, f"{self.manifest.get('parameters', 0):,} parameters"]
+        )
+        facts["C"] = main_c(told) if told else "not evaluated yet"
+        facts["audit"] = audit_verdict(self.folder)
+        return facts
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        known = [f"{facts['subjects']} subjects"] if "subjects" in facts else []
+        parts = [
+            f"task {self.task.name}",
+            *known,
+            f"C {facts['C']}",
+            f"audit: {facts['audit'].split(':')[0]}",
+        ]
+        return f"Run({str(self.folder)!r}: {', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return card(f"Run {self.folder}", self.facts)
+
+
+def _warn_of(note: str) -> None:
+    """Warn where a note is a warning."""
+    if note.startswith("warning: "):
+        warnings.warn(note.removeprefix("warning: "), stacklevel=3)
+
+
+def audit_verdict(folder: Any) -> str:
+    """The audit of a run in words."""
+    audit = saved_audit(folder)
+    if audit is None:
+        return f"not made yet: ehrseq audit {folder}"
+    return f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
+
+
+def load(path: str | os.PathLike[str]) -> TrainedRun:
+    """Load a trained run.
+
+    Args:
+        path: The folder that `ehrseq train` or `ehrsequencing.fit` made.
+
+    Returns:
+        The run, with `predict`, `plot_risk`, `explain`, `attention`, `history` and `evaluation`.
+
+    Raises:
+        EhrseqError: The folder is not a complete run.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> run = eh.load("runs/hf")
+        >>> risk = run.predict("meds/", at="last", horizons="1y")
+        >>> list(risk.columns)
+        ['subject_id', 'prediction_time', 'hf_1y', 'death_1y']
+    """
+    return TrainedRun(os.fspath(path))

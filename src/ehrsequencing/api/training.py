@@ -1,0 +1,226 @@
+"""Training: `fit` and `pretrain`, and what they share with the commands."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing.api.progress import training_bar
+from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.baselines.blend.train import trainer_of
+from ehrsequencing.config import StudyConfig, validated
+from ehrsequencing.config.parts import KINDS
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
+from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.device import joined_processes
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained, alone_in
+
+
+def fit(
+    data: Prepared | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    task: str | None = None,
+    model: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    seed: int | None = None,
+    init: str | os.PathLike[str] | None = None,
+    transfer: str | Mapping[str, Any] | None = None,
+    resume: bool | None = None,
+    progress: bool = True,
+) -> TrainedRun:
+    """Fit a model, with early stopping on the tuning split.
+
+    A new model starts at the training subjects' own rates: before the first step everybody's risk is about the observed
+    incidence, so that training only has to learn who is above and who is below it.
+
+    Args:
+        data: What `prepare` gave, or its folder.
+        out: Folder of the run.
+        task: Name of the task; the only one by default.
+        model: Settings of the model, as in `{"size": "small", "visit_encoder": "attention"}`.
+        training: Settings of training, as in `{"epochs": 30, "members": 5}`.
+        evaluation: Settings that `evaluate` takes from the run.
+        preset: `small_cohort`, `medium_cohort` or `domain_shift`.
+        seed: Seed of the training.
+        init: Folder of a model to start from, that `pretrain` or `fit` made (docs/pretraining.md).
+        transfer: With `init`: `full`, `frozen` or `lora`, or settings, as in `{"mode": "lora", "lora_rank": 4}`.
+        resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
+            complete. Default: yes, unless the model has a part of your own, whose code may have changed.
+        progress: Whether to show a bar, and a line for each epoch.
+
+    Returns:
+        The run.
+
+    Raises:
+        EhrseqError: A setting is unknown, there is too little to train on, or `out` holds another run.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> small = {"dim": 16, "heads": 2, "layers": 1}
+        >>> run = eh.fit("prepared", out="runs/small", model=small, training={"epochs": 1, "min_steps": 2}, seed=0,
+        ...              progress=False)
+        >>> len(run.history)
+        1
+    """
+    keep_freed_memory()
+    settings: dict[str, Any] = {"model": dict(model or {}), "training": dict(training or {})}
+    if seed is not None:
+        settings["training"]["seed"] = seed
+    settings |= {"evaluation": dict(evaluation or {})} | (
+        {} if preset is None else {"preset": preset}
+    )
+    if transfer is not None:
+        if init is None:
+            raise EhrseqError(
+                "transfer needs init", where="fit", fix="name the model to start from"
+            )
+        settings["transfer"] = {"mode": transfer} if isinstance(transfer, str) else dict(transfer)
+    study = validated(StudyConfig, settings, where="fit")
+    go_on = _may_resume(study, Path(out)) if resume is None else resume
+    store = data if isinstance(data, Prepared) else Prepared(Path(data))
+    source = None if init is None else Path(init)
+    train(store, Path(out), study=study, task=task, init=source, resume=go_on, progress=progress)
+    return TrainedRun(Path(out))
+
+
+def train(
+    prepared: Prepared,
+    out: Path,
+    *,
+    study: StudyConfig,
+    task: str | None = None,
+    init: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
+) -> bool:
+    """Train a run, alone or as one of several processes of torchrun; `fit` and `ehrseq train` call it.
+
+    Args:
+        prepared: The prepared set.
+        out: Folder of the run.
+        study: All settings.
+        task: Name of the task; the only one by default.
+        init: Folder of a model to start from.
+        resume: Whether to go on after an interruption.
+        overwrite: Whether an earlier run there that nobody has changed is removed.
+        progress: Whether to show a bar, and a line for each epoch.
+        on_start: Called with what the weights start from, before the first step.
+
+    Returns:
+        Whether this process is the first one, which prints.
+    """
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined_processes())
+        if overwrite and processes.is_first:
+            _make_room(prepared, out, RUN, resume=resume)
+        if processes.is_first:
+            stack.enter_context(alone_in(out))  # before the work begins
+        source = None if init is None else Pretrained(init)
+        name = task or prepared.only_task()
+        trainer = trainer_of(prepared, name, out, study=study, init=source, processes=processes)
+        if processes.is_first:
+            on_start(trainer.started_from)
+        show = progress and processes.is_first
+        report = stack.enter_context(training_bar(show=show))
+        trainer.fit(resume=resume, on_progress=report)
+        return processes.is_first
+
+
+def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> None:
+    """Remove an earlier model that nobody has changed, for a training that starts again.
+
+    Raises:
+        EhrseqError: The output is of another kind, has been changed or overlaps the prepared set.
+    """
+    if resume:
+        what = "--resume goes on with what --overwrite removes"
+        raise EhrseqError(what, where=str(out), fix="leave out one of them")
+    refuse_overlap(out, prepared.folder)
+    remove_existing(out, kind)
+
+
+def _may_resume(study: StudyConfig, out: Path) -> bool:
+    """Whether to go on with what the folder holds, where nothing was said.
+
+    Raises:
+        EhrseqError: It holds something, and a part of the model is declared outside of this package.
+    """
+    own = [
+        f"{kind.setting}={name}"
+        for kind in KINDS
+        if kind.is_own(name := str(getattr(study.model, kind.setting)))
+    ]
+    if own and out.is_dir() and any(out.iterdir()):
+        what = f"is not empty, and the code of {own[0]} may have changed since"
+        raise EhrseqError(what, where=str(out), fix="name another folder, or say resume=True")
+    return not own
+
+
+def pretrain(
+    data: Prepared | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    task: str | None = None,
+    model: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    pretraining: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Fit a model to records without labels, with early stopping on the tuning split.
+
+    Args:
+        data: A prepared set, or its folder.
+        out: Folder of the pretrained model, for `ehrseq train --init`.
+        task: A task of the set, whose outcome, relatives and near-synonyms are then no targets.
+        model: Settings of the model, as in `{"size": "small"}`.
+        training: Settings of training, as in `{"epochs": 20}`.
+        pretraining: Settings of pretraining, as in `{"objectives": ["masked_codes"]}`.
+        preset: Name of a preset.
+        resume: Continue after an interruption.
+        progress: Whether to show a bar, and a line for each epoch.
+
+    Returns:
+        What was measured on the tuning split (the content of `pretraining.json`): for each objective its losses in
+        nats, and recall@k beside the baselines.
+
+    Raises:
+        EhrseqError: A setting is unknown, the data cannot be used, or `out` holds something else.
+    """
+    sections = {"model": model, "training": training, "pretraining": pretraining, "preset": preset}
+    given = {name: value for name, value in sections.items() if value is not None}
+    study = validated(StudyConfig, given, where="pretrain")
+    prepared = data if isinstance(data, Prepared) else Prepared(Path(data))
+    return train_pretraining(
+        prepared, Path(out), study=study, task=task, resume=resume, progress=progress
+    )
+
+
+def train_pretraining(
+    prepared: Prepared,
+    out: Path,
+    *,
+    study: StudyConfig,
+    task: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Pretrain a model; `pretrain` and `ehrseq pretrain` call it, with arguments as of `train`."""
+    if overwrite:
+        _make_room(prepared, out, PRETRAINED, resume=resume)
+    with alone_in(out):  # before the work begins
+        pretrainer = Pretrainer(prepared, out, study=study, task_name=task)
+        with training_bar("pretraining", "tuning loss", show=progress) as report:
+            return pretrainer.fit(resume=resume, on_progress=report)

@@ -1,0 +1,391 @@
+"""Redact an evaluation for sharing: every file that may leave the hospital goes through this module.
+
+Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
+5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
+metric. Rates and metrics have three decimals, the likelihood four. Simulated data is exact, since nobody is in it.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
+TOO_FEW = "too few events"  # why a row has no interval, or no value
+#: The owner's file with the exact result; its name in `metrics.json` marks that file as redacted.
+INDIVIDUAL = "metrics-individual.json"
+
+# What `metrics.json` has of a result: facts as they are, numbers rounded.
+_FACTS = (
+    "title",
+    "run",
+    "weights",
+    "split",
+    "created",
+    "versions",
+    "task",
+    "question",
+    "causes",
+    "models",
+    "horizons_days",
+    "landmarks_days",
+    "strongest",
+    "config",
+    "warnings",
+    "score",
+    "tripod",
+    "recalibrated_in_training",
+    "audit",
+)
+_CHECKS = (
+    "time_zero",
+    "predictor_cutoff",
+    "audit",
+    "parameters",
+    "tuning_trials",
+    "seeds",
+    "members",
+    "split_overlap",
+)
+_EXTERNAL = (
+    "data",
+    "unmatched",
+    "baselines",
+    "unknown_token_rate",
+    "training_unknown_token_rate",
+    "subjects",
+    "all_subjects",
+    "events",
+    "seen_in_training",
+    "new_codes",
+)
+_COUNTS = (  # of people, in the rows of a result
+    "subjects",
+    "all_subjects",
+    "events",
+    "n",
+    "seen_in_training",
+    "split_overlap",
+    "new_codes",
+    "without_record_before",
+    "first_record_later",
+)
+Row = Mapping[str, Any]
+Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
+
+
+def enough_people(events: int, subjects: int) -> bool:
+    """Whether at least 11 people had the event and 11 had not.
+
+    >>> enough_people(11, 22), enough_people(10, 500), enough_people(490, 500)
+    (True, False, False)
+    """
+    return min(events, subjects - events) >= SMALLEST_COUNT
+
+
+def shareable_count(count: int | str | None) -> int | str | None:
+    """A count of people that may be shared; one that is a text has been redacted already.
+
+    >>> [shareable_count(n) for n in (0, 1, 10, 11, 17, 18, 1234, "<11", None)]
+    [0, '<11', '<11', 15, 15, 20, 1235, '<11', None]
+    """
+    if count is None or isinstance(count, str) or count == 0:
+        return count
+    return f"<{SMALLEST_COUNT}" if count < SMALLEST_COUNT else max(15, (count + 2) // 5 * 5)
+
+
+def count_text(count: int | str | None) -> str:
+    """A count of people as text: `1,310`, `<11`.
+
+    >>> count_text(1312), count_text(3), count_text(0)
+    ('1,310', '<11', '0')
+    """
+    return f"{shown:,}" if isinstance(shown := shareable_count(count), int) else str(shown)
+
+
+def shareable_rate(rate: float | None, people: int) -> float | None:
+    """A share of people with three decimals; None where it would stand for 1 to 10 people, or for all but so few.
+
+    >>> shareable_rate(0.1234, 300), shareable_rate(0.01, 300), shareable_rate(0.99, 300), shareable_rate(1.0, 300)
+    (0.123, None, None, 1.0)
+    """
+    if rate is None or rate in (0.0, 1.0):
+        return rate
+    return round(rate, 3) if min(rate, 1 - rate) * people >= SMALLEST_COUNT else None
+
+
+# ---------------------------------------------------------------------------------------------------- an evaluation
+
+
+def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
+    """Redact an evaluation: the content of `metrics.json` from the exact result.
+
+    What this module does not name is left out, so that no new key slips through. A redacted result stays as it is.
+
+    Args:
+        result: The exact result.
+        decimals: Whether metrics are rounded; the pages round when they print, so that their words ("better") follow
+            from the metrics as they are.
+    """
+    if result["data"].get("simulated") or "individual" in result:
+        return dict(result)
+    cells = _cells(result)
+    subjects = result["data"]["subjects"]
+    at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
+    at_risk[None] = subjects.get(result["split"], 0)
+    shown = {
+        "data": _data(result["data"]),
+        "attrition": _attrition(result["attrition"]),
+        "events": _counts(result["events"]),
+        "at_risk": [_followed(row, at_risk) for row in result["at_risk"]],
+        "follow_up": [_followed(row, at_risk) for row in result.get("follow_up") or []],
+        "censoring": _censoring(result.get("censoring") or {}, at_risk),
+        "metrics": [_cell(row, cells) for row in result["metrics"]],
+        "differences": [_cell(row, cells) for row in result.get("differences") or []],
+        "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],
+        "calibration": _drawn(result, "calibration", cells, _groups),
+        "smooth_calibration": _drawn(result, "smooth_calibration", cells, _counted),
+        "decision": _drawn(result, "decision", cells, _decision),
+        "risk_distribution": _drawn(result, "risk_distribution", cells, _histogram),
+        "incidence": [
+            {**row, "groups": [_risk_group(group) for group in row["groups"]]}
+            for row in result.get("incidence") or []
+        ],
+        "trajectories": [],
+        "inputs": _inputs(found, subjects) if (found := result.get("inputs")) else None,
+        "checks": _counted({name: found.get(name) for name in _CHECKS})
+        if (found := result.get("checks"))
+        else None,
+        "external": _counted({name: found.get(name) for name in _EXTERNAL})
+        if (found := result.get("external"))
+        else None,
+        "recalibration": _recalibration(found, result, cells)
+        if (found := result.get("recalibration"))
+        else None,
+        "repeated_splits": _repeated(found, cells)
+        if (found := result.get("repeated_splits"))
+        else None,
+        "records_before": [_counted(row) for row in result.get("records_before") or []],
+        "oracle": None,
+    }
+    numbers = ("history", "baselines", "blend", "codes", "instability")
+    shown |= {name: result[name] for name in numbers if name in result}
+    facts = {name: result[name] for name in _FACTS if name in result}
+    return {"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)}
+
+
+def _counts(value: Any) -> Any:
+    """Every count in nested mappings and lists; texts stay."""
+    if isinstance(value, Mapping):
+        return {key: _counts(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_counts(inner) for inner in value]
+    return shareable_count(value)
+
+
+def _counted(row: Row) -> dict[str, Any]:
+    return {**row, **{name: _counts(row[name]) for name in _COUNTS if name in row}}
+
+
+def rounded(value: Any, digits: int = 3) -> Any:
+    """Numbers with three decimals, likelihoods with four; days stay as they are."""
+    if isinstance(value, Mapping):
+        digits = 4 if value.get("metric") == "nll" else digits
+        return {
+            key: inner
+            if str(key).endswith("days")
+            else rounded(inner, 4 if str(key).endswith(("nll", "loss")) else digits)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [rounded(inner, digits) for inner in value]
+    return round(value, digits) if isinstance(value, float) else value
+
+
+def _cells(result: Row) -> Cells:
+    """(landmark, cause, horizon) → people with the event, people."""
+    cells = {
+        (row["landmark_days"], cause, horizon): (events, row["subjects"])
+        for row in result["at_risk"]
+        for cause, counts in row["events"].items()
+        for horizon, events in zip(result["horizons_days"], counts, strict=False)
+    }
+    counted = [row for row in result["metrics"] if row.get("events") is not None]
+    return {_place(row): (row["events"], row["subjects"]) for row in counted} | cells
+
+
+def _place(row: Row) -> tuple[Any, Any, Any]:
+    return row["landmark_days"], row["cause"], row["horizon_days"]
+
+
+def _may_show(row: Row, cells: Cells) -> bool:
+    """Whether enough people had the event, and had it not, by the row's own counts or those of its cell."""
+    own = row.get("events"), row.get("subjects", row.get("n"))
+    events, subjects = cells.get(_place(row), own) if None in own else own
+    return events is None or subjects is None or enough_people(events, subjects)
+
+
+def _cell(row: Row, cells: Cells) -> dict[str, Any]:
+    """A row with its counts; without its metrics where too few people had the event, or had it not."""
+    if _may_show(row, cells):
+        return _counted(row)
+    gone = {
+        name: None for name in ("value", "mean", "low", "high", "oe", "auc", "brier") if name in row
+    }
+    return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
+
+
+def _drawn(result: Row, name: str, cells: Cells, shown: Any) -> list[dict[str, Any]]:
+    """The rows of a figure, of the places that may be shown."""
+    rows = [shown(row) for row in result.get(name) or [] if _may_show(row, cells)]
+    return [row for row in rows if row]
+
+
+def _data(data: Row) -> dict[str, Any]:
+    large = {name for name, count in data["subjects"].items() if count >= SMALLEST_COUNT}
+    rows = {
+        name: {split: n for split, n in (data.get(name) or {}).items() if split in large}
+        for name in ("visits", "prediction_times")
+    }
+    return {
+        "name": data.get("name"),
+        "simulated": data.get("simulated"),
+        **rows,
+        "subjects": _counts(data["subjects"]),
+    }
+
+
+def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
+    before = [step["subjects"] for step in [*steps[:1], *steps]]
+    left_out = [
+        step.get("excluded", count - step["subjects"])
+        for count, step in zip(before, steps, strict=False)
+    ]
+    return [
+        {**step, **_counts({"subjects": step["subjects"], "excluded": gone})}
+        for step, gone in zip(steps, left_out, strict=True)
+    ]
+
+
+def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
+    """Times in whole days, where there are enough people: a median of few is the time of one of them."""
+    large = at_risk.get(row["landmark_days"], 0) >= SMALLEST_COUNT
+    times = {
+        name: round(row[name]) if large else None
+        for name in ("followup_median_days", "median_days", "low", "high")
+        if row.get(name) is not None
+    }
+    return {**_counted(row), **times}
+
+
+def _censoring(found: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
+    return {
+        "model": found.get("model"),
+        "smallest_g": [
+            {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
+            for row in found.get("smallest_g") or []
+        ],
+    }
+
+
+def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
+    """Rates of each split, and differences between the splits; shares of few people are left out."""
+    rates = {split: _counted(row) for split, row in found["by_split"].items()}
+    for split, row in rates.items():
+        for name in row.keys() & {"unknown_age_rate", "no_visit_before_rate"}:
+            row[name] = shareable_rate(row[name], subjects[split])
+    fewest = min(subjects.values())
+    return {"by_split": rates, "drift": [_drifted(row, fewest) for row in found.get("drift") or []]}
+
+
+def _drifted(row: Row, people: int) -> dict[str, Any]:
+    """Means of an input on both sides; one decimal of their difference where a share is left out."""
+    means = {
+        name: row[name] if row["feature"].endswith("(rank)") else shareable_rate(row[name], people)
+        for name in ("train", "judged")
+    }
+    is_whole = row["smd"] is None or None not in means.values()
+    return {
+        **means,
+        "feature": row["feature"],
+        "smd": row["smd"] if is_whole else round(row["smd"], 1),
+    }
+
+
+def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
+    """Calibration before and after, of causes with enough events by every horizon."""
+    landmark = result["landmarks_days"][0]
+    large = {
+        cause
+        for cause in result["causes"]
+        if all(
+            enough_people(*cells.get((landmark, cause, days), (11, 22)))
+            for days in result["horizons_days"]
+        )
+    }
+    for side in ("before", "after"):
+        found = {
+            **found,
+            side: {cause: found[side][cause] for cause in found[side] if cause in large},
+        }
+    return dict(found)
+
+
+def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
+    """Means over random splits; not each split's value."""
+    tables = {
+        name: [{**_cell(row, cells), "values": []} for row in found[name]]
+        for name in ("rows", "differences")
+    }
+    return {"splits": found["splits"], "seeds": found.get("seeds"), **tables}
+
+
+def _groups(row: Row) -> dict[str, Any]:
+    """Calibration groups, each joined with the next until 11 had the event and 11 had not; empty where none has."""
+    observed, people = np.array(row["observed"]), np.array(row["n"])
+    cuts = [0]
+    for end in range(1, len(people) + 1):
+        inside = slice(cuts[-1], end)
+        if enough_people(round(observed[inside] @ people[inside]), int(people[inside].sum())):
+            cuts.append(end)
+    if len(cuts) == 1:
+        return {}
+    cuts[-1] = len(people)  # those who are left over join the last group
+    groups = [slice(*ends) for ends in pairwise(cuts)]
+    joined = {
+        name: [float(np.average(np.array(row[name], float)[g], weights=people[g])) for g in groups]
+        for name in ("predicted", "observed", "low", "high")
+    }
+    return _counted({**row, **joined, "n": [int(people[g].sum()) for g in groups]})
+
+
+def _histogram(row: Row) -> dict[str, Any]:
+    """A risk distribution; a bin of 1 to 10 people is `<11`."""
+    bins = {name: row[name] for name in ("event", "no_event", "unknown")}
+    return {**row, **_counts({**bins, "people": {name: sum(bins[name]) for name in bins}})}
+
+
+def _risk_group(group: Row) -> dict[str, Any]:
+    """Incidence without the days by which too few people of the group had the event, or had it not."""
+    shown = [not events or enough_people(events, group["n"]) for events in group["events"]]
+    return {
+        "predicted": group["predicted"],
+        **_points(group, ("observed", "low", "high"), shown),
+        "n": _counts(group["n"]),
+        "at_risk": _counts(group["at_risk"]),
+    }
+
+
+def _decision(row: Row) -> dict[str, Any]:
+    """A decision curve up to the risk that at least 11 people exceed."""
+    shown = [people >= SMALLEST_COUNT for people in row["above"]]
+    names = ("net_benefit", "low", "high", "treat_all")
+    return {**_counted(row), **_points(row, names, shown), "above": []}
+
+
+def _points(row: Row, names: Sequence[str], shown: Sequence[bool]) -> dict[str, Any]:
+    return {
+        name: row[name] and [v if ok else None for v, ok in zip(row[name], shown, strict=True)]
+        for name in names
+    }

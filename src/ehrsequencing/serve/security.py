@@ -1,0 +1,232 @@
+"""Which requests are answered: hosts, origins and the token; limits of size and time; headers of every answer."""
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fastapi import Request
+from fastapi.security import HTTPBearer
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.serve.schemas import Problem
+from ehrsequencing.serve.service import Metrics
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+COOKIE = "ehrseq_token"
+SHORTEST_TOKEN = 16  # characters
+OPEN_PATHS = ("/health",)  # need no token
+MOST_IDLE = 5.0  # seconds without a byte of a body
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+bearer = HTTPBearer(auto_error=False)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one request may ask of the server, and how many may wait.
+
+    Attributes:
+        body_bytes: Size of a request's body.
+        rows: Rows of a record.
+        visits: Visits of a record.
+        horizons: Horizons asked for.
+        numbers: Risks in one answer: prediction times × causes × horizons.
+        waiting: Requests that may wait for the model; further ones are told to come back.
+        seconds: How long a request may take to arrive, and how long it may wait for its answer.
+    """
+
+    body_bytes: int = 16 * 2**20
+    rows: int = 100_000
+    visits: int = 10_000
+    horizons: int = 64
+    numbers: int = 500_000
+    waiting: int = 64
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Access:
+    """Names under which the server may be addressed, and its token.
+
+    A page of another site that a browser shows could reach this server by a name that it makes point here (DNS
+    rebinding), or by a form. So the Host must be one that we know, and an Origin must be the same host.
+
+    Attributes:
+        hosts: Names without ports, lower case; IPv6 in brackets.
+        token: What clients must know; None where anybody on this machine may ask.
+    """
+
+    hosts: tuple[str, ...] = LOOPBACK
+    token: str | None = None
+
+    def knows_origin(self, origin: str) -> bool:
+        """Whether a page of this origin may ask: one that this server itself has sent."""
+        scheme, _, host = origin.lower().partition("://")
+        return scheme in ("http", "https") and "/" not in host and _without_port(host) in self.hosts
+
+    def knows_token(self, given: str) -> bool:
+        """Whether the token is right; takes the same time wherever the two differ."""
+        if self.token is None:
+            return True
+        digests = [
+            hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (given, self.token)
+        ]
+        return hmac.compare_digest(*digests)
+
+
+def access_to(host: str, *, token: str | None, names: Iterable[str] = ()) -> Access:
+    """The access to a server that listens on an address.
+
+    Args:
+        host: The address.
+        token: What clients must know; None: anybody.
+        names: Further names under which clients address it, as behind a proxy.
+
+    Raises:
+        EhrseqError: It would listen beyond this machine without a token, or the token is short.
+    """
+    token = token or None
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        fix = 'use a long random one: python -c "import secrets; print(secrets.token_urlsafe())"'
+        raise EhrseqError(f"is shorter than {SHORTEST_TOKEN} characters", where="--token", fix=fix)
+    if token is None and not _is_loopback(host):
+        fix = "set EHRSEQ_TOKEN (or --token), or listen on 127.0.0.1 behind a proxy; see docs/serve.md"
+        raise EhrseqError(
+            "would let anybody in the network ask, without a token", where=f"--host {host}", fix=fix
+        )
+    own = f"[{host}]" if ":" in host else host
+    given = [_without_port(name.strip().lower()) for name in names]
+    return Access((*LOOPBACK, own.lower(), *given), token)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than localhost may lead anywhere."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _without_port(host: str) -> str:
+    """A host without its port.
+
+    >>> _without_port("[::1]:80"), _without_port("ehr.example:443"), _without_port("localhost")
+    ('[::1]', 'ehr.example', 'localhost')
+    """
+    if host.startswith("["):
+        return host[: host.find("]") + 1]
+    return host.partition(":")[0]
+
+
+class Guard:
+    """An ASGI application around another one.
+
+    Args:
+        app: The application that answers.
+        access: Who may ask.
+        limits: Of one request.
+        metrics: Counts requests.
+    """
+
+    def __init__(self, app: ASGIApp, *, access: Access, limits: Limits, metrics: Metrics) -> None:
+        hosts = list(access.hosts)
+        self.app = TrustedHostMiddleware(app, allowed_hosts=hosts, www_redirect=False)
+        self.access, self.limits, self.metrics = access, limits, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request, started, status = Request(scope), time.perf_counter(), 0
+        request_id = request.state.request_id = uuid.uuid4().hex
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in {**HEADERS, "x-request-id": request_id}.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await self._check(request)
+            await self.app(scope, self._limited(receive), answer)
+        except Problem as problem:
+            await problem.response(request_id)(scope, receive, answer)
+        except Exception:  # nothing of it is logged: its text may hold what the request held
+            if not status:
+                unexpected = Problem(500, "an unexpected error").response(request_id)
+                await unexpected(scope, receive, answer)
+        finally:
+            seconds = time.perf_counter() - started
+            self.metrics.request(scope["path"], scope["method"], status or 500, seconds)
+
+    async def _check(self, request: Request) -> None:
+        """Refuse another origin, a wrong token, and a body that says that it is too large."""
+        headers = request.headers
+        if not all(self.access.knows_origin(origin) for origin in headers.getlist("origin")):
+            fix = "ask from a program, not a page"
+            raise Problem(403, "pages of other sites may not ask", where="Origin", fix=fix)
+        if "cross-site" in headers.getlist("sec-fetch-site"):
+            raise Problem(403, "pages of other sites may not ask", where="Sec-Fetch-Site")
+        if request.url.path not in OPEN_PATHS and not await self._has_token(request):
+            raise Problem(
+                401,
+                "the token is missing or wrong",
+                where="Authorization",
+                fix="send the header Authorization: Bearer TOKEN",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self.limits.body_bytes:
+            raise self._too_large()
+
+    async def _has_token(self, request: Request) -> bool:
+        """Whether the header has the token, the cookie of the page, or (to get the cookie) the page's address."""
+        header = await bearer(request)
+        given = [header.credentials if header else "", request.cookies.get(COOKIE, "")]
+        if request.url.path == "/":
+            given.append(request.query_params.get("token", ""))
+        return any([self.access.knows_token(token) for token in given])
+
+    def _too_large(self) -> Problem:
+        what = f"the body is larger than {self.limits.body_bytes:,} bytes"
+        return Problem(413, what, fix="send a smaller one")
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Gives the parts of the body, which must be small and come in time."""
+        size, ended, until = 0, False, time.monotonic() + self.limits.seconds
+
+        async def next_part() -> Message:
+            nonlocal size, ended
+            if ended:  # a disconnect may come much later
+                return await receive()
+            try:
+                left = min(MOST_IDLE, until - time.monotonic())
+                message = await asyncio.wait_for(receive(), max(left, 0))
+            except TimeoutError:
+                closing = {"Connection": "close"}
+                raise Problem(408, "the body came too slowly", headers=closing) from None
+            size += len(message.get("body", b""))
+            if size > self.limits.body_bytes:
+                raise self._too_large()
+            ended = not message.get("more_body", False)
+            return message
+
+        return next_part

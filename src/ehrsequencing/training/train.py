@@ -1,0 +1,319 @@
+"""`ehrseq train`: a network for one task of a prepared set, or several of them as one run (`training.members`)."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.config import StudyConfig
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import digest, read_json_lines
+from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
+from ehrsequencing.models import lora
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.build import build_model, load_model
+from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.models.outcomes import OutcomeHead
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.device import ALONE, Processes, training_device
+from ehrsequencing.training.hazards import HazardsObjective
+from ehrsequencing.training.loop import ShowProgress, Training
+from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.recalibration import recalibrate_head
+from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in, write_run_files
+from ehrsequencing.training.transfer import Transfer
+
+MAY_CHANGE = {  # settings that a resumed run may change
+    "epochs",
+    "patience",
+    "checkpoint_steps",
+    "checkpoint_seconds",
+}
+
+
+class Trainer:
+    """Fits one model, or `training.members` of them, to one task of a prepared set.
+
+    Args:
+        prepared: The data.
+        task_name: Which of its tasks.
+        out: Folder of the run.
+        study: Settings; `model` and `training` are used. With `training.blend` this is the network of the blend.
+        leave_out: Training subjects (numbers) that nothing is fitted to but the grid: a fold of the blend.
+        init: A model to start from, used as `study.transfer` says.
+        processes: Those that train together; each has a trainer with the same arguments, and process 0 writes.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        task_name: str,
+        out: Path,
+        *,
+        study: StudyConfig,
+        leave_out: Ints | None = None,
+        init: Pretrained | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.prepared, self.task, self.out = prepared, prepared.task(task_name), out
+        self.leave_out, self.processes = leave_out, processes
+        self.settings = study.training.model_copy(update={"blend": False})
+        self.transfer = None if init is None else Transfer(init, study.transfer, prepared)
+
+        train = prepared.outcome_records(task_name, "train")
+        tuning = prepared.outcome_records(task_name, "tuning")
+        self.train_rows, self.tuning_rows = train.rows, tuning.rows
+        self._refuse_hopeless()
+        model = study.model if self.transfer is None else self.transfer.config(study.model)
+        self.config, hazards = resolve_model(
+            model, prepared, self.task, self.train_rows, self.settings
+        )
+        made_with = {
+            "task": self.task,
+            "evaluation": study.evaluation,
+            "preset": study.preset,
+            "model": self.config,
+            "training": self.settings,
+            "transfer": study.transfer,
+        }
+        self.study = prepared.study.model_copy(update=made_with)
+
+        # whom it learns from
+        types = prepared.vocabulary.code_types if self.config.code_types else None
+        self.loader = SubjectLoader.of_model(self.config, train, code_types=types)
+        self.tuning = SubjectLoader.of_model(self.config, tuning, code_types=types)
+        if leave_out is not None:
+            kept = np.setdiff1d(np.arange(len(train.timelines)), leave_out)
+            self.train_rows = train.rows.take(kept)
+            self._refuse_hopeless()
+            hazards = starting_hazards(self.config, self.train_rows)
+            self.loader.subjects = np.setdiff1d(self.loader.subjects, leave_out)
+        if self.settings.bootstrap:
+            self.loader.subjects = bootstrap_sample(self.loader.subjects, seed=self.settings.seed)
+        visits = int(self.loader.cost[self.loader.subjects].sum())
+        self.budget = max(1, min(self.settings.visit_budget, visits // self.settings.min_steps))
+        share_of_epoch = min(1.0, self.budget / max(visits, 1))  # of a full step
+        if self.settings.subjects_per_step is not None:
+            subjects = self.settings.subjects_per_step / len(self.loader)
+            share_of_epoch = min(share_of_epoch, subjects)
+
+        # the model at its start
+        torch.manual_seed(self.settings.seed)
+        self.model = build_model(self.config.model_copy(update={"members": 1}))
+        if self.config.head == "horizon":
+            self.model.head.set_bias(torch.from_numpy(hazards))
+        self.started_from = None if self.transfer is None else self.transfer.start(self.model)
+        if isinstance(self.model.outcomes, OutcomeHead):
+            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
+        self.model.to(training_device())
+
+        # what it learns; losses are divided by what is expected in a full step, never by what this one has
+        self.objective = HazardsObjective(
+            self.model,
+            self.tuning,
+            self._decisive_rows(),
+            divisor=max(1.0, share_of_epoch * len(self.train_rows)),
+            settings=self.settings,
+            processes=processes,
+        )
+        self.beside: BesideHazards | None = None
+        trains_codes = self.transfer is None or self.transfer.trains_codes
+        if (
+            self.settings.masked_codes > 0
+            and trains_codes
+            and isinstance(self.model, HierarchicalBEHRTForSurvival)
+        ):
+            n_visits = int(self.loader.n_visits[self.loader.subjects].sum())
+            divisor = max(1.0, share_of_epoch * n_visits)
+            self.beside = BesideHazards(self.model, self.settings, divisor=divisor)
+        self.training = Training(
+            self.model,
+            self.objective,
+            self.loader,
+            self.settings,
+            visit_budget=self.budget,
+            steps_per_epoch=1 / share_of_epoch,
+            beside=self.beside,
+            processes=processes,
+        )
+
+    def _refuse_hopeless(self) -> None:
+        where = f"task {self.task.name} in {self.prepared.folder}"
+        if int(np.sum(np.diff(self.train_rows.row_offsets) > 0)) < 2:
+            what = "fewer than two training subjects have a prediction time"
+            raise EhrseqError(what, where=where, fix="see ehrseq check")
+        if not np.any(self.train_rows.cause == 1):
+            what = f"no event of interest ({self.task.causes[0]}) in training"
+            fix = "check the task's outcome codes with ehrseq check"
+            raise EhrseqError(what, where=where, fix=fix)
+        if not self._landmark_rows().any():
+            fix = "give the tuning split more subjects, or the task an earlier landmark"
+            raise EhrseqError("no tuning subject is at risk at a landmark", where=where, fix=fix)
+
+    def _landmark_rows(self) -> Bools:
+        at_landmark = [self.tuning_rows.at_landmark(days) for days in self.task.landmarks]
+        return np.asarray(np.any(at_landmark, axis=0))
+
+    def _decisive_rows(self) -> Bools:
+        """(R,) the tuning prediction times that decide the early stop: all, or the landmarks (`horizon` head)."""
+        if self.settings.early_stop == "landmarks" and self.config.head == "horizon":
+            return self._landmark_rows()
+        return np.ones(len(self.tuning_rows), dtype=np.bool_)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what a resumed run must share with its start."""
+        ignored = {*MAY_CHANGE, "blend", "blend_folds"}
+        parts: list[Any] = [
+            self.config.model_dump(),
+            self.settings.model_dump(exclude=ignored),
+            self.prepared.identity(self.task.name),
+        ]
+        if self.leave_out is not None:
+            parts += ["without", self.leave_out.tolist()]
+        if self.transfer is not None:
+            parts += ["init", self.transfer.fingerprint]
+        return digest(parts)
+
+    def fit(self, *, resume: bool = False, on_progress: ShowProgress | None = None) -> None:
+        """Train to the early stop and write the run; with several processes, in all of them, and process 0 writes.
+
+        Args:
+            resume: Go on with an interrupted run; a finished one stays as it is.
+            on_progress: Told after each step and epoch.
+
+        Raises:
+            EhrseqError: The folder holds something else, or the training fails.
+        """
+        with alone_in(self.out) if self.processes.is_first else nullcontext():
+            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+            is_finished = False
+            if self.processes.is_first:
+                is_finished = resume and (self.out / MANIFEST).is_file()
+                if is_finished:
+                    folder.check_finished()
+                else:
+                    folder.begin(resume=resume)
+            # all processes wait for process 0 here, and learn what it found
+            if self.processes.totals(float(is_finished)) == [0.0]:
+                if self.settings.members > 1:
+                    fit_members(self, on_progress)
+                else:
+                    self._fit_one(folder.checkpoints, resume=resume, on_progress=on_progress)
+            if self.processes.is_first:
+                folder.remove_checkpoints()
+
+    def _fit_one(
+        self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress | None
+    ) -> None:
+        """Train, recalibrate the best weights on the tuning split, and write the run."""
+        state = self.training.run(
+            self.out,
+            checkpoints,
+            resume=resume,
+            on_progress=on_progress,
+        )
+        if not self.processes.is_first:
+            return
+        best: Any = self.training.best
+        facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
+        if self.settings.recalibration > 0 and self.config.head == "horizon":
+            facts |= self.recalibrate(best)
+        self.write_run(best.cpu(), state.history, facts)
+
+    def recalibrate(self, model: SurvivalModel) -> dict[str, Any]:
+        """Recalibrate a model on the tuning split; the fitted numbers, and the tuning NLL after it."""
+        fitted = recalibrate_head(
+            model,
+            self.tuning,
+            prior_sd=self.settings.recalibration,
+            visit_budget=4 * self.settings.visit_budget,
+            device=self.training.device,
+        )
+        nll = self.tuning_nll(model)
+        return {"tuning_nll": nll, "recalibration": fitted.as_json(self.task.causes)}
+
+    def tuning_nll(self, model: SurvivalModel) -> float:
+        """Mean NLL of a model at the tuning split's prediction times that decide the early stop, in this process."""
+        return self.objective.tuning_nll(model)
+
+    def write_run(
+        self,
+        model: SurvivalModel,
+        history: list[dict[str, Any]],
+        facts: dict[str, Any],
+        *,
+        more: tuple[str, ...] = (),
+    ) -> None:
+        """Write everything that prediction needs; the manifest comes last.
+
+        Args:
+            model: The trained model.
+            history: One row an epoch.
+            facts: For the manifest.
+            more: Files that are there already, and that prediction needs too.
+        """
+        if self.transfer is not None:
+            lora.merge(model)
+            model.requires_grad_(True)
+            facts = {**facts, "init": self.started_from}
+        facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}
+        write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)
+
+
+def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None:
+    """Fit `training.members` models with the seeds seed, seed + 1 …, and write them as one run.
+
+    Each is a plain training in `checkpoints/member-…`. A finished member is kept, an interrupted one goes on.
+    """
+    count = whole.settings.members
+    history: list[dict[str, Any]] = []
+    facts: list[dict[str, Any]] = []
+    ensemble = Ensemble(whole.config)
+    for number, model in enumerate(ensemble.members):
+        seed = whole.settings.seed + number
+        settings = whole.settings.model_copy(update={"seed": seed, "members": 1})
+        config = whole.config.model_copy(update={"members": 1})
+        member = Trainer(
+            whole.prepared,
+            whole.task.name,
+            whole.out / "checkpoints" / f"member-{number + 1:03d}",
+            study=whole.study.model_copy(update={"training": settings, "model": config}),
+            leave_out=whole.leave_out,
+            init=None if whole.transfer is None else whole.transfer.source,
+            processes=whole.processes,
+        )
+        member.fit(resume=True, on_progress=_as_member(on_progress, number + 1, count))
+        if not whole.processes.is_first:
+            continue
+        model.load_state_dict(load_model(member.out).state_dict())
+        for row in read_json_lines(member.out / HISTORY):
+            history.append({"member": number + 1, **row})
+        manifest = read_manifest(member.out, what=RUN.what)
+        kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
+        facts.append({key: manifest[key] for key in kept if key in manifest})
+    if whole.processes.is_first:
+        nll = whole.tuning_nll(ensemble.to(whole.training.device))
+        results = {"members": facts, "tuning_nll": nll}
+        whole.write_run(ensemble.cpu(), history, results)
+
+
+def _as_member(show: ShowProgress | None, member: int, members: int) -> ShowProgress | None:
+    """The same progress, told as that of one member of several."""
+    if show is None:
+        return None
+    return lambda progress: show(replace(progress, member=member, members=members))
+
+
+def bootstrap_sample(subjects: Ints, *, seed: int) -> Ints:
+    """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
+    rng = np.random.default_rng([seed, len(subjects)])
+    sample: Ints = rng.choice(subjects, len(subjects))
+    return sample

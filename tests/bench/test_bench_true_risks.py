@@ -1,0 +1,146 @@
+"""`bench/_true_risks.py`: errors of risks and hazards, and the share of each mechanism, where the truth is known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ehrsequencing.config import StudyConfig, load_study, load_task
+from ehrsequencing.evaluation.oracle import Truth, bin_hazards
+from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.train import Trainer
+from helpers.bench import load_bench
+
+true_risks = load_bench("_true_risks")
+
+
+EDGES = np.array([0.0, 30.0, 90.0, 365.25, 1000.0])
+CAUSES = ("outcome", "death")
+
+
+def world(rows: int = 600, seed: int = 0) -> Truth:
+    """Two causes; the outcome's hazard is moved by three mechanisms, one of which never varies."""
+    rng = np.random.default_rng(seed)
+    mechanisms = {"pair": rng.choice([-1.0, 1.0], rows), "age": rng.normal(0, 0.5, rows), "off": np.zeros(rows)}
+    outcome = 0.0005 * np.exp(sum(mechanisms.values()))
+    hazards = np.stack([np.repeat(outcome[:, None], 4, 1), np.full((rows, 4), 0.0002)], axis=1)
+    return Truth(EDGES, hazards, mechanisms)
+
+
+def without(truth: Truth, mechanism: str, *, keep: float) -> Truth:
+    """A model that knows only a part of one mechanism."""
+    hazards = truth.hazards.copy()
+    hazards[:, 0] *= np.exp((keep - 1) * truth.mechanisms[mechanism])[:, None]
+    return Truth(truth.edges_days, hazards, truth.mechanisms)
+
+
+def early(truth: Truth) -> np.ndarray:
+    return truth.risk(np.array([true_risks.EARLY_DAYS]))[:, 0, 0]
+
+
+def test_risks_of_constant_hazards_are_exponential() -> None:
+    truth = world()
+    both = truth.hazards[:, :, 0].sum(axis=1)
+    found = truth.risk(np.array([10.0, 500.0]))
+    for h, days in enumerate((10.0, 500.0)):
+        for e in range(2):
+            expected = truth.hazards[:, e, 0] / both * -np.expm1(-both * days)
+            np.testing.assert_allclose(found[:, e, h], expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("mechanism", ["pair", "age"])
+@pytest.mark.parametrize("keep", [0.0, 0.4, 1.0, 1.3])
+def test_the_share_of_a_mechanism_is_what_a_model_knows_of_it(mechanism: str, keep: float) -> None:
+    truth = world()
+    found = true_risks.mechanism_shares(
+        early(without(truth, mechanism, keep=keep)), early(truth), truth, np.arange(600)
+    )
+    shares = {row["mechanism"]: row["share"] for row in found}
+    assert set(shares) == {"pair", "age"}  # what never varies cannot be learned
+    other = ({"pair", "age"} - {mechanism}).pop()
+    assert shares[mechanism] == pytest.approx(keep, abs=0.01)
+    assert shares[other] == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_error_of_a_share_is_its_spread_over_worlds() -> None:
+    shares, errors = [], []
+    for seed in range(60):
+        truth = world(300, seed)
+        noise = np.exp(np.random.default_rng(seed).normal(0, 0.8, 100)).repeat(3)  # three rows a subject
+        found = true_risks.mechanism_shares(early(truth) * noise * 0.1, early(truth), truth, np.arange(100).repeat(3))
+        share = next(row for row in found if row["mechanism"] == "pair")
+        shares.append(share["share"])
+        errors.append(share["share_se"])
+    assert np.mean(shares) == pytest.approx(1.0, abs=0.02)
+    assert np.mean(errors) == pytest.approx(np.std(shares), rel=0.35)
+
+
+def test_errors_of_risks() -> None:
+    truth = world()
+    horizons = np.array([90.0, 365.25])
+    true = truth.risk(horizons)
+    asked: Any = {"causes": CAUSES, "horizons_days": horizons, "subject": np.arange(len(true))}
+    exact = true_risks.risk_errors(true, true, **asked)
+    assert [row["rmse"] for row in exact] == [0.0] * 4
+    assert [row["slope"] for row in exact] == pytest.approx([1.0] * 4)
+    half = true_risks.risk_errors(0.1 + true / 2, true, **asked)[1]
+    assert (half["cause"], half["horizon_days"]) == ("outcome", 365.25)
+    assert half["slope"] == pytest.approx(2.0)
+    assert half["slope_reversed"] == pytest.approx(0.5)
+    assert half["rmse"] == pytest.approx(float(np.sqrt(np.mean((0.1 - true[:, 0, 1] / 2) ** 2))))
+    true[3] = np.nan  # a row without a truth does not count
+    assert true_risks.risk_errors(truth.risk(horizons), true, **asked)[0]["rmse"] == 0.0
+    constant = true_risks.risk_errors(true * 0 + 0.2, true, **asked)[0]
+    assert constant["slope"] is None
+    assert constant["slope_se"] is None
+
+
+def test_the_error_of_a_slope_is_its_spread_over_worlds() -> None:
+    """Subjects of three rows whose model errs in the same way each time: rows alone would promise too much."""
+    slopes, errors, by_row = [], [], []
+    for seed in range(200):
+        chance = np.random.default_rng(seed)
+        true = np.repeat(chance.uniform(0.1, 0.5, 80), 3)
+        model = true + np.repeat(chance.normal(0, 0.05, 80), 3) + chance.normal(0, 0.01, 240)
+        for subject, out in ((np.repeat(np.arange(80), 3), errors), (np.arange(240), by_row)):
+            (row,) = true_risks.risk_errors(
+                model[:, None, None], true[:, None, None],
+                causes=["outcome"], horizons_days=np.array([90.0]), subject=subject,
+            )  # fmt: skip
+            out.append(row["slope_se"])
+        slopes.append(row["slope"])
+    assert np.mean(errors) == pytest.approx(np.std(slopes), rel=0.12)
+    assert np.mean(by_row) < 0.7 * np.std(slopes)
+
+
+def test_errors_of_hazards() -> None:
+    truth = world()
+    exact = true_risks.hazard_rmse_per_year(bin_hazards(truth.risk(EDGES[1:]), EDGES), truth, causes=CAUSES)
+    assert exact == pytest.approx({"outcome": 0.0, "death": 0.0}, abs=1e-9)
+    shifted = Truth(EDGES, truth.hazards + np.array([0.0, 0.001])[:, None], truth.mechanisms)
+    found = true_risks.hazard_rmse_per_year(bin_hazards(shifted.risk(EDGES[1:]), EDGES), truth, causes=CAUSES)
+    assert found == pytest.approx({"outcome": 0.0, "death": 0.36525}, abs=1e-9)
+
+
+def test_a_model_that_is_the_truth_has_no_error(
+    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load_task(sim_data / "task.yaml")
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
+    study = load_study(None, ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1"])
+    Trainer(Prepared(tmp_path / "set"), task.name, tmp_path / "run", study=study).fit()
+
+    def true_risk(source: RunRisks, records: TaskRecords, horizons_days: np.ndarray) -> np.ndarray:
+        truth = Truth.read(sim_data, records, causes=source.task.causes)
+        assert truth is not None
+        return truth.risk(horizons_days)
+
+    monkeypatch.setattr(RunRisks, "from_zero", true_risk)
+    oracle = true_risks.run_errors(tmp_path / "run")
+    assert all(row["rmse"] < 1e-12 and row["slope"] == pytest.approx(1.0) for row in oracle["risks"])
+    assert all(value < 1e-6 for value in oracle["hazard_rmse_per_year"].values())
+    assert all(row["share"] == pytest.approx(1.0) for row in oracle["mechanisms"])

@@ -1,0 +1,196 @@
+"""No count of 1 to 10 people stands in a shareable file, nor is it the difference of two printed counts."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.core import disclosure
+from ehrsequencing.core.disclosure import INDIVIDUAL, enough_people, redact, shareable_count, shareable_rate
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import add_result, read_result, write_result
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.report import render
+from helpers.metrics_json import WIDE, complete
+
+COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_subjects", "no_event", "unknown", "people"}
+TWELVE = [
+    (subjects, seed, kind)
+    for subjects, seed in itertools.product((120, 312, 700), (0, 1))
+    for kind in ({"causes": ("death", "transplant")}, WIDE)
+]
+
+
+def counts(exact: Any, told: Any, key: str = "") -> Iterator[tuple[int, Any]]:
+    """Each count of a result, and what a redacted one tells of it; rows that were left out tell nothing."""
+    if isinstance(told, dict) and isinstance(exact, dict):
+        for name in told.keys() & exact.keys():
+            yield from counts(exact[name], told[name], key if key in COUNTS and name not in COUNTS else name)
+    elif isinstance(told, list) and isinstance(exact, list) and len(told) == len(exact):
+        for one, other in zip(exact, told, strict=True):
+            yield from counts(one, other, key)
+    elif key in COUNTS and isinstance(exact, int) and not isinstance(exact, bool):
+        yield exact, told
+
+
+def worked_out(found: set[tuple[int, Any]], rule: Callable[[int], Any]) -> list[int]:
+    """Counts of 1 to 10 that a reader who knows the rule gets by subtracting one printed number from another."""
+    possible: dict[Any, list[int]] = {}
+    for people in range(max(count for count, _ in found) + 10):
+        possible.setdefault(rule(people), []).append(people)
+    printed = {told for _, told in found if isinstance(told, int)}
+    alone = [possible[told][0] for told in printed if len(possible[told]) == 1]
+    gaps = [abs(a - b) for a, b in itertools.combinations(alone, 2)]
+    return [number for number in (*alone, *gaps) if 1 <= number <= 10]
+
+
+def test_from_eleven_on_every_printed_number_stands_for_five_counts_or_more() -> None:
+    told = [shareable_count(people) for people in range(2000)]
+    assert told[:11] == [0, *["<11"] * 10]
+    assert min(n for n in told[11:] if isinstance(n, int)) == 15
+    for people, number in enumerate(told[11:], start=11):
+        assert isinstance(number, int)
+        assert number % 5 == 0
+        assert abs(number - people) <= (2 if people > 12 else 4)
+    assert worked_out(set(enumerate(told)), shareable_count) == []
+
+
+@pytest.mark.parametrize(("subjects", "seed", "kind"), TWELVE)
+def test_no_small_count_is_told_nor_comes_out_by_subtraction(subjects: int, seed: int, kind: dict[str, Any]) -> None:
+    exact = json.loads(json.dumps(complete(subjects=subjects, seed=seed, **kind)))
+    told = json.loads(json.dumps(redact(exact)))
+    found = set(counts(exact, told))
+    assert len(found) > 20
+    assert any(1 <= count <= 10 for count, _ in found)
+    assert all(text == shareable_count(count) for count, text in found)
+    assert worked_out(found, shareable_count) == []
+    assert redact(told) == told
+
+
+@pytest.mark.parametrize("rule", [lambda n: n, lambda n: "<11" if n in range(1, 11) else n])
+def test_the_reader_finds_what_is_left_open(rule: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = json.loads(json.dumps(complete(subjects=700, **WIDE)))
+    monkeypatch.setattr(disclosure, "shareable_count", rule)
+    assert worked_out(set(counts(exact, redact(exact))), rule)
+
+
+@given(st.integers(1, 4000), st.integers(0, 4000))
+def test_a_share_of_people_stands_for_nobody_or_for_eleven(people: int, some: int) -> None:
+    some = min(some, people)
+    told = shareable_rate(some / people, people)
+    assert (told is None) == (some not in (0, people) and not enough_people(some, people))
+
+
+def test_a_cell_without_enough_people_has_no_metric_and_others_have_three_decimals() -> None:
+    exact = complete(subjects=700, **WIDE)
+    told = redact(exact)
+    few = {
+        (row["landmark_days"], cause, horizon)
+        for row in exact["at_risk"]
+        for cause, events in row["events"].items()
+        for horizon, count in zip(exact["horizons_days"], events, strict=True)
+        if not enough_people(count, row["subjects"])
+    }
+    assert few
+    kept = 0
+    for before, row in zip(exact["metrics"], told["metrics"], strict=True):
+        value = before["value"]
+        if (row["landmark_days"], row["cause"], row["horizon_days"]) in few:
+            assert row["value"] is row["low"] is row["high"] is None
+            assert row["reason"] == "too few events"
+        elif value is not None:
+            kept += 1
+            assert row["value"] == round(value, 4 if row["metric"] == "nll" else 3)
+    assert kept > 20
+    for name in ("calibration", "smooth_calibration", "decision", "risk_distribution"):
+        assert told[name]
+        assert not {(row["landmark_days"], row["cause"], row["horizon_days"]) for row in told[name]} & few
+
+
+def test_single_persons_and_unknown_keys_stay_behind() -> None:
+    exact = complete() | {"a key of tomorrow": [1, 2, 3]}
+    told = redact(exact)
+    assert exact["trajectories"]
+    assert told["trajectories"] == []
+    assert "a key of tomorrow" not in told
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_like(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run whose records are taken for those of real people."""
+    for place in ("context", "evaluate"):
+        monkeypatch.setattr(f"ehrsequencing.evaluation.{place}.is_simulation", lambda source: False)
+    return Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json"}))
+
+
+def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(real_like: Path) -> None:
+    settings = EvaluationConfig(
+        explained_subjects=0, baselines="none", bootstrap=10, subgroups=("sex",), trajectories=2
+    )
+    result = evaluate(real_like, settings=settings)
+    exact = json.loads((real_like / INDIVIDUAL).read_text())
+    assert exact == json.loads(json.dumps(result))
+    assert (real_like / INDIVIDUAL).stat().st_mode & 0o777 == 0o600
+    assert len(exact["trajectories"]) == 2
+    told = json.loads((real_like / "metrics.json").read_text())
+    assert told == json.loads(json.dumps(redact(result)))
+    assert {INDIVIDUAL, "metrics.json"} <= set(Run(real_like).manifest["files"])
+    found = set(counts(exact, told))
+    assert any(1 <= count <= 10 for count, _ in found)
+    assert worked_out(found, shareable_count) == []
+    (real_like / INDIVIDUAL).unlink()
+    assert read_result(real_like) == told
+    page = render(told)
+    assert "too few events" in page
+    assert not [n for n in range(1, 11) if f"n = {n}<" in page or f"<td>{n}</td>" in page]
+
+
+def test_a_file_that_others_could_read_is_closed(tmp_path: Path) -> None:
+    (tmp_path / INDIVIDUAL).write_text("{}")
+    (tmp_path / INDIVIDUAL).chmod(0o644)
+    write_result(complete(), tmp_path)
+    assert (tmp_path / INDIVIDUAL).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_simulation_has_no_people_to_hide(sim_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json"}))
+    result = complete()
+    result["data"]["simulated"] = True
+    add_result(result, run)
+    assert json.loads((run / "metrics.json").read_text()) == json.loads(json.dumps(result))
+    assert not (run / INDIVIDUAL).exists()
+    assert read_result(run) == json.loads(json.dumps(result))
+
+
+def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path, tmp_path: Path) -> None:
+    run = Run(sim_run)
+    store = Prepared(Path(run.manifest["prepared"]))
+    simulated = Population.of_split(store, run.task, "held_out")
+    for source, asked, count in (
+        (simulated.source, None, 4), (simulated.source, 0, 0), (None, None, 0), (tmp_path, None, 0), (tmp_path, 2, 2)
+    ):  # fmt: skip
+        settings = EvaluationConfig(explained_subjects=0, baselines="none", trajectories=asked)
+        evaluation = Evaluation(run, replace(simulated, source=source), prepared=store, settings=settings)
+        assert evaluation.wanted_trajectories() == count
+        assert evaluation.context.frame()["data"]["simulated"] == (source == simulated.source)
+
+
+def test_curves_of_single_people_come_with_a_warning_unless_they_are_simulated() -> None:
+    metrics = complete()
+    assert "curves of single persons, shown because" in render(metrics)
+    metrics["data"]["simulated"] = True
+    assert "curves of single persons" not in render(metrics)
+    assert "No curves of single persons" in render({**metrics, "trajectories": []})

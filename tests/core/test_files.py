@@ -1,0 +1,283 @@
+"""The one writer: outputs are complete or absent, nothing of somebody else is touched, and a kill loses nothing."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ehrsequencing as eh
+from ehrsequencing.core import outputs
+from ehrsequencing.core.arrays import ArrayWriter
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import LOCK, atomic_path, locked, read_json, write_bytes, write_json
+from ehrsequencing.core.outputs import FORMAT, MANIFEST, complete_folder, output_file, save_manifest, write_manifest
+from helpers.command_line import refused
+from helpers.storage import SET, everything, in_a_process, make_set
+
+# ---- what may be replaced --------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_made_with_its_parents_and_replaced_only_when_asked(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b" / "set"
+    make_set(out, b"one", overwrite=False)
+    with pytest.raises(EhrseqError, match=r"is there already .*--overwrite"):
+        make_set(out, b"two", overwrite=False)
+    assert (out / "part" / "x.bin").read_bytes() == b"one"
+    make_set(out, b"two")
+    assert (out / "part" / "x.bin").read_bytes() == b"two"
+    assert set(everything(tmp_path)) == {"a/b/set/part/x.bin", "a/b/set/manifest.json"}
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    make_set(tmp_path / "set", b"one", overwrite=False)
+    assert set(everything(tmp_path)) == {"set/part/x.bin", "set/manifest.json"}
+
+
+def manifest_says(folder: Path, **facts: object) -> None:
+    save_manifest(folder, {**read_json(folder / MANIFEST), **facts})
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "another file": lambda folder: (folder / "notes.txt").write_text("mine"),
+    "another file deep down": lambda folder: (folder / "part" / "notes.txt").write_text("mine"),
+    "an empty folder": lambda folder: (folder / "mine").mkdir(),
+    "an edited file": lambda folder: (folder / "part" / "x.bin").write_bytes(b"mine"),
+    "a link": lambda folder: (folder / "link").symlink_to("/etc"),
+    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
+    "another kind": lambda folder: manifest_says(folder, kind="run"),
+    "a kind that is no text": lambda folder: manifest_says(folder, kind=["set"]),
+    "another format": lambda folder: manifest_says(folder, format=FORMAT + 1),
+    "no list of files": lambda folder: manifest_says(folder, files=None),
+    "half a manifest": lambda folder: (folder / MANIFEST).write_text('{"kind": "set", "for'),
+    "a manifest of a thousand brackets": lambda folder: (folder / MANIFEST).write_text("[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_folder_that_is_not_as_we_wrote_it_is_never_touched(tmp_path: Path, kind: str) -> None:
+    make_set(tmp_path / "set", b"one")
+    FOREIGN[kind](tmp_path / "set")
+    before, names = everything(tmp_path), sorted(tmp_path.rglob("*"))
+    with pytest.raises(EhrseqError):
+        make_set(tmp_path / "set", b"two")
+    assert everything(tmp_path) == before
+    assert sorted(tmp_path.rglob("*")) == names
+
+
+def test_what_appears_in_the_folder_meanwhile_is_kept(tmp_path: Path) -> None:
+    make_set(tmp_path / "set", b"one")
+    with pytest.raises(EhrseqError, match=r"'notes\.txt', which ehrseq did not write"):
+        make_set(tmp_path / "set", b"two", then=lambda: (tmp_path / "set" / "notes.txt").write_text("mine") and None)
+    assert set(everything(tmp_path)) == {"set/manifest.json", "set/part/x.bin", "set/notes.txt"}
+
+
+def make_file(out: Path, content: bytes, *, overwrite: bool = True) -> None:
+    with output_file(out, SET, overwrite=overwrite) as temporary:
+        temporary.write_bytes(content)
+
+
+def test_a_file_is_replaced_only_as_we_wrote_it(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "x.csv"
+    make_file(out, b"one", overwrite=False)
+    with pytest.raises(EhrseqError, match=r"is there already .*--overwrite"):
+        make_file(out, b"two", overwrite=False)
+    make_file(out, b"two")
+    assert out.read_bytes() == b"two"
+    out.write_bytes(b"mine")
+    with pytest.raises(EhrseqError, match="has changed since it was written"):
+        make_file(out, b"three")
+    (tmp_path / "b.csv").write_bytes(b"mine")
+    with pytest.raises(EhrseqError, match="is not a set that ehrseq wrote here"):
+        make_file(tmp_path / "b.csv", b"three")
+    assert {name for name in everything(tmp_path) if "/." not in name} == {"a/x.csv", "b.csv"}
+    assert out.read_bytes() == (tmp_path / "b.csv").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("target", ["a set", "an empty folder", "nothing"])
+def test_a_link_is_no_output(tmp_path: Path, target: str) -> None:
+    if target == "a set":
+        make_set(tmp_path / "disk", b"one")
+    elif target == "an empty folder":
+        (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    before = everything(tmp_path)
+    for make in (make_set, make_file):
+        with pytest.raises(EhrseqError, match="is a link"):
+            make(tmp_path / "link", b"two")
+    assert everything(tmp_path) == before
+
+
+def test_a_link_in_a_folder_of_ours_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """A stranger may have put it there."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to("mine")
+    write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "a/..", "x" * 300, "file/below"])
+def test_an_output_needs_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for make in (lambda: make_set(Path(name), b"one"), lambda: write_bytes(Path(name), b"one")):
+        with pytest.raises(EhrseqError, match=r"is not a name|cannot be written"):
+            make()
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_cannot_exchange_names_keeps_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_set(tmp_path / "set", b"one")
+    before = everything(tmp_path)
+    monkeypatch.setattr(outputs.ctypes, "CDLL", lambda *_, **__: object())
+    with pytest.raises(EhrseqError, match=r"cannot be replaced in one step .*remove it first"):
+        make_set(tmp_path / "set", b"two")
+    assert everything(tmp_path) == before
+
+
+# ---- kills, orphans and locks ----------------------------------------------------------------------------------------
+
+
+def test_no_kill_loses_the_old_folder_and_the_new_one(tmp_path: Path) -> None:
+    command, env = in_a_process("print(kill_everywhere(Path(sys.argv[1])))")
+    done = subprocess.run([*command, tmp_path / "sets"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 4
+
+
+def test_the_next_write_removes_orphans_whose_lock_is_free_and_no_others(tmp_path: Path) -> None:
+    for orphan in ("0", "1"):
+        (tmp_path / f".tmp-{orphan * 16}").write_bytes(b"half")
+        (tmp_path / f".tmp-{orphan * 16}.lock").touch()
+    (tmp_path / ".tmp-notes.lock").touch()  # not called as ours are
+    with filelock.FileLock(tmp_path / f".tmp-{'1' * 16}.lock"):
+        write_bytes(tmp_path / "x", b"whole")
+        assert set(everything(tmp_path)) == {f".tmp-{'1' * 16}", f".tmp-{'1' * 16}.lock", ".tmp-notes.lock", "x"}
+    write_bytes(tmp_path / "x", b"again")
+    assert set(everything(tmp_path)) == {".tmp-notes.lock", "x"}
+
+
+HOLD = "from ehrsequencing.core.files import locked\n"
+HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds a folder's lock until its input ends, or it is killed."""
+    command, env = in_a_process(HOLD)
+    with subprocess.Popen([*command, folder], env=env, stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    with holding(out):
+        with pytest.raises(EhrseqError, match="set: is being written by another process"), locked(out):
+            pass
+        with locked(tmp_path / "other"):  # another output is free
+            pass
+    assert (out / LOCK).is_file(), "a killed process cannot remove its file"
+    with holding(out) as other:
+        assert other.stdin is not None
+        other.stdin.close()
+        with locked(out, wait_seconds=30), locked(out):
+            pass
+    assert everything(tmp_path) == {}
+
+
+def test_two_processes_in_one_output_leave_one_whole_result(tmp_path: Path) -> None:
+    """Each of both either replaces the folder or is refused; nothing is ever mixed or left over."""
+    command, env = in_a_process("[make_set(Path(sys.argv[1]), sys.argv[2].encode() * 1000) for _ in range(20)]")
+    pair = [
+        subprocess.Popen([*command, tmp_path / "set", name], env=env, stderr=subprocess.PIPE, text=True)
+        for name in ("a", "b")
+    ]
+    for process in pair:
+        text = process.communicate()[1]
+        assert process.returncode == 0 or "EhrseqError" in text, text
+    assert set(everything(tmp_path)) == {"set/part/x.bin", "set/manifest.json"}
+    assert len(set((tmp_path / "set" / "part" / "x.bin").read_bytes())) == 1
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_a_second_training_is_refused(sim_prepared: Path, tmp_path: Path, command: str) -> None:
+    function: Callable[..., Any] = {"train": eh.fit, "pretrain": eh.pretrain}[command]
+    with holding(tmp_path / "run"):
+        assert "is being written by" in refused(command, sim_prepared, "--out", tmp_path / "run")
+        with pytest.raises(EhrseqError, match="is being written by"):
+            function(sim_prepared, out=tmp_path / "run")
+
+
+# ---- how it is written -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_only_the_owner_reads_temporaries_and_final_files_have_the_usual_mode(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with complete_folder(tmp_path / "set", SET) as temporary:
+            assert mode(temporary) == 0o700
+            with atomic_path(temporary / "x") as file:
+                file.write_bytes(b"a patient's")
+                assert mode(file) == 0o600
+            write_manifest(temporary, SET.facts)
+        assert mode(tmp_path / "set") == 0o777 & ~umask
+        assert mode(tmp_path / "set" / "x") == 0o666 & ~umask
+        (tmp_path / "set").chmod(0o700)
+        make_set(tmp_path / "set", b"two")
+        assert mode(tmp_path / "set") == 0o700, "what its owner has closed is not opened again"
+    finally:
+        os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_failure_leaves_the_earlier_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "x.json", 1)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "x.json", float("nan"))
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(EhrseqError, match="No space left on device"):
+        write_json(tmp_path / "x.json", 2)
+    assert everything(tmp_path) == {"x.json": b"1\n"}
+
+
+def test_temporaries_never_enter_a_manifest(tmp_path: Path) -> None:
+    draft = f".tmp-{'a' * 16}"
+    for name in (draft, f"part/{draft}", f"{'.tmp-' + 'b' * 16}/inside", "x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    write_manifest(tmp_path, SET.facts)
+    assert list(read_json(tmp_path / MANIFEST)["files"]) == ["x"]
+
+
+@given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=6))
+def test_appended_rows_read_back(tmp_path_factory: pytest.TempPathFactory, blocks: list[list[int]]) -> None:
+    path = tmp_path_factory.mktemp("npy") / "x.npy"
+    with ArrayWriter(path, np.int64, (2,)) as writer:
+        for block in blocks:
+            writer.append(np.repeat(np.array(block, dtype=np.int64), 2).reshape(-1, 2))
+    flat = [value for block in blocks for value in block]
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), np.repeat(flat, 2).reshape(-1, 2))

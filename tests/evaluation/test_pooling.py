@@ -1,0 +1,163 @@
+"""Sites pooled by random effects: against published numbers, and files that are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import sha256
+from ehrsequencing.core.outputs import EXTERNAL, save_manifest
+from ehrsequencing.evaluation.pooling import pool, random_effects, read_sites
+from helpers.command_line import ehrseq
+from helpers.metrics_json import complete
+from helpers.report_page import Page, svgs
+
+BCG = (  # trials of the BCG vaccine (Colditz 1994): cases and others among the vaccinated, and among the controls
+    (4, 119, 11, 128), (6, 300, 29, 274), (3, 228, 11, 209), (62, 13536, 248, 12619), (33, 5036, 47, 5761),
+    (180, 1361, 372, 1079), (8, 2537, 10, 619), (505, 87886, 499, 87892), (29, 7470, 45, 7232), (17, 1699, 65, 1600),
+    (186, 50448, 141, 27197), (5, 2493, 3, 2338), (27, 16886, 29, 17825),
+)  # fmt: skip
+
+
+def test_the_bcg_trials_have_the_published_variance_between_them() -> None:
+    """R's metafor gives tau² = 0.3181 with method="PM", and I² = 92 %."""
+    a, b, c, d = np.array(BCG, dtype=float).T
+    values = np.log(a / (a + b)) - np.log(c / (c + d))
+    errors = np.sqrt(1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
+    found = random_effects(values, errors)
+    assert found["tau"] ** 2 == pytest.approx(0.3181, abs=5e-5)
+    assert found["mean"] == pytest.approx(-0.715, abs=5e-4)
+    assert found["i2"] == pytest.approx(0.921, abs=5e-4)
+    weight = 1 / (errors**2 + found["tau"] ** 2)
+    variance = (weight * (values - found["mean"]) ** 2).sum() / (12 * weight.sum())
+    assert found["high"] - found["mean"] == pytest.approx(2.178813 * np.sqrt(variance), rel=1e-5)
+    ahead = 2.200985 * np.sqrt(found["tau"] ** 2 + variance)
+    assert found["next_high"] - found["mean"] == pytest.approx(ahead, rel=1e-5)
+
+
+def test_equal_sites_have_no_variance_and_two_no_prediction() -> None:
+    found = random_effects(np.array([0.5, 0.5]), np.array([0.1, 0.2]))
+    assert (found["mean"], found["tau"], found["i2"]) == (pytest.approx(0.5), 0.0, 0.0)
+    assert found["high"] - found["low"] == pytest.approx(2 * 12.7062 * (1 / 0.1**2 + 1 / 0.2**2) ** -0.5, rel=1e-5)
+    assert np.isnan(found["next_low"])
+
+
+@pytest.mark.parametrize("sites", [4, 10])
+def test_intervals_hold_as_often_as_they_say(sites: int) -> None:
+    """Of 1,000 studies, the interval holds the mean, and the wider one a new site, in about 95 %."""
+    rng = np.random.default_rng(0)
+    mean = new = 0
+    for _ in range(1000):
+        errors = rng.uniform(0.05, 0.3, sites)
+        found = random_effects(0.7 + rng.normal(0, 0.2, sites) + rng.normal(0, errors), errors)
+        mean += found["low"] <= 0.7 <= found["high"]
+        new += found["next_low"] <= 0.7 + rng.normal(0, 0.2) <= found["next_high"]
+    assert 930 <= mean <= 985, mean
+    assert 890 <= new <= 985, new  # few sites: somewhat less than it says (Partlett & Riley 2017)
+
+
+def evaluation(seed: int = 0) -> dict[str, Any]:
+    """`metrics.json` of real people at one site."""
+    result = complete(seed=seed)
+    rows = [{"subjects": 312, "events": 47, **row} for row in result["metrics"]]
+    redacted = redact({**result, "weights": "a" * 64, "metrics": rows})
+    found: dict[str, Any] = json.loads(json.dumps(redacted))
+    return found
+
+
+def write(folder: Path, metrics: Any) -> Path:
+    folder.mkdir()
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder / "metrics.json"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [write(tmp_path / name, evaluation(seed)) for seed, name in enumerate(("north", "south", "west"))]
+
+
+def test_pooled_on_the_metrics_own_scales(files: list[Path]) -> None:
+    result = pool(read_sites(files))
+    assert result["sites"] == ["north", "south", "west"]
+    assert {row["metric"] for row in result["rows"]} >= {"c", "oe", "ipa"}
+    for row in result["rows"]:
+        ends = np.array([[one[name] for name in ("low", "value", "high")] for one in row["sites"].values()])
+        scale = {"c": lambda c: np.log(c / (1 - c)), "oe": np.log}.get(row["metric"], np.asarray)
+        low, value, high = scale(ends.astype(float)).T
+        known = np.isfinite(low) & np.isfinite(high) & (high > low)
+        assert row["pooled"] == known.sum()
+        if row["pooled"] < 2:
+            assert row["mean"] is row["low"] is row["high"] is None
+            continue
+        found = random_effects(value[known], ((high - low) / (2 * norm.ppf(0.975)))[known])
+        assert scale(np.float64(row["mean"])) == pytest.approx(found["mean"], abs=1e-9)
+        assert row["low"] <= row["mean"] <= row["high"]
+        assert (row["next_low"] is None) == (row["pooled"] < 3)
+
+
+def test_the_command_writes_a_page_with_a_forest_plot(files: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "pooled"
+    done = ehrseq("compare", "--pool", *files, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert json.loads((out / "pooled.json").read_text())["sites"] == ["north", "south", "west"]
+    text = (out / "pooled.html").read_text()
+    assert "north" in Page(text).text
+    assert len(svgs(text)) >= 3
+    assert "3 sites" in done.output
+    assert "--pool" in ehrseq("compare", *files, "--out", tmp_path / "other").output
+
+
+def changed(**row: Any) -> dict[str, Any]:
+    """An evaluation whose first C is changed."""
+    metrics = evaluation(7)
+    one = next(one for one in metrics["metrics"] if one["metric"] == "c" and one["value"] is not None)
+    one.update(row)
+    return metrics
+
+
+REFUSED = {
+    "c above one": (changed(value=1.2, low=1.1, high=1.3), "not possible"),
+    "outside its interval": (changed(value=0.5, low=0.6, high=0.7), "not in its interval"),
+    "no number": (changed(value=float("nan")), "finite number"),
+    "text": (changed(value="0.8"), "valid number"),
+    "an exact count": (changed(events=13), "exact count"),
+    "a small count": (changed(events=3), "exact count"),
+    "a negative count": (changed(events=-20), "greater than or equal to 0"),
+    "twice": ({**evaluation(7), "metrics": evaluation(7)["metrics"] * 2}, "stands twice"),
+    "no rows": ({**evaluation(7), "metrics": None}, "valid list"),
+    "another model": ({**evaluation(7), "weights": "b" * 64}, "same model and task"),
+    "another task": ({**evaluation(7), "task": {"name": "other"}}, "same model and task"),
+    "the same people": (evaluation(0), "results or the name"),
+    "no object": ([1, 2], "no metrics.json"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_impossible_file_is_refused(name: str, tmp_path: Path) -> None:
+    metrics, reason = REFUSED[name]
+    files = [write(tmp_path / "north", evaluation()), write(tmp_path / "south", metrics)]
+    with pytest.raises(EhrseqError, match=reason):
+        read_sites(files)
+
+
+def test_a_file_that_was_changed_beside_its_manifest_is_refused(files: list[Path], tmp_path: Path) -> None:
+    save_manifest(files[0].parent, {**EXTERNAL.facts, "files": {"metrics.json": sha256(files[0])}})
+    assert len(read_sites(files)) == 3
+    metrics = json.loads(files[0].read_text())
+    metrics["metrics"][0]["subjects"] = 1000
+    files[0].write_text(json.dumps(metrics))
+    with pytest.raises(EhrseqError, match="was altered"):
+        read_sites(files)
+
+
+def test_one_site_or_two_of_one_name_are_refused(files: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="two sites"):
+        read_sites(files[:1])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(EhrseqError, match="results or the name"):
+        read_sites([files[0], write(tmp_path / "other" / "north", evaluation(5))])

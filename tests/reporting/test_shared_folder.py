@@ -1,0 +1,190 @@
+"""`ehrseq export --format share`: a run for other people, which tells nothing of few people or of this machine."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import ehrsequencing as eh
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run, add_to_run
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.share import CARD, share_run
+from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.train import Trainer
+from helpers.command_line import ehrseq
+
+
+@pytest.fixture(scope="module")
+def run(
+    sim_data: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run without codes or numbers of fewer than 11 training subjects."""
+    folder = tmp_path_factory.mktemp("eleven")
+    vocabulary = tiny_study.vocabulary.model_copy(update={"min_subjects": 11})
+    study = tiny_study.model_copy(update={"vocabulary": vocabulary})
+    prepare(sim_data, folder / "set", study=study, tasks=[sim_task])
+    Trainer(Prepared(folder / "set"), "simulated", folder / "run", study=study).fit()
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def shared(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("shared") / "model"
+    done = ehrseq("export", run, "--format", "share", "--license", "cc-by-4.0", "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    assert set(json.loads(done.stdout)["result"]["files"]) == {*RUN_NEEDS, MANIFEST, CARD}
+    return out
+
+
+def rare_codes(data: Path, vocabulary: tuple[str, ...]) -> set[str]:
+    """Codes of a vocabulary that fewer than 11 training subjects have, counted in the data itself."""
+    people: dict[str, set[int]] = {}
+    for path in sorted((data / "data" / "train").rglob("*.parquet")):
+        table = pq.read_table(path, columns=["subject_id", "code"])
+        for subject, code in zip(table["subject_id"].to_pylist(), table["code"].to_pylist(), strict=True):
+            people.setdefault(code, set()).add(subject)
+    return {code for code in vocabulary if len(people.get(code, ())) < 11}
+
+
+def test_it_is_the_same_model_and_names_no_rare_code(run: Path, shared: Path, sim_data: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "vocabulary.json", "vocabulary.safetensors"):
+        assert (shared / name).read_bytes() == (run / name).read_bytes()
+    predict(run, sim_data, tmp_path / "own.parquet", at="last")
+    predict(shared, sim_data, tmp_path / "shared.parquet", at="last")
+    own, other = (pq.read_table(tmp_path / f"{name}.parquet")["risk"].to_numpy() for name in ("own", "shared"))
+    assert len(own) > 100
+    np.testing.assert_array_equal(own, other)
+    assert not rare_codes(sim_data, Run(shared).vocabulary.codes)
+
+
+@pytest.mark.parametrize("fewest", [1, 10])
+def test_a_run_with_codes_of_fewer_people_is_refused(run: Path, tmp_path: Path, fewest: int) -> None:
+    copy = changed(run, tmp_path / "run", {"vocabulary": {"min_subjects": fewest}})
+    with pytest.raises(EhrseqError, match=rf"min_subjects={fewest}.*min_subjects=11"):
+        share_run(copy, tmp_path / "shared")
+    assert not (tmp_path / "shared").exists()
+
+
+def changed(run: Path, out: Path, settings: dict[str, dict[str, object]]) -> Path:
+    """A copy of a run with other settings in its `config.yaml`."""
+    shutil.copytree(run, out, dirs_exist_ok=True)
+    path = out / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    for section, values in settings.items():
+        config.setdefault(section, {}).update(values)
+    path.write_text(yaml.safe_dump(config))
+    manifest = read_json(out / MANIFEST)
+    manifest["files"]["config.yaml"] = sha256(path)
+    save_manifest(out, manifest)
+    return out
+
+
+def test_no_byte_tells_of_people_or_of_this_machine(shared: Path, run: Path, sim_data: Path) -> None:
+    content = {path.name: path.read_bytes() for path in shared.rglob("*") if path.is_file()}
+    everything = b"\n".join(content.values())
+    assert b"LAB//MARKER" in everything, "common codes are named"
+    places = [run.parent, sim_data.parent, Path.cwd(), Path.home(), Path(read_json(run / MANIFEST)["prepared"])]
+    assert not [place for place in places if str(place).encode() in everything]
+    ids = pq.read_table(sim_data / "metadata" / "subject_splits.parquet")["subject_id"].to_numpy()
+    text = b"\n".join(data for name, data in content.items() if not name.endswith(".safetensors"))
+    assert not [one for one in ids.tolist() if re.search(rb"(?<![0-9a-f.])%d(?![0-9a-f])" % one, text) and one > 999]
+    assert not re.search(rb"20\d\d-\d\d-\d\d", text)
+    manifest = read_json(shared / MANIFEST)
+    assert not {"recalibration", "tuning_nll", "best_epoch", "seed", "codes", "values"} & set(manifest)
+
+
+def test_the_card_is_what_hubs_read(shared: Path) -> None:
+    text = (shared / CARD).read_text(encoding="utf-8")
+    _, head, body = text.split("---\n", 2)
+    facts = yaml.safe_load(head)
+    assert facts["license"] == "cc-by-4.0"
+    assert "survival-analysis" in facts["tags"]
+    assert facts["library_name"] == "ehrsequencing"
+    assert not {"metrics", "model-index"} & set(facts), "it names no metric without a value"
+    assert "Nobody has evaluated this model" in body
+    assert "an unknown number of people" in body
+
+
+def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    row = {"model": "ehrsequencing", "landmark_days": 0.0, "cause": "outcome", "horizon_days": 365.25}
+    metrics = {
+        "data": {"subjects": {"train": "<11"}}, "models": ["ehrsequencing"], "causes": ["outcome"],
+        "landmarks_days": [0.0], "metrics": [
+            {**row, "metric": "c", "value": 0.712, "low": 0.651, "high": 0.77},
+            {**row, "metric": "oe", "value": 1.123, "low": None, "high": None},
+        ],
+    }  # fmt: skip
+    add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics)))
+    share_run(copy, tmp_path / "shared")
+    text = (tmp_path / "shared" / CARD).read_text(encoding="utf-8")
+    assert "the records of <11 people" in text
+    assert "| outcome by 1y | 0.712 | 0.651 to 0.770 |" in text
+    assert "| outcome by 1y | 1.123 | – |" in text
+    facts = yaml.safe_load(text.split("---\n")[1])
+    results = facts["model-index"][0]["results"][0]["metrics"]
+    assert [row["type"] for row in results] == facts["metrics"] == ["c", "oe"]
+    add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics | {"metrics": []})))
+    share_run(copy, tmp_path / "without")
+    text = (tmp_path / "without" / CARD).read_text(encoding="utf-8")
+    assert "Too few people had the event to judge it." in text
+    assert "metrics" not in yaml.safe_load(text.split("---\n")[1])
+    (copy / "metrics.json").write_text(json.dumps(metrics | {"causes": ["other"]}))
+    share_run(copy, tmp_path / "edited")
+    assert "0.712" not in (tmp_path / "edited" / CARD).read_text(encoding="utf-8"), "an edited file is not told"
+
+
+def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path) -> None:
+    loaded = eh.load(str(shared))
+    assert len(loaded.predict(str(sim_data), progress=False)) > 100
+    assert Pretrained(shared).is_run
+    for words in (("evaluate", shared), ("audit", shared), ("evaluate", shared, "--data", sim_data)):
+        done = ehrseq(*words)
+        assert done.exit_code == 2, done.output
+    with pytest.raises(EhrseqError, match="nothing is added"):
+        add_to_run(shared, "notes.json", lambda path: path.write_text("{}"))
+    assert {path.name for path in shared.iterdir()} == {*RUN_NEEDS, MANIFEST, CARD}
+
+
+def test_what_a_hub_adds_to_the_folder_changes_nothing(shared: Path, tmp_path: Path) -> None:
+    """`.gitattributes` on the Hugging Face Hub, and `.cache/huggingface` in a folder that `hf download` made."""
+    copy = Path(shutil.copytree(shared, tmp_path / "model"))
+    (copy / ".gitattributes").write_text("*.safetensors filter=lfs\n")
+    (copy / ".cache/huggingface").mkdir(parents=True)
+    assert Run(copy).fingerprint == Run(shared).fingerprint
+
+
+def test_another_format_is_refused(run: Path, tmp_path: Path) -> None:
+    done = ehrseq("export", run, "--out", tmp_path / "out", "--format", "onnx")
+    assert done.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_in_the_task_is_not_shared(run: Path, tmp_path: Path) -> None:
+    """An index by file names a folder of this machine; so may a code."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    settings: dict[str, dict[str, object]] = {
+        "task": {"index": {"file": str(tmp_path / "index.csv")}},
+        "data": {"extracted": "2026-03-01"},
+        "splits": {"by": "site", "column": "site", "held_out_sites": ["Elm Street Clinic"]},
+    }
+    copy = changed(run, tmp_path / "run", settings)
+    share_run(copy, tmp_path / "shared")
+    text = "".join((tmp_path / "shared" / name).read_text() for name in ("config.yaml", CARD))
+    assert not [word for word in (str(tmp_path), "2026-03-01", "Elm Street") if word in text]
+    assert load_study(tmp_path / "shared" / "config.yaml").task is not None
+    outcome = {name: [f"{tmp_path}//x"] for name in config["task"]["outcome"]}
+    again = changed(copy, tmp_path / "again", {"task": {"outcome": outcome}})
+    with pytest.raises(EhrseqError, match="would name a folder of this machine"):
+        share_run(again, tmp_path / "refused")
