@@ -1,6 +1,9 @@
-"""Dense attention in blocks: rows of similar length share one call of `scaled_dot_product_attention`.
+"""The fast path of attention: the rules of `attention`, cut into dense blocks.
 
-Inside a block, rows are padded on the right; pads repeat a row of the same group, so no block ever mixes two subjects.
+Rows of similar length share a block and one call of `scaled_dot_product_attention`. Inside a block, rows are padded on
+the right; pads repeat a row of the same group, so no block ever mixes two subjects. A plan is built once a batch, on
+the CPU from what the CPU knows of the batch (`VisitBatch.host`), and shared by all layers, so that nothing waits for a
+device. Tests compare every plan with the masks and with plain loops.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.segments import gather_rows, to_device
+
+CHUNK = 256  # rows of one chunk beyond the window: its keys are the window's more
+FREE_PADS = 128  # rows of padding that are cheaper than one more call
+PAD_SHARE = 1 / 8  # ... and the share of a block's rows that may be padding beyond that
 
 
 @dataclass(frozen=True)
@@ -70,3 +78,369 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block) -> Tensor:
     q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=block.mask, is_causal=block.causal)
     return out.transpose(1, 2).reshape(block.groups * block.query_length, -1)
+
+
+# ---- builders ----------------------------------------------------------------------------------------------
+
+
+class _Blocks:
+    """Collects blocks and the packed rows in their slots."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.answer_slot = torch.zeros(n_rows, dtype=torch.int64)
+        self.query_rows: list[Tensor] = []
+        self.key_rows: list[Tensor] = []
+        self.blocks: list[Block] = []
+        self.n_slots = 0  # query slots so far
+
+    def add_block(
+        self, groups: int, query_length: int, key_length: int, *, mask: Tensor | None = None
+    ) -> None:
+        """One dense attention; without a mask every row sees every row."""
+        self.blocks.append(Block(groups, query_length, key_length, mask))
+
+    def add_causal(self, groups: int, length: int) -> None:
+        """One causal square."""
+        self.blocks.append(Block(groups, length, length, causal=True))
+
+    def add_rows(self, query_rows: Tensor, key_rows: Tensor, *, answers: Tensor) -> None:
+        """The rows in the slots of the blocks added last; `answers` says which query slots are no pads."""
+        slots = answers.nonzero().squeeze(1)
+        self.answer_slot[query_rows[slots]] = self.n_slots + slots
+        self.query_rows.append(query_rows)
+        self.key_rows.append(key_rows)
+        self.n_slots += len(query_rows)
+
+    def add_each(
+        self, asks: Tensor, own_row: Tensor, seen: Tensor, *, real_rows: Tensor, before: Tensor
+    ) -> None:
+        """Each of some rows against itself (first key) and the last real visits before it.
+
+        Args:
+            asks: (R,) the plan's number of each row.
+            own_row: (R,) its packed row.
+            seen: (R,) how many real visits it sees.
+            real_rows: The packed rows of all real visits.
+            before: (R,) where the visits that it sees end (exclusive) among `real_rows`.
+        """
+        order = seen.argsort(stable=True)
+        lengths = seen[order] + 1
+        groups = _similar_lengths(lengths.tolist())
+        group, place = _padded_places(lengths, groups)
+        real = place < lengths[group]
+        nth = (before[order] - lengths)[group] + place  # among real_rows: the last `seen` before it
+        keys = own_row[order][group]
+        visits = real & (place > 0)
+        keys[visits] = real_rows[nth[visits]]
+        for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
+            self.add_block(size, 1, length, mask=mask)
+        self.add_rows(asks[order], keys, answers=torch.ones(len(order), dtype=torch.bool))
+
+    def plan(self) -> AttentionPlan:
+        """Everything collected."""
+        query_rows = torch.cat([*self.query_rows, torch.zeros(0, dtype=torch.int64)])
+        key_rows = torch.cat([*self.key_rows, torch.zeros(0, dtype=torch.int64)])
+        return AttentionPlan(query_rows, key_rows, self.answer_slot, tuple(self.blocks))
+
+
+# ---- visits of a subject ---------------------------------------------------------------------------------------------
+
+
+def visits_blocks(batch: VisitBatch, *, window: int, bidirectional: bool) -> AttentionPlan:
+    """Squares, chunks and queries; the rule is `attention.visits_mask`."""
+    builder = _VisitsPlan(batch.host, window, bidirectional)
+    builder.add_squares()
+    builder.add_chunks()
+    builder.add_queries()
+    return builder.plan().to(batch.codes.device)
+
+
+def rows_blocks(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPlan:
+    """Causal attention of some rows alone (R,), each a query to itself and to the visits that it sees.
+
+    The plan's queries are numbered from 0 to R − 1, its keys are rows of the batch. Always in dense blocks.
+    """
+    asked, batch = rows.cpu(), batch.host
+    subjects = SubjectRows(batch)
+    seen = batch.visits_before[asked]
+    builder = _Blocks(len(asked))
+    builder.add_each(
+        torch.arange(len(asked)),
+        asked,
+        seen.clamp(max=window - 1),
+        real_rows=subjects.real_rows,
+        before=subjects.first[batch.subject_of_visit[asked]] + seen,
+    )
+    return builder.plan().to(rows.device)
+
+
+class _VisitsPlan(_Blocks):
+    """Squares (the first visits, up to the window), chunks (visits beyond it), and queries."""
+
+    def __init__(self, batch: VisitBatch, window: int, bidirectional: bool) -> None:
+        super().__init__(batch.n_visits)
+        self.window, self.bidirectional = window, bidirectional
+        self.subjects = SubjectRows(batch)
+        self.length = self.subjects.length
+        self.real_rows, self.first = self.subjects.real_rows, self.subjects.first
+        fits = self.length.clamp(max=window)
+        self.in_square = fits if not bidirectional else fits.where(self.length <= window, 0)
+
+    def add_squares(self) -> None:
+        """The first visits of each subject, up to the window: one causal square a group of similar lengths."""
+        subjects = self.in_square.argsort(stable=True)
+        subjects = subjects[self.in_square[subjects] > 0]
+        lengths = self.in_square[subjects]
+        groups = _similar_lengths(lengths.tolist())
+        group, place = _padded_places(lengths, groups)
+        real = place < lengths[group]
+        rows = self.real_rows[self.first[subjects][group] + place.minimum(lengths[group] - 1)]
+        for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
+            if self.bidirectional:
+                self.add_block(size, length, length, mask=mask)
+            else:  # no real visit sees a pad, for pads come last
+                self.add_causal(size, length)
+        self.add_rows(rows, rows, answers=real)
+
+    def add_chunks(self) -> None:
+        """The visits beyond the squares: chunks of queries against the keys of their windows."""
+        back, ahead = self.window - 1, (self.window - 1 if self.bidirectional else 0)
+        size = min(self.window, CHUNK)
+        left = self.length - self.in_square
+        chunks = (left + size - 1) // size  # (S,)
+        subject = torch.arange(len(left)).repeat_interleave(chunks)
+        if not len(subject):
+            return
+        nth = torch.arange(len(subject)) - (chunks.cumsum(0) - chunks)[subject]
+        start = self.in_square[subject] + nth * size  # (G,) first visit of each chunk
+        last, first = (self.length[subject] - 1).unsqueeze(1), self.first[subject].unsqueeze(1)
+        asked = start.unsqueeze(1) + torch.arange(size)  # (G, Lq)
+        keys = start.unsqueeze(1) - back + torch.arange(back + size + ahead)  # (G, Lk)
+        # key minus query
+        distance = torch.arange(back + size + ahead) - back - torch.arange(size).unsqueeze(1)
+        mask = (distance >= -back) & (distance <= ahead)  # (Lq, Lk)
+        if self.bidirectional:  # else a window starts inside the subject and ends at the query
+            inside = ((keys >= 0) & (keys <= last)).unsqueeze(1)
+            mask = (mask & inside | (distance == 0)).unsqueeze(1)
+        self.add_block(len(subject), size, keys.shape[1], mask=mask)
+        query_rows = self.real_rows[first + asked.minimum(last)].flatten()
+        key_rows = self.real_rows[first + keys.clamp(min=0).minimum(last)].flatten()
+        self.add_rows(query_rows, key_rows, answers=(asked <= last).flatten())
+
+    def add_queries(self) -> None:
+        """Each query against itself and the real visits that it sees."""
+        row, seen = self.subjects.query_row, self.subjects.seen.clamp(max=self.window - 1)
+        self.add_each(row, row, seen, real_rows=self.real_rows, before=self.subjects.before)
+
+
+class SubjectRows:
+    """Where real visits and queries stand in a batch.
+
+    `real_rows` are the packed rows of all real visits; subject s owns `length[s]` of them from `first[s]` on. The j-th
+    query is row `query_row[j]`; it may see the `seen[j]` real visits of its subject that end at `before[j]` (exclusive)
+    among `real_rows`.
+    """
+
+    def __init__(self, batch: VisitBatch) -> None:
+        is_query, subject = batch.is_query, batch.subject_of_visit
+        self.real_rows = (~is_query).nonzero().squeeze(1)
+        self.length = subject[self.real_rows].bincount(minlength=batch.n_subjects)
+        self.first = self.length.cumsum(0) - self.length
+        self.query_row = is_query.nonzero().squeeze(1)
+        self.seen = batch.visits_before[self.query_row]
+        self.before = self.first[subject[self.query_row]] + self.seen
+
+
+# ---- codes of a visit ------------------------------------------------------------------------------------------------
+
+
+def codes_blocks(offsets: Tensor, *, device: torch.device) -> AttentionPlan:
+    """Visits of similar length beside one another; the rule is `attention.codes_mask`."""
+    offsets = offsets.cpu()
+    blocks = _Blocks(int(offsets[-1]))
+    order = offsets.diff().argsort(stable=True)
+    order = order[offsets.diff()[order] > 0]
+    lengths = offsets.diff()[order]
+    groups = _similar_lengths(lengths.tolist())
+    group, place = _padded_places(lengths, groups)
+    real = place < lengths[group]
+    rows = offsets[order][group] + place.minimum(lengths[group] - 1)
+    for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
+        blocks.add_block(size, length, length, mask=None if bool(mask.all()) else mask)
+    blocks.add_rows(rows, rows, answers=real)
+    return blocks.plan().to(device)
+
+
+# ---- tokens of a subject ---------------------------------------------------------------------------------------------
+
+
+def tokens_blocks(
+    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool
+) -> AttentionPlan:
+    """Runs of visits, and queries; the rule is `attention.tokens_mask`."""
+    builder = _TokensPlan(batch.host, token_offsets.cpu(), max_tokens, bidirectional)
+    builder.add_visits()
+    builder.add_queries()
+    return builder.plan().to(batch.codes.device)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive real visits of one subject, and the real visits that some of them sees (ends exclusive)."""
+
+    visits: tuple[int, int]
+    keys: tuple[int, int]
+
+
+class _TokensPlan(_Blocks):
+    """Runs of visits, each against the visits in its reach, and queries. Visits are counted along `real_rows`."""
+
+    def __init__(
+        self, batch: VisitBatch, token_offsets: Tensor, max_tokens: int, bidirectional: bool
+    ) -> None:
+        super().__init__(int(token_offsets[-1]))
+        self.token_offsets, self.max_tokens = token_offsets, max_tokens
+        self.subjects = subjects = SubjectRows(batch)
+        tokens = token_offsets.diff()
+        real_tokens = tokens[subjects.real_rows]
+        # of each real visit's real tokens
+        self.start = torch.cat([real_tokens.new_zeros(1), real_tokens.cumsum(0)])
+        # packed place of real tokens
+        self.token_of_real = ranges(token_offsets[subjects.real_rows], real_tokens)
+        place = torch.arange(len(subjects.real_rows))
+        first = subjects.first.repeat_interleave(subjects.length)
+        end = first + subjects.length.repeat_interleave(subjects.length)
+        self.low = self._reach_back(self.start[1:], first, place)
+        self.high = place + 1
+        if bidirectional:
+            ahead = torch.searchsorted(self.start, self.start[:-1] + max_tokens, right=True) - 1
+            self.high = ahead.maximum(place + 1).minimum(end)
+
+    def _reach_back(self, end_token: Tensor, first: Tensor, own: Tensor) -> Tensor:
+        """The first visit within `max_tokens` of each end, not before the subject's first nor after `own`."""
+        return (
+            torch.searchsorted(self.start, end_token - self.max_tokens).maximum(first).minimum(own)
+        )
+
+    def add_visits(self) -> None:
+        """Runs of visits; a mask says which of the run's keys each token sees."""
+        runs = sorted(self._runs(), key=lambda run: self._tokens(run.keys))
+        low, high = self.start[self.low], self.start[self.high]  # real tokens that each visit sees
+        visit_of_token = torch.arange(len(self.low)).repeat_interleave(self.start.diff())
+        done = 0
+        for size, key_length in _similar_lengths([self._tokens(run.keys) for run in runs]):
+            group, done = runs[done : done + size], done + size
+            query_length = max(self._tokens(run.visits) for run in group)
+            asked, answers = self._slots([run.visits for run in group], query_length)
+            keys, real = self._slots([run.keys for run in group], key_length)
+            visit = visit_of_token[asked].unsqueeze(2)  # (G, Lq, 1)
+            mask = (
+                (keys.unsqueeze(1) >= low[visit])
+                & (keys.unsqueeze(1) < high[visit])
+                & real.unsqueeze(1)
+            )
+            self.add_block(
+                size, query_length, key_length, mask=None if bool(mask.all()) else mask.unsqueeze(1)
+            )
+            query_rows = self.token_of_real[asked].flatten()
+            key_rows = self.token_of_real[keys].flatten()
+            self.add_rows(query_rows, key_rows, answers=answers.flatten())
+
+    def _runs(self) -> list[_Run]:
+        """Cut each subject's visits: as many as fit into `max_tokens`, then chunks; at least one visit a run."""
+        start, low, high = self.start.tolist(), self.low.tolist(), self.high.tolist()
+        runs = []
+        for first, length in zip(
+            self.subjects.first.tolist(), self.subjects.length.tolist(), strict=True
+        ):
+            here, room = first, self.max_tokens
+            while here < first + length:
+                end = here + 1
+                while end < first + length and start[end + 1] - start[here] <= room:
+                    end += 1
+                runs.append(_Run((here, end), (low[here], high[end - 1])))
+                here, room = end, min(self.max_tokens, CHUNK)
+        return runs
+
+    def _tokens(self, visits: tuple[int, int]) -> int:
+        return int(self.start[visits[1]] - self.start[visits[0]])
+
+    def _slots(self, ranges: list[tuple[int, int]], length: int) -> tuple[Tensor, Tensor]:
+        """Real tokens of each range of visits, padded to a length by its last: (G, L), and which are no pads."""
+        ends = self.start[torch.tensor(ranges, dtype=torch.int64)]  # (G, 2)
+        place = ends[:, :1] + torch.arange(length)
+        return place.minimum(ends[:, 1:] - 1), place < ends[:, 1:]
+
+    def add_queries(self) -> None:
+        """Each query's tokens against themselves (first keys) and the tokens of the real visits that it sees."""
+        row, before = self.subjects.query_row, self.subjects.before
+        own = self.token_offsets.diff()[row]
+        low = self._reach_back(self.start[before] + own, before - self.subjects.seen, before)
+        seen = self.start[before] - self.start[low]
+        order = (own + seen).argsort(stable=True)
+        done = 0
+        for size, key_length in _similar_lengths((own + seen)[order].tolist()):
+            group, done = order[done : done + size], done + size
+            own_tokens, past = own[group].unsqueeze(1), seen[group].unsqueeze(1)
+            asked = torch.arange(int(own_tokens.max())).expand(size, -1)
+            first = self.token_offsets[row[group]].unsqueeze(1)
+            place = torch.arange(key_length).expand(size, -1)
+            nth = (self.start[low[group]].unsqueeze(1) + place - own_tokens).clamp(
+                min=0, max=len(self.token_of_real) - 1
+            )
+            is_own, is_real = place < own_tokens, place < own_tokens + past
+            past_keys = (
+                self.token_of_real[nth] if len(self.token_of_real) else torch.zeros_like(place)
+            )
+            keys = torch.where(is_own | ~is_real, first + place.minimum(own_tokens - 1), past_keys)
+            mask = None if bool(is_real.all()) else is_real.view(size, 1, 1, key_length)
+            self.add_block(size, asked.shape[1], key_length, mask=mask)
+            query_rows = (first + asked.minimum(own_tokens - 1)).flatten()
+            self.add_rows(query_rows, keys.flatten(), answers=(asked < own_tokens).flatten())
+
+
+# ---- padding ---------------------------------------------------------------------------------------------------------
+
+
+def ranges(start: Tensor, length: Tensor) -> Tensor:
+    """The numbers of several ranges, one after another.
+
+    >>> ranges(torch.tensor([5, 0]), torch.tensor([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    skipped = start - (length.cumsum(0) - length)
+    return torch.arange(int(length.sum())) + skipped.repeat_interleave(length)
+
+
+def _similar_lengths(lengths: list[int]) -> list[tuple[int, int]]:
+    """Cut rising lengths into groups of similar ones: [(size, longest)]; little padding, few calls.
+
+    >>> _similar_lengths([1, 2, 2, 40, 200])
+    [(4, 40), (1, 200)]
+    """
+    groups: list[tuple[int, int]] = []
+    size = real = longest = 0
+    for length in lengths:
+        pads = (size + 1) * length - (real + length)
+        if size and pads > FREE_PADS + PAD_SHARE * real:
+            groups.append((size, longest))
+            size = real = 0
+        size, real, longest = size + 1, real + length, length
+    return [*groups, (size, longest)] if size else groups
+
+
+def _padded_places(lengths: Tensor, groups: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """For every slot of the padded groups: whose it is, and its place from 0."""
+    padded = torch.tensor(
+        [longest for size, longest in groups for _ in range(size)], dtype=torch.int64
+    )
+    whose = torch.arange(len(lengths)).repeat_interleave(padded)
+    return whose, torch.arange(len(whose)) - (padded.cumsum(0) - padded)[whose]
+
+
+def _key_masks(real: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
+    """The slots of padded groups that are real, as one (G, 1, 1, L) mask a group."""
+    parts = torch.split(real, [size * length for size, length in groups])
+    return [
+        part.view(size, 1, 1, length) for part, (size, length) in zip(parts, groups, strict=True)
+    ]

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.models.attention_blocks import SubjectRows, ranges
 from ehrsequencing.models.segments import gather_distinct_rows, gather_rows, to_device
 
 WIDEST_HEAD = 256  # of the kernel
@@ -134,6 +136,42 @@ def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans, *, heads: int) 
     )
     assert isinstance(out, Tensor)  # not the pair that `return_aux` asks for
     return out[..., :size].flatten(1)
+
+
+# ---- plans -------------------------------------------------------------------------------------------------
+
+
+def visits_spans(batch: VisitBatch, *, window: int, bidirectional: bool) -> RaggedPlan:
+    """Two streams: the real visits of each subject, and each query alone with the visits that it sees."""
+    device, batch = batch.codes.device, batch.host
+    subjects = SubjectRows(batch)
+    longest = int(subjects.length.max()) if batch.n_subjects else 0
+    back = window - 1 if window < longest else -1
+    visits = make_stream(
+        subjects.real_rows, subjects.length, window=(back, back if bidirectional else 0)
+    )
+    if not len(subjects.query_row):  # all rows in their order
+        visits = replace(visits, rows=None)
+        return RaggedPlan((visits,) if visits.calls else (), None).to(device)
+    seen = subjects.seen.clamp(max=window - 1)
+    # among real_rows; the last place of each is the query's own
+    nth = ranges(subjects.before - seen, seen + 1)
+    own = torch.cat([subjects.real_rows, subjects.real_rows.new_zeros(1)])[nth]
+    own[(seen + 1).cumsum(0) - 1] = subjects.query_row
+    queries = make_stream(
+        subjects.query_row, torch.ones_like(seen), key_rows=own, key_lengths=seen + 1
+    )
+    asked = torch.cat([subjects.real_rows, subjects.query_row])
+    answer_slot = torch.empty_like(asked)
+    answer_slot[asked] = torch.arange(len(asked))
+    streams = tuple(stream for stream in (visits, queries) if stream.calls)
+    return RaggedPlan(streams, answer_slot).to(device)
+
+
+def codes_spans(offsets: Tensor, *, device: torch.device) -> RaggedPlan:
+    """One span a visit: its codes see one another."""
+    stream = make_stream(None, offsets.cpu().diff(), window=(-1, -1))
+    return RaggedPlan((stream,) if stream.calls else (), None).to(device)
 
 
 # ---- made from lengths -----------------------------------------------------------------------------------------------

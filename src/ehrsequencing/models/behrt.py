@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import architecture
-from ehrsequencing.models import attention_masks
+from ehrsequencing.models import attention
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import (
     MAX_INDEX_ROWS,
@@ -135,7 +135,7 @@ class BEHRT(nn.Module):
     def forward(self, batch: VisitBatch, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Token embeddings and contextual token states, (T, d) each."""
         x = inputs = self.embedding(batch, tokens)
-        plan = attention_masks.tokens_plan(
+        plan = attention.tokens_plan(
             batch, tokens.host_offsets, max_tokens=self.max_tokens, bidirectional=self.bidirectional
         )
         for layer in self.layers:

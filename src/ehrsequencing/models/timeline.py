@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import timeline
-from ehrsequencing.models import attention_masks
-from ehrsequencing.models.attention_spans import is_ragged
+from ehrsequencing.models import attention
 from ehrsequencing.models.rotary import rotation
 from ehrsequencing.models.transformer import TransformerLayer
 
@@ -31,9 +30,7 @@ class TransformerTimeline(nn.Module):
 
     def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:
         """(N, d) visits with their time signals → (N, d) contextual states."""
-        plan = attention_masks.visits_plan(
-            batch, window=self.window, bidirectional=self.bidirectional
-        )
+        plan = attention.visits_plan(batch, window=self.window, bidirectional=self.bidirectional)
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         for layer in self.layers:
             x = layer(x, plan, turn)
@@ -42,16 +39,16 @@ class TransformerTimeline(nn.Module):
 
     def at_rows(self, x: Tensor, batch: VisitBatch, rows: Tensor) -> Tensor:
         """(R, d) states of some rows (R,): the last layer computes no others."""
-        if self.bidirectional or is_ragged(x.device):
+        if self.bidirectional or attention.is_ragged(x.device):
             every: Tensor = self(x, batch)
             return every.index_select(0, rows)
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         *before, last = self.layers
         if before:
-            plan = attention_masks.visits_plan(batch, window=self.window)
+            plan = attention.visits_plan(batch, window=self.window)
             for layer in before:
                 x = layer(x, plan, turn)
         z: Tensor = self.norm(
-            last(x, attention_masks.rows_plan(batch, rows, window=self.window), turn, rows=rows)
+            last(x, attention.rows_plan(batch, rows, window=self.window), turn, rows=rows)
         )
         return z

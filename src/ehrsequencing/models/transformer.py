@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.attention import Plan, attention
+from ehrsequencing.models.attention import Plan, attend
 from ehrsequencing.models.rotary import Rotation
 from ehrsequencing.models.segments import dropout
 
@@ -35,7 +35,7 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         """(N, d) packed rows → (N, d); `turn` encodes the distance between rows.
 
-        With `rows` (R,) only these are computed, (R, d): the plan is then of these (`attention_masks.rows_plan`).
+        With `rows` (R,) only these are computed, (R, d): the plan is then of these (`attention.rows_plan`).
         """
         qk, v = self.qkv(self.attention_norm(x)).split([2 * x.shape[1], x.shape[1]], dim=1)
         q, k = (qk if turn is None else turn(qk, heads=2 * self.heads)).chunk(2, dim=1)
@@ -44,7 +44,7 @@ class TransformerLayer(nn.Module):
         if rows is not None:
             x, q = x.index_select(0, rows), q.index_select(0, rows)
         x = x + self._residual(
-            self.attention_scale * self.out(attention(q, k, v, plan, heads=self.heads))
+            self.attention_scale * self.out(attend(q, k, v, plan, heads=self.heads))
         )
         return x + self._residual(self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x)))))
 
