@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ehrsequencing.batches import padded
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models import attention, behrt, embeddings, hazards, rotary, segments, visit_encoder
+from ehrsequencing.models import attention, behrt, embeddings, hazards, segments, transformer, visit_encoder
 from ehrsequencing.models.attention_blocks import AttentionPlan, Block
 from ehrsequencing.models.base import SurvivalModel
 from helpers.attention_checks import (
@@ -374,8 +374,8 @@ def queries_count_as_visits(patch: Patch) -> None:
 
 def days(patch: Patch, change: Callable[[VisitBatch, Tensor], Tensor]) -> None:
     """`change(batch, right)` → the days that rotary attention counts."""
-    right = rotary.days_since_first
-    patch.setattr(rotary, "days_since_first", lambda batch: change(batch, right(batch)))
+    right = transformer.days_since_first
+    patch.setattr(transformer, "days_since_first", lambda batch: change(batch, right(batch)))
 
 
 @mutant("reference", "queries")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import timeline
 from ehrsequencing.core.arrays import Ints
 
 
@@ -27,7 +26,7 @@ class Reach:
 
         Bidirectional attention looks ahead: memory then grows with the longest record.
         """
-        if config.attention == "bidirectional" or not timeline.parts[config.timeline].has_window:
+        if config.attention == "bidirectional":
             return None
         is_flat = config.architecture == "flat"
         return cls(
