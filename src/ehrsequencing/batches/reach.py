@@ -21,7 +21,7 @@ class Reach:
     in_tokens: bool = False  # whether the window counts tokens
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "Reach | None":
+    def for_model(cls, config: ModelConfig) -> "Reach | None":
         """A model's reach; None where it has none, and a record is never cut.
 
         Bidirectional attention looks ahead: memory then grows with the longest record.

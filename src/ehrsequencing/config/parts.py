@@ -9,9 +9,8 @@ without torch, so the parts of this package are read from the source files of `m
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
-from operator import eq
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,24 +130,19 @@ visit_encoder = Kind("visit_encoder")
 objective = Kind("objective", "training/pretraining")  # what pretraining learns; no part of a model
 
 
-# What chooses (in words, and by which value of which setting), and the settings that have no effect otherwise.
-_CHOICES: tuple[tuple[str, str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+# Settings that have an effect only where another setting has a value (None: any but 0 and false), and it in words.
+_CHOICES: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
     (
         "architecture=hierarchical",
         "architecture",
-        lambda name: bool(name == "hierarchical"),
+        "hierarchical",
         ("visit_encoder", "visit_mlp", "timeline", "code_position", "delta_bins"),
     ),
-    ("architecture=flat", "architecture", lambda name: bool(name == "flat"), ("max_tokens",)),
-    ("head=horizon", "head", lambda name: bool(name == "horizon"), ("causes", "edges_days")),
-    ("code_types=true", "code_types", bool, ("n_code_types",)),
-    ("age_bin_years above 0", "age_bin_years", bool, ("age_polynomial",)),
-    (
-        "delta_bins=linear",
-        "delta_bins",
-        lambda name: bool(name == "linear"),
-        ("delta_bin_days", "delta_top_days"),
-    ),
+    ("architecture=flat", "architecture", "flat", ("max_tokens",)),
+    ("head=horizon", "head", "horizon", ("causes", "edges_days")),
+    ("code_types=true", "code_types", None, ("n_code_types",)),
+    ("age_bin_years above 0", "age_bin_years", None, ("age_polynomial",)),
+    ("delta_bins=linear", "delta_bins", "linear", ("delta_bin_days", "delta_top_days")),
 )
 
 
@@ -159,17 +153,19 @@ def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
         Setting → the choice that would use it, as `visit_encoder=transformer`.
     """
     encoders = (
-        (f"visit_encoder={name}", "visit_encoder", partial(eq, name), part.uses)
+        (f"visit_encoder={name}", "visit_encoder", name, part.uses)
         for name, part in visit_encoder.parts.items()
     )
     used: set[str] = set()
     idle: dict[str, str] = {}
-    for choice, setting, is_chosen, names in (*_CHOICES, *encoders):
+    for choice, setting, wanted, names in (*_CHOICES, *encoders):
+        value = values[setting]
+        is_chosen = bool(value) if wanted is None else value == wanted
         unreachable = idle.get(setting)  # flat BEHRT has no visit encoder, and none of its settings
         for name in names:
             if unreachable:
                 idle[name] = unreachable
-            elif is_chosen(values[setting]):
+            elif is_chosen:
                 used.add(name)
             else:
                 idle[name] = f"{idle[name]} or {choice}" if name in idle else choice

@@ -29,7 +29,8 @@ from ehrsequencing.models.attention_blocks import (
     tokens_blocks,
     visits_blocks,
 )
-from ehrsequencing.models.attention_spans import codes_spans, is_ragged, visits_spans
+from ehrsequencing.models.attention_spans import codes_spans, visits_spans
+from ehrsequencing.models.attention_spans import is_ragged as is_ragged
 
 
 class Plan(Protocol):

@@ -21,6 +21,8 @@ from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLa
 from ehrsequencing.models.saved import read_config, read_weights, write_model
 from ehrsequencing.models.segments import to_device
 
+_CLASSES = {"hierarchical": "HierarchicalBEHRTForSurvival", "flat": "BEHRTForSurvival"}
+
 
 class SurvivalModel(nn.Module):
     """A network that gives the logits of hazards for every row of a `VisitBatch`.
@@ -39,7 +41,7 @@ class SurvivalModel(nn.Module):
             raise EhrseqError(
                 f"{type(self).__name__} is not {config.architecture!r}, which the configuration says",
                 where="ModelConfig.architecture",
-                fix="use the class of that architecture",
+                fix=f"use {_CLASSES[config.architecture]}",
             )
         if config.members != 1:
             raise EhrseqError(
@@ -51,12 +53,9 @@ class SurvivalModel(nn.Module):
         """The hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
         config = self.config
         self.head = HazardHead(config)
-        self.wide_head = (
-            nn.Linear(config.dim, config.causes * config.bins, bias=False)
-            if config.wide_head
-            else None
-        )
-        if self.wide_head is not None:
+        self.wide_head = None
+        if config.wide_head:
+            self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False)
             nn.init.zeros_(self.wide_head.weight)
         self.outcomes = None
         if config.outcomes:
@@ -181,16 +180,13 @@ class SurvivalModel(nn.Module):
                 where="ModelConfig.attention=bidirectional",
                 fix="fit hazards with attention=causal; bidirectional is for pretraining",
             )
-        needed = (
-            ("at_risk", "cause")
-            if self.config.head == "visit"
-            else ("at_risk", "cause", "duration_days")
-        )
+        needed = ["at_risk", "cause"]
+        if self.config.head == "horizon":
+            needed.append("duration_days")
         missing = [name for name in needed if getattr(batch, name) is None]
         if missing or batch.at_risk is None or batch.cause is None:
-            raise EhrseqError(
-                f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels"
-            )
+            what, fix = f"no {', '.join(missing)}", "make the batch with its labels"
+            raise EhrseqError(what, where="VisitBatch", fix=fix)
         z = None
         if self.config.outcomes and batch.outcome_rows is not None:
             x, z = self.states(batch)

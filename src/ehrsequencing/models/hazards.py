@@ -70,23 +70,20 @@ def _can_be_read(tensor: Tensor) -> bool:
 def _check_visit_labels(
     logits: Tensor, at_risk: Tensor, cause: Tensor, subject_offsets: Tensor
 ) -> None:
+    is_readable = _can_be_read(logits)
     for name, tensor in {"logits": logits, "at_risk": at_risk, "cause": cause}.items():
-        if tensor.shape != (len(logits),) or (
-            _can_be_read(logits) and len(logits) != int(subject_offsets[-1])
-        ):
-            raise EhrseqError(
-                f"expected one entry a visit, got shape {tuple(tensor.shape)}", where=name
-            )
-    if not _can_be_read(cause):
+        rows = int(subject_offsets[-1]) if is_readable else len(logits)
+        if tensor.shape != (rows,):
+            what = f"expected one entry a visit, got shape {tuple(tensor.shape)}"
+            raise EhrseqError(what, where=name)
+    if not is_readable:
         return
     if bool(((cause < 0) | (cause > 1)).any()):
-        raise EhrseqError(
-            "the visit head has the causes 0 and 1 only", where="cause", fix="use the horizon head"
-        )
+        what = "the visit head has the causes 0 and 1 only"
+        raise EhrseqError(what, where="cause", fix="use the horizon head")
     if bool(((cause > 0) & ~at_risk).any()):
-        raise EhrseqError(
-            "an event is on a visit that is not at risk", where="cause", fix="correct the labels"
-        )
+        what = "an event is on a visit that is not at risk"
+        raise EhrseqError(what, where="cause", fix="correct the labels")
 
 
 # ---- the `horizon` head ----------------------------------------------------------------------------------------------
@@ -308,26 +305,19 @@ def _check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
 def _check_horizon_labels(
     logits: Tensor, entry_days: Tensor, duration_days: Tensor, cause: Tensor
 ) -> None:
-    for name, tensor in {
-        "entry_days": entry_days,
-        "duration_days": duration_days,
-        "cause": cause,
-    }.items():
+    given = {"entry_days": entry_days, "duration_days": duration_days, "cause": cause}
+    for name, tensor in given.items():
         if tensor.shape != (len(logits),):
-            raise EhrseqError(
-                f"expected one entry a prediction time, got {tuple(tensor.shape)}", where=name
-            )
+            what = f"expected one entry a prediction time, got {tuple(tensor.shape)}"
+            raise EhrseqError(what, where=name)
     if not _can_be_read(cause):
         return
+    fix = "correct the labels"
     if not bool((entry_days >= 0).all()):
-        raise EhrseqError(
-            "must not be negative or NaN", where="entry_days", fix="correct the labels"
-        )
+        raise EhrseqError("must not be negative or NaN", where="entry_days", fix=fix)
     if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
-        raise EhrseqError(
-            "must be finite and above the entry", where="duration_days", fix="correct the labels"
-        )
+        what = "must be finite and above the entry"
+        raise EhrseqError(what, where="duration_days", fix=fix)
     if bool(((cause < 0) | (cause > logits.shape[1])).any()):
-        raise EhrseqError(
-            f"must be 0 or one of {logits.shape[1]} causes", where="cause", fix="correct the labels"
-        )
+        what = f"must be 0 or one of {logits.shape[1]} causes"
+        raise EhrseqError(what, where="cause", fix=fix)

@@ -63,7 +63,7 @@ def batches(
     Records cut at the first subject of a batch are answered in the same batches as before.
     """
     loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    found = loader.together(visit_budget=VISIT_BUDGET)
+    found = loader.groups_in_order(visit_budget=VISIT_BUDGET)
     first, cost = [one[0] for one in found], [loader.cost[one].sum() for one in found]
     return np.array(first, dtype=np.int64), np.array(cost, dtype=np.int64)
 
