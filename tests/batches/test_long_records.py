@@ -212,7 +212,7 @@ def test_risk_and_likelihood_of_rows_do_not_depend_on_the_cut(monkeypatch: pytes
         return risk_of_rows(model, records, horizons_days=[30.0, 365.0]), nll_of_rows(model, records)
 
     risk, nll = answers()
-    monkeypatch.setattr(Reach, "of", lambda config: None)
+    monkeypatch.setattr(Reach, "for_model", lambda config: None)
     np.testing.assert_allclose(risk, answers()[0], atol=1e-5)
     np.testing.assert_allclose(nll, answers()[1], rtol=1e-4, atol=1e-4)
     assert np.isfinite(risk).all()

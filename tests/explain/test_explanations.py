@@ -19,10 +19,9 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, subject_records
 from ehrsequencing.explain import question as question_module
-from ehrsequencing.explain.attention import attention_weights
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.record import encode_copies
-from ehrsequencing.explain.tables import CHANGE, explain_subject
+from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import hash_u64

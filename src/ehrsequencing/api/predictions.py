@@ -14,10 +14,9 @@ from ehrsequencing.config import DataConfig, format_days, parse_days, validated
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Question, subject_record
-from ehrsequencing.explain.attention import attention_weights
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS
-from ehrsequencing.explain.tables import CHANGE, explain_subject
+from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run

@@ -402,7 +402,7 @@ class SubjectLoader:
             "outcome_days": torch.from_numpy(listed.days),
         }
 
-    def _labels(self, row: Ints, owner: Ints, positions: Ints, n: int) -> dict[str, torch.Tensor]:
+    def _labels(self, row: Ints, owner: Ints, positions: Ints, n: int) -> dict[str, Any]:
         """Fields of a batch of n visits and queries."""
         rows = self.rows
         at_risk, cause = np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64)

@@ -93,16 +93,6 @@ class _Blocks:
         self.blocks: list[Block] = []
         self.n_slots = 0  # query slots so far
 
-    def add_block(
-        self, groups: int, query_length: int, key_length: int, *, mask: Tensor | None = None
-    ) -> None:
-        """One dense attention; without a mask every row sees every row."""
-        self.blocks.append(Block(groups, query_length, key_length, mask))
-
-    def add_causal(self, groups: int, length: int) -> None:
-        """One causal square."""
-        self.blocks.append(Block(groups, length, length, causal=True))
-
     def add_rows(self, query_rows: Tensor, key_rows: Tensor, *, answers: Tensor) -> None:
         """The rows in the slots of the blocks added last; `answers` says which query slots are no pads."""
         slots = answers.nonzero().squeeze(1)
@@ -133,7 +123,7 @@ class _Blocks:
         visits = real & (place > 0)
         keys[visits] = real_rows[nth[visits]]
         for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
-            self.add_block(size, 1, length, mask=mask)
+            self.blocks.append(Block(size, 1, length, mask))
         self.add_rows(asks[order], keys, answers=torch.ones(len(order), dtype=torch.bool))
 
     def plan(self) -> AttentionPlan:
@@ -197,9 +187,9 @@ class _VisitsPlan(_Blocks):
         rows = self.real_rows[self.first[subjects][group] + place.minimum(lengths[group] - 1)]
         for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
             if self.bidirectional:
-                self.add_block(size, length, length, mask=mask)
+                self.blocks.append(Block(size, length, length, mask))
             else:  # no real visit sees a pad, for pads come last
-                self.add_causal(size, length)
+                self.blocks.append(Block(size, length, length, causal=True))
         self.add_rows(rows, rows, answers=real)
 
     def add_chunks(self) -> None:
@@ -222,7 +212,7 @@ class _VisitsPlan(_Blocks):
         if self.bidirectional:  # else a window starts inside the subject and ends at the query
             inside = ((keys >= 0) & (keys <= last)).unsqueeze(1)
             mask = (mask & inside | (distance == 0)).unsqueeze(1)
-        self.add_block(len(subject), size, keys.shape[1], mask=mask)
+        self.blocks.append(Block(len(subject), size, keys.shape[1], mask))
         query_rows = self.real_rows[first + asked.minimum(last)].flatten()
         key_rows = self.real_rows[first + keys.clamp(min=0).minimum(last)].flatten()
         self.add_rows(query_rows, key_rows, answers=(asked <= last).flatten())
@@ -257,7 +247,7 @@ class SubjectRows:
 def codes_blocks(offsets: Tensor, *, device: torch.device) -> AttentionPlan:
     """Visits of similar length beside one another; the rule is `attention.codes_mask`."""
     offsets = offsets.cpu()
-    blocks = _Blocks(int(offsets[-1]))
+    builder = _Blocks(int(offsets[-1]))
     order = offsets.diff().argsort(stable=True)
     order = order[offsets.diff()[order] > 0]
     lengths = offsets.diff()[order]
@@ -266,9 +256,9 @@ def codes_blocks(offsets: Tensor, *, device: torch.device) -> AttentionPlan:
     real = place < lengths[group]
     rows = offsets[order][group] + place.minimum(lengths[group] - 1)
     for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
-        blocks.add_block(size, length, length, mask=None if bool(mask.all()) else mask)
-    blocks.add_rows(rows, rows, answers=real)
-    return blocks.plan().to(device)
+        builder.blocks.append(Block(size, length, length, None if bool(mask.all()) else mask))
+    builder.add_rows(rows, rows, answers=real)
+    return builder.plan().to(device)
 
 
 # ---- tokens of a subject ---------------------------------------------------------------------------------------------
@@ -339,9 +329,8 @@ class _TokensPlan(_Blocks):
                 & (keys.unsqueeze(1) < high[visit])
                 & real.unsqueeze(1)
             )
-            self.add_block(
-                size, query_length, key_length, mask=None if bool(mask.all()) else mask.unsqueeze(1)
-            )
+            seen = None if bool(mask.all()) else mask.unsqueeze(1)
+            self.blocks.append(Block(size, query_length, key_length, seen))
             query_rows = self.token_of_real[asked].flatten()
             key_rows = self.token_of_real[keys].flatten()
             self.add_rows(query_rows, key_rows, answers=answers.flatten())
@@ -394,7 +383,7 @@ class _TokensPlan(_Blocks):
             )
             keys = torch.where(is_own | ~is_real, first + place.minimum(own_tokens - 1), past_keys)
             mask = None if bool(is_real.all()) else is_real.view(size, 1, 1, key_length)
-            self.add_block(size, asked.shape[1], key_length, mask=mask)
+            self.blocks.append(Block(size, asked.shape[1], key_length, mask))
             query_rows = (first + asked.minimum(own_tokens - 1)).flatten()
             self.add_rows(query_rows, keys.flatten(), answers=(asked < own_tokens).flatten())
 

@@ -269,11 +269,9 @@ class SurvivalModel(nn.Module):
             EhrseqError: The head is `visit` (a visit has no clock), or a horizon is impossible.
         """
         if self.config.head == "visit":
-            raise EhrseqError(
-                "the visit head's hazard is 'before the next visit' and has no days",
-                where="ModelConfig.head=visit",
-                fix="use the sigmoid of the logits, or a model with head=horizon",
-            )
+            what = "the visit head's hazard is 'before the next visit' and has no days"
+            fix = "use the sigmoid of the logits, or a model with head=horizon"
+            raise EhrseqError(what, where="ModelConfig.head=visit", fix=fix)
         return cumulative_incidence(
             self(batch), self.config.edges_days, horizons_days=horizons_days, start_days=start_days
         )

@@ -179,10 +179,8 @@ def cumulative_incidence(
     if horizons.dim() != 1 or not bool((horizons.isfinite() & (horizons > 0)).all()):
         raise EhrseqError("horizons must be finite and above 0 days", where="horizons_days")
     if start.shape not in ((), (len(logits),)) or not bool((start.isfinite() & (start >= 0)).all()):
-        raise EhrseqError(
-            "must be one number or one a prediction time, finite and not negative",
-            where="start_days",
-        )
+        what = "must be one number or one a prediction time, finite and not negative"
+        raise EhrseqError(what, where="start_days")
     logits = logits.double()
     share = logits.softmax(1)  # λ_e / λ_·
     # (N, K); finite even for absurd logits
@@ -295,11 +293,8 @@ def exposure(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor
 
 def _check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
     if logits.dim() != 3 or logits.shape[2] != len(edges_days) + 1:
-        raise EhrseqError(
-            f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}",
-            where="edges_days",
-            fix="give one inner edge less than bins",
-        )
+        what = f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}"
+        raise EhrseqError(what, where="edges_days", fix="give one inner edge less than bins")
 
 
 def _check_horizon_labels(
