@@ -91,7 +91,7 @@ def subject_batch(codes_per_row: tuple[int, ...], is_query: tuple[bool, ...]) ->
 def who_sees(plan: AttentionPlan, rows: int) -> list[list[bool]]:
     """The plan's (rows, rows) mask: with equal scores, attention to one-hot values is positive where a row looks."""
     zeros = torch.zeros(rows, rows)
-    weights: Tensor = attend(zeros, zeros, torch.eye(rows), plan, heads=1)
+    weights: Tensor = attention.attend(zeros, zeros, torch.eye(rows), plan, heads=1)
     return [[bool(weight > 0) for weight in row] for row in weights]
 
 
@@ -212,7 +212,7 @@ def tokens_matrix(picture: Picture, x: float, y: float, title: tuple[str, str], 
     """A plan over codes: of flat tokens with a reach, or within visits without one."""
     asked = (False, False, False, True, False, False) if reach is not None else (False,) * 5
     batch = subject_batch((3, 1, 2, 0, 2, 1) if reach is not None else (3, 1, 2, 2, 1), asked)
-    tokens = Tokens.of(batch)
+    tokens = Tokens.of_batch(batch)
     if reach is None:
         plan = attention.codes_plan(batch.visit_offsets)
     else:

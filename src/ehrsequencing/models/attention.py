@@ -37,7 +37,7 @@ class Plan(Protocol):
     """What each packed row attends to, and how that is computed."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
-        """See `attend` of this module."""
+        """See `attend`."""
         ...
 
 

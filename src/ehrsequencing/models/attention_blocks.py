@@ -55,7 +55,7 @@ class AttentionPlan:
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
-        """See `attention`; in at least float32, also under autocast."""
+        """See `attention.attend`; in at least float32, also under autocast."""
         if not self.blocks:
             return q  # no rows
         query_slots = [block.groups * block.query_length for block in self.blocks]

@@ -86,7 +86,7 @@ class RaggedPlan:
         return RaggedPlan(tuple(streams), moved(self.answer_slot))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
-        """See `attention`; in the half precision of q, k and v."""
+        """See `attention.attend`; in the half precision of q, k and v."""
         if not self.streams:
             return v
         answers = []

@@ -26,11 +26,7 @@ from ehrsequencing.models.attention import Plan, attend
 from ehrsequencing.models.segments import constant, dropout
 
 LAYER_SCALE = 0.1  # start of the learned scale of each residual branch
-# shortest and longest period of the pairs that count days: two months to twenty years
-DAYS = (
-    60.0,
-    7305.0,
-)
+DAYS = (60.0, 7305.0)  # shortest and longest period of the pairs that count days: to twenty years
 VISITS = (6.0, 200.0)  # ... and of those that count visits
 
 
