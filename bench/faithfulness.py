@@ -7,7 +7,7 @@ DATA is a simulated data set and RUN a run trained on it. At the last prediction
   the interaction (sum of the halves − both), and a swap that turns a match into a mismatch or back. "never" compares
   with the other truth, in which the pair had never been written and older pairs would be one place newer.
 - **Curves.** Comprehensiveness: how far the risk moves when the most important codes are struck. Sufficiency: how far
-  when they alone are kept. Codes are ranked by deletion, by integrated gradients, by attention, and at random.
+  when they alone are kept. Codes are ranked by deletion, by attention, and at random.
 - **Agreement.** Spearman's correlation of the methods' sizes within each subject.
 - **Controls.** The same correlations for a network with random weights, and for one trained on shuffled labels.
 """
@@ -32,8 +32,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.explain import Edit, Question, SubjectRecord, subject_records
-from ehrsequencing.explain.deletions import edit_of
-from ehrsequencing.explain.edits import kept_rows
+from ehrsequencing.explain.record import kept_rows
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
@@ -46,7 +45,7 @@ from ehrsequencing.training.train import Trainer
 
 EARLY_DAYS = 30.0  # contributions are those of the prediction time; they are sought in the hazard soon after it
 SHARES = (0.05, 0.1, 0.2, 0.5)  # of a record's codes: struck, or kept alone
-METHODS = ("deletion", "gradients", "attention", "random")
+METHODS = ("deletion", "attention", "random")
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,9 @@ def true_contributions(truth: Contributions, record: SubjectRecord) -> list[Cont
 def edits_of(one: Contribution) -> list[Edit]:
     """Of a code: struck everywhere. Of a pair: both halves in its visit, then each half alone."""
     if one.visit is None:
-        return [Edit.of_code(*one.codes)]
+        return [Edit(codes=one.codes)]
     both = [(one.visit, code) for code in one.codes]
-    return [Edit.of_code_at(*both), *(Edit.of_code_at(half) for half in both)]
+    return [Edit(code_at=both), *(Edit(code_at=[half]) for half in both)]
 
 
 def effects(
@@ -183,10 +182,9 @@ def importances(
     """The rows that each code in each visit is, and its size by each method."""
     found, table = explain_subject(question, record, kinds=["code in visit"])
     rows = table.to_pylist()
-    masks = [~kept_rows(record, edit_of(effect)) for effect in found.effects]
+    masks = [~kept_rows(record, effect.edit) for effect in found.effects]
     sizes = {
         "deletion": [abs(row["change_in_log_hazard"]) for row in rows],
-        "gradients": [abs(row["gradient"] or 0.0) for row in rows],
         "attention": [row["attention"] or 0.0 for row in rows],
         "random": rng.random(len(rows)).tolist(),
     }
@@ -198,11 +196,7 @@ def curves(question: Question, people: list[SubjectRecord]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     struck = {name: np.zeros(len(SHARES)) for name in METHODS}
     alone = {name: np.zeros(len(SHARES)) for name in METHODS}
-    agree: dict[str, list[float]] = {
-        "deletion, gradients": [],
-        "deletion, attention": [],
-        "gradients, attention": [],
-    }
+    agreement: list[float] = []
     for record in people:
         masks, sizes = importances(question, record, rng)
         every = np.any(masks, axis=0)
@@ -220,14 +214,12 @@ def curves(question: Question, people: list[SubjectRecord]) -> dict[str, Any]:
         for m, name in enumerate(METHODS):
             struck[name] += moved[0, m] / len(people)
             alone[name] += moved[1, m] / len(people)
-        for pair, found in agree.items():
-            first, second = pair.split(", ")
-            rho = spearmanr(sizes[first], sizes[second]).statistic
-            found += [float(rho)] if np.isfinite(rho) else []
+        rho = spearmanr(sizes["deletion"], sizes["attention"]).statistic
+        agreement += [float(rho)] if np.isfinite(rho) else []
     return {
         "comprehensiveness": {name: values.tolist() for name, values in struck.items()},
         "sufficiency": {name: values.tolist() for name, values in alone.items()},
-        "agreement": {pair: float(np.mean(found)) for pair, found in agree.items()},
+        "agreement": {"deletion, attention": float(np.mean(agreement))},
     }
 
 
@@ -271,7 +263,7 @@ def measure(
     settings = read_json(data / "manifest.json")["settings"]
     truth = Contributions(SimulationConfig.model_validate(settings))
     people = held_out(NewRecords(run, data), subjects)
-    early = Question.of(run, horizon_days=EARLY_DAYS)
+    early = Question.for_run(run, horizon_days=EARLY_DAYS)
     out: dict[str, Any] = {"subjects": len(people)}
     rows = effects(early, people, truth)
     out["slopes"] = {
@@ -286,8 +278,8 @@ def measure(
         other = Other(run, early.cause, early.horizon_days, network=networks[name](run))
         out["correlation"][name] = correlations(effects(other, people, truth))
         say(json.dumps({name: out["correlation"][name]}))
-    out |= curves(Question.of(run), people[: subjects // 2])
-    out["cost"] = cost(Question.of(run), people[: subjects // 2])
+    out |= curves(Question.for_run(run), people[: subjects // 2])
+    out["cost"] = cost(Question.for_run(run), people[: subjects // 2])
     return out
 
 

@@ -86,7 +86,7 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
     ).eval()
     train_step(model, long_record(20, 10))  # buffers and optimiser states
     if uncut:
-        Reach.of = lambda config: None  # type: ignore[assignment, method-assign]
+        Reach.for_model = lambda config: None  # type: ignore[assignment, method-assign]
     before, started, parts = own_mib(), time.process_time(), 0
     if task == "train":
         parts = train_step(model, records)

@@ -19,7 +19,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.outputs import save_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.models.base import WEIGHTS_FILE
+from ehrsequencing.models.saved import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, add_to_run, saved_audit
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader

@@ -212,7 +212,7 @@ def test_risk_and_likelihood_of_rows_do_not_depend_on_the_cut(monkeypatch: pytes
         return risk_of_rows(model, records, horizons_days=[30.0, 365.0]), nll_of_rows(model, records)
 
     risk, nll = answers()
-    monkeypatch.setattr(Reach, "of", lambda config: None)
+    monkeypatch.setattr(Reach, "for_model", lambda config: None)
     np.testing.assert_allclose(risk, answers()[0], atol=1e-5)
     np.testing.assert_allclose(nll, answers()[1], rtol=1e-4, atol=1e-4)
     assert np.isfinite(risk).all()
@@ -258,9 +258,9 @@ def test_short_records_stay_together_and_uncut() -> None:
 
 
 def test_what_cannot_be_cut_is_not() -> None:
-    assert Reach.of(ModelConfig(attention="bidirectional")) is None
-    assert Reach.of(ModelConfig(layers=3, max_visits=10)) == Reach(3, 10)
-    assert Reach.of(ModelConfig(architecture="flat", layers=3, max_tokens=9)) == Reach(3, 9, in_tokens=True)
+    assert Reach.for_model(ModelConfig(attention="bidirectional")) is None
+    assert Reach.for_model(ModelConfig(layers=3, max_visits=10)) == Reach(3, 10)
+    assert Reach.for_model(ModelConfig(architecture="flat", layers=3, max_tokens=9)) == Reach(3, 9, in_tokens=True)
     assert Reach(3, 10).most == 27
     loader = SubjectLoader(random_records((300,), seed=0))
     assert len(list(loader.in_order(visit_budget=1))) == 1

@@ -53,7 +53,7 @@ def test_effects_are_means_over_evaluated_carriers(sim_run: Path, sim_data: Path
     ids = population.records.timelines.subject_id
     own = frozenset(ids[np.unique(population.records.rows.subject)].tolist())
     people = list(subject_records(NewRecords(run, sim_data, only=own)))
-    question = Question.of(run)
+    question = Question.for_run(run)
     effects = [{e.code: e.effect for e in deletion(question, one, kinds=["code"]).effects} for one in people]
     assert len(found["codes"]) > 5
     for row in found["codes"]:

@@ -14,7 +14,7 @@ from ehrsequencing.prediction.run import Run
 
 @pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])
 def test_effects_are_risk_with_minus_risk_without(kind: str, runs: dict[str, Run], record: SubjectRecord) -> None:
-    question = Question.of(runs[kind], cause="death", horizon_days=365.25)
+    question = Question.for_run(runs[kind], cause="death", horizon_days=365.25)
     found = deletion(question, record, paired_codes=3)
     codes = (*record.known_codes(), *record.static_codes)
     assert sorted(effect.code or "" for effect in found.of_kind("code")) == sorted(codes)
@@ -23,7 +23,7 @@ def test_effects_are_risk_with_minus_risk_without(kind: str, runs: dict[str, Run
     pair = found.of_kind("pair")[0]
     assert pair.code is not None
     assert pair.other is not None
-    asked = [Edit(), Edit.of_code(pair.code), Edit.of_code(pair.other), Edit.of_code(pair.code, pair.other)]
+    asked = [Edit(), Edit(codes=[pair.code]), Edit(codes=[pair.other]), Edit(codes=[pair.code, pair.other])]
     with_all, *without = edited_risks(runs[kind], record, asked, rows=[-1], horizons_days=[365.25])[:, 0, 1, 0]
     assert found.risk == pytest.approx(with_all, abs=1e-6)
     first, second, both = with_all - np.array(without, dtype=np.float64)
@@ -32,10 +32,10 @@ def test_effects_are_risk_with_minus_risk_without(kind: str, runs: dict[str, Run
 
 
 def test_a_visits_effect_is_that_of_all_its_codes_there(runs: dict[str, Run], record: SubjectRecord) -> None:
-    question = Question.of(runs["network"])
+    question = Question.for_run(runs["network"])
     for effect in deletion(question, record, kinds=["visit"]).effects[:3]:
         assert effect.visit is not None
-        every = Edit.of_code_at(*((effect.visit, code) for code in record.codes[effect.visit]))
+        every = Edit(code_at=[(effect.visit, code) for code in record.codes[effect.visit]])
         risks = edited_risks(
             runs["network"], record, [Edit(), every], rows=[-1], horizons_days=[question.horizon_days or 0.0]
         )
@@ -44,14 +44,14 @@ def test_a_visits_effect_is_that_of_all_its_codes_there(runs: dict[str, Run], re
 
 def test_nothing_after_the_prediction_time_has_an_effect(runs: dict[str, Run], record: SubjectRecord) -> None:
     row = len(record.moments) // 2
-    found = deletion(Question.of(runs["network"]), record, row=row, kinds=["code", "visit", "code in visit"])
+    found = deletion(Question.for_run(runs["network"]), record, row=row, kinds=["code", "visit", "code in visit"])
     assert {effect.visit for effect in found.effects} - {None} == set(range(int(record.visits_before[row])))
     assert sum(effect.count for effect in found.of_kind("visit")) == int(record.known_rows(row).sum())
 
 
 @pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])
 def test_the_rows_of_a_change_add_up(kind: str, runs: dict[str, Run], people: list[SubjectRecord]) -> None:
-    question, sizes = Question.of(runs[kind]), set()
+    question, sizes = Question.for_run(runs[kind]), set()
     for record in [one for one in people if len(one.moments) > 1][:6]:
         for row in (1, -1):
             found = change(question, record, row=row)
@@ -66,14 +66,14 @@ def test_the_rows_of_a_change_add_up(kind: str, runs: dict[str, Run], people: li
 
 def test_exact_shapley_values_are_the_mean_over_all_orders(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
     """A slow reference: add the new codes one by one in every order."""
-    question, checked = Question.of(runs["network"]), 0
+    question, checked = Question.for_run(runs["network"]), 0
     for record in people:
         if len(record.moments) < 2 or not 2 <= len(new := set(record.codes[int(record.visits_before[-1]) - 1])) <= 4:
             continue
         found, visit = change(question, record), int(record.visits_before[-1]) - 1
         gains = dict.fromkeys(new, 0.0)
         for order in itertools.permutations(new):
-            steps = [Edit.of_code_at(*((visit, code) for code in order[k:])) for k in range(len(order) + 1)]
+            steps = [Edit(code_at=[(visit, code) for code in order[k:]]) for k in range(len(order) + 1)]
             risks = edited_risks(
                 runs["network"], record, steps, rows=[-1], horizons_days=[question.horizon_days or 0.0]
             )[:, 0, 0, 0]
@@ -89,6 +89,6 @@ def test_exact_shapley_values_are_the_mean_over_all_orders(runs: dict[str, Run],
 
 def test_the_first_prediction_time_has_no_change(runs: dict[str, Run], record: SubjectRecord) -> None:
     with pytest.raises(EhrseqError, match="first prediction time"):
-        change(Question.of(runs["network"]), record, row=0)
+        change(Question.for_run(runs["network"]), record, row=0)
     with pytest.raises(EhrseqError, match="no such cause"):
-        Question.of(runs["network"], cause="gout")
+        Question.for_run(runs["network"], cause="gout")

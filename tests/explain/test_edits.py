@@ -9,10 +9,12 @@ import pytest
 
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.explain import Edit, SubjectRecord, edited_risks, edits, subject_records
+from ehrsequencing.explain import Edit, SubjectRecord, edited_risks, subject_record, subject_records
+from ehrsequencing.explain import question as question_module
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
+from helpers.explained import record_of_events
 
 KINDS = ("network", "ensemble", "blend")
 MINUTE_US = 60_000_000
@@ -118,7 +120,7 @@ def own_records(run: Run, data: Path, record: SubjectRecord) -> TaskRecords:
 def moment_within_a_visit(record: SubjectRecord) -> int | None:
     """A moment in a visit between the first and the last prediction time, where there is one."""
     first, last = record.prediction_us[[0, -1]].tolist()
-    for start_us, end_us in zip(record.visit_us.tolist(), record.visit_end_us.tolist(), strict=True):
+    for start_us, end_us in zip(record.visit_us.tolist(), record.record.visits.end_us.tolist(), strict=True):
         if start_us > first and end_us <= last and end_us - start_us > MINUTE_US:
             return int(start_us + end_us) // 2
     return None
@@ -135,12 +137,12 @@ def test_a_query_within_a_visit_sees_what_is_left_of_it(
             if moment is None:
                 continue
             events = record.record.events
-            asked = SubjectRecord.of_events(run, events, as_of_us=moment)
+            asked = record_of_events(run, events, as_of_us=moment)
             visit = int(asked.visits_before[0])
-            whole = edited_risks(run, asked, [Edit(), Edit.of_visit(visit)])
+            whole = edited_risks(run, asked, [Edit(), Edit(visits=[visit])])
             early = record.record.visits.event[record.record.visits.visit == visit]
             left = np.setdiff1d(np.arange(len(events)), early)
-            really = edited_risks(run, SubjectRecord.of_events(run, events.take(left), as_of_us=moment), [Edit()])
+            really = edited_risks(run, record_of_events(run, events.take(left), as_of_us=moment), [Edit()])
             np.testing.assert_allclose(whole[1], really[0], atol=1e-6)
             checked += bool(np.abs(whole[0] - whole[1]).max() > 1e-6)
     assert checked > 3
@@ -148,7 +150,7 @@ def test_a_query_within_a_visit_sees_what_is_left_of_it(
 
 def test_a_visit_without_codes_keeps_its_prediction_time(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
     record = next(record for record in people if record.n_visits > 3)
-    everything = Edit.of_visit(*range(record.n_visits))
+    everything = Edit(visits=range(record.n_visits))
     found = edited_risks(runs["network"], record, [everything, Edit()])
     assert found.shape == (2, len(record.prediction_us), 2, 4)
     assert np.isfinite(found).all()
@@ -158,7 +160,7 @@ def test_an_edit_of_a_later_visit_changes_no_earlier_risk(runs: dict[str, Run], 
     for run in runs.values():
         record = max(people, key=lambda record: len(record.prediction_us))
         last = int(record.visits_before[-1]) - 1
-        whole, edited = edited_risks(run, record, [Edit(), Edit.of_visit(last)])
+        whole, edited = edited_risks(run, record, [Edit(), Edit(visits=[last])])
         earlier = record.visits_before <= last
         np.testing.assert_allclose(whole[earlier], edited[earlier], atol=1e-6)
         assert np.abs(whole - edited).max() > 1e-5
@@ -168,16 +170,16 @@ def test_many_edits_are_answered_in_parts_with_the_same_risks(
     runs: dict[str, Run], people: list[SubjectRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = max(people, key=lambda record: record.n_visits)
-    chosen = [Edit.of_code(code) for code in record.known_codes()]
+    chosen = [Edit(codes=[code]) for code in record.known_codes()]
     at_once = edited_risks(runs["network"], record, chosen, rows=[0, -1], horizons_days=[100.0])
-    monkeypatch.setattr(edits, "ROWS_AT_ONCE", 2 * len(record.record.events))
+    monkeypatch.setattr(question_module, "ROWS_AT_ONCE", 2 * len(record.record.events))
     np.testing.assert_allclose(
         edited_risks(runs["network"], record, chosen, rows=[0, -1], horizons_days=[100.0]), at_once, atol=1e-6
     )
     assert at_once.shape == (len(chosen), 2, 2, 1)
 
 
-@pytest.mark.parametrize("edit", [Edit.of_code("DX//NOBODY"), Edit.of_visit(-1), Edit.of_code_at((10_000, "SEX//F"))])
+@pytest.mark.parametrize("edit", [Edit(codes=["DX//NOBODY"]), Edit(visits=[-1]), Edit(code_at=[(10_000, "SEX//F")])])
 def test_an_edit_of_what_is_not_there_is_an_error(
     edit: Edit, runs: dict[str, Run], people: list[SubjectRecord]
 ) -> None:
@@ -186,15 +188,6 @@ def test_an_edit_of_what_is_not_there_is_an_error(
     assert str(people[0].subject_id) not in str(error.value).split("to ")[0]
 
 
-def test_a_record_from_memory_is_the_record_of_the_data_set(
-    runs: dict[str, Run], people: list[SubjectRecord], sim_data: Path
-) -> None:
-    record = people[3]
-    read = SubjectRecord.of(runs["network"], sim_data, record.subject_id)
-    made = SubjectRecord.of_events(runs["network"], read.record.events)
-    for found in (read, made):
-        assert found.codes == record.codes
-        np.testing.assert_array_equal(found.prediction_us, record.prediction_us)
-        np.testing.assert_array_equal(found.visit_ages, record.visit_ages)
+def test_a_subject_that_is_not_there_is_an_error(runs: dict[str, Run], sim_data: Path) -> None:
     with pytest.raises(EhrseqError, match="no such subject"):
-        SubjectRecord.of(runs["network"], sim_data, 10**9)
+        subject_record(NewRecords(runs["network"], sim_data), 10**9)

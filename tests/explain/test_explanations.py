@@ -1,4 +1,4 @@
-"""Gradients are complete, tables and commands tell the effects, small groups are hidden; mutants of all are caught."""
+"""Tables and commands tell the effects, small groups are hidden; mutants of all are caught."""
 
 import json
 from collections.abc import Callable
@@ -17,43 +17,24 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
-from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, edits, subject_records
-from ehrsequencing.explain.attention import attention_weights
-from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort
-from ehrsequencing.explain.edits import encode_copies
-from ehrsequencing.explain.gradients import Gradients, integrated_gradients
-from ehrsequencing.explain.tables import CHANGE, explain_subject
+from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, subject_records
+from ehrsequencing.explain import question as question_module
+from ehrsequencing.explain.cohort import explain_cohort
+from ehrsequencing.explain.record import encode_copies
+from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.command_line import ehrseq
+from helpers.explained import record_of_events
 
-# ---- gradients and attention -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])
-def test_integrated_gradients_are_complete(kind: str, runs: dict[str, Run], people: list[SubjectRecord]) -> None:
-    question, totals = Question.of(runs[kind]), []
-    for record in people[:5]:
-        found = integrated_gradients(question, record)
-        assert found.is_complete
-        assert sum(found.of_codes.values()) == pytest.approx(found.total, abs=1e-4)
-        assert found.is_part == (kind == "blend")
-        totals.append(abs(found.total))
-    assert max(totals) > 1e-3
-    visits = {visit for visit, _ in found.of_codes} - {None}
-    assert visits == set(range(int(record.visits_before[-1])))
-
-
-def test_incomplete_gradients_are_known_to_be() -> None:
-    assert not Gradients({}, total=0.5, gap=0.01, points=4, is_part=False).is_complete
-    assert Gradients({}, total=0.5, gap=0.005, points=4, is_part=False).is_complete
+# ---- attention -----------------------------------------------------------------------------------------
 
 
 def test_attention_stands_beside_as_a_weight_within_the_visit(runs: dict[str, Run], record: SubjectRecord) -> None:
-    table = explain_subject(Question.of(runs["network"]), record, kinds=["code in visit"])[1].to_pylist()
+    table = explain_subject(Question.for_run(runs["network"]), record, kinds=["code in visit"])[1].to_pylist()
     for visit in range(int(record.visits_before[-1])):
         assert sum(row["attention"] for row in table if row["visit"] == visit) == pytest.approx(1, abs=1e-5)
     kept = np.ones((1, len(record.record.events)), dtype=bool)
@@ -66,7 +47,7 @@ def test_attention_stands_beside_as_a_weight_within_the_visit(runs: dict[str, Ru
 
 def mutant_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries keep the summaries of the whole record."""
-    encode = edits.encode_copies
+    encode = question_module.encode_copies
 
     def stale(vocabulary: Any, record: SubjectRecord, kept: Any, rows: Any) -> TaskRecords:
         whole = encode(vocabulary, record, np.ones_like(kept), rows)
@@ -75,12 +56,12 @@ def mutant_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
         vars(found.rows).update({name: getattr(whole.rows, name) for name in names})
         return found
 
-    monkeypatch.setattr(edits, "encode_copies", stale)
+    monkeypatch.setattr(question_module, "encode_copies", stale)
 
 
 def mutant_of_the_last_visit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A code is struck in the last visit only."""
-    kept_rows = edits.kept_rows
+    kept_rows = question_module.kept_rows
 
     def last_only(record: SubjectRecord, edit: Edit) -> Any:
         visits = record.record.visits
@@ -89,16 +70,16 @@ def mutant_of_the_last_visit(monkeypatch: pytest.MonkeyPatch) -> None:
         kept[earlier] = True
         return kept
 
-    monkeypatch.setattr(edits, "kept_rows", last_only)
+    monkeypatch.setattr(question_module, "kept_rows", last_only)
 
 
 def deleted_by_hand(run: Run, record: SubjectRecord, code: str) -> tuple[Any, Any]:
     """Risks as of the last moment of a record without a code: by an edit, and of the record that never had the code."""
     events, moment = record.record.events, int(record.prediction_us[-1]) + 1
-    asked = SubjectRecord.of_events(run, events, as_of_us=moment)
+    asked = record_of_events(run, events, as_of_us=moment)
     without = events.take(events.code != record.code_number[code])
-    alone = edited_risks(run, SubjectRecord.of_events(run, without, as_of_us=moment), [Edit()])
-    return edited_risks(run, asked, [Edit.of_code(code)])[0], alone[0]
+    alone = edited_risks(run, record_of_events(run, without, as_of_us=moment), [Edit()])
+    return edited_risks(run, asked, [Edit(codes=[code])])[0], alone[0]
 
 
 def marker_of(people: list[SubjectRecord]) -> SubjectRecord:
@@ -128,7 +109,7 @@ def test_a_wrong_deletion_is_caught(
 
 def test_a_table_of_single_effects_does_not_add_up(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
     """The mutant of the table: each new code's own effect. Interactions make it miss; the Shapley rows do not."""
-    question, gaps = Question.of(runs["network"]), []
+    question, gaps = Question.for_run(runs["network"]), []
     for record in [one for one in people if len(one.moments) > 1][:8]:
         found = change(question, record)
         visit = int(record.visits_before[-1]) - 1
@@ -143,15 +124,15 @@ def test_a_table_of_single_effects_does_not_add_up(runs: dict[str, Run], people:
 
 
 def test_cohort_effects_are_means_among_carriers(runs: dict[str, Run], sim_data: Path) -> None:
-    question = Question.of(runs["network"])
+    question = Question.for_run(runs["network"])
     found = explain_cohort(question, NewRecords(runs["network"], sim_data), subjects=40, bootstrap=50)
     assert found.subjects == 40
     rows = found.table.to_pylist()
-    (female,) = (row for row in rows if row["code"] == "SEX//F" and row["age"] == ALL_AGES)
+    (female,) = (row for row in rows if row["code"] == "SEX//F")
     everybody = {record.subject_id: record for record in subject_records(NewRecords(runs["network"], sim_data))}
     ids = np.array(list(everybody))
     chosen = ids[np.argsort(hash_u64(ids.astype(np.uint64)))[:40]]
-    asked = [Edit(), Edit.of_code("SEX//F")]
+    asked = [Edit(), Edit(codes=["SEX//F"])]
     risks = [
         edited_risks(runs["network"], everybody[who], asked, rows=[-1], horizons_days=[question.horizon_days or 0.0])
         for who in chosen.tolist()
@@ -161,11 +142,7 @@ def test_cohort_effects_are_means_among_carriers(runs: dict[str, Run], sim_data:
     assert female["low"] <= female["change_in_risk"] <= female["high"]
     assert int(female["carriers"]) == shareable_count(len(effects))
     assert female["change_in_risk"] == pytest.approx(np.mean(effects), abs=1e-6)
-    for row in rows:  # nothing is told of few carriers
-        if not row["carriers"].isdigit():
-            assert row["change_in_risk"] is None
-        else:
-            assert int(row["carriers"]) >= 11
+    assert min(int(row["carriers"]) for row in rows) >= 11
 
 
 # ---- the report's patients -------------------------------------------------------------------------------------------
@@ -233,7 +210,7 @@ def test_python_gives_a_frame(sim_run: Path, sim_data: Path, record: SubjectReco
     sizes = np.abs(table["change_in_risk"].to_numpy())
     assert (np.diff(sizes) <= 1e-12).all()
     parts = run.explain(sim_data, subject=record.subject_id, kind=CHANGE, progress=False)
-    found = change(Question.of(run), record)
+    found = change(Question.for_run(run), record)
     assert parts["change_in_risk"].sum() == pytest.approx(found.now - found.before, abs=1e-6)
     with pytest.raises(EhrseqError, match="no kind"):
         run.explain(sim_data, subject=record.subject_id, kind="organ", progress=False)

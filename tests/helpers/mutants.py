@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ehrsequencing.batches import padded
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models import behrt, embeddings, hazards, plans, rotary, segments, visit_encoder
-from ehrsequencing.models.attention import AttentionPlan, Block
+from ehrsequencing.models import attention, behrt, embeddings, hazards, segments, transformer, visit_encoder
+from ehrsequencing.models.attention_blocks import AttentionPlan, Block
 from ehrsequencing.models.base import SurvivalModel
 from helpers.attention_checks import (
     check_codes_plan,
@@ -144,7 +144,7 @@ def dense(seen: Tensor) -> AttentionPlan:
 
 def see(patch: Patch, plan: str, change: Callable[..., Tensor]) -> None:
     """Change who sees whom: `change(seen, *what the plan is made from)` → seen. Every row still sees some row."""
-    build = getattr(plans, plan)
+    build = getattr(attention, plan)
 
     def changed(*args: object, **settings: object) -> AttentionPlan:
         right = build(*args, **settings)
@@ -153,19 +153,19 @@ def see(patch: Patch, plan: str, change: Callable[..., Tensor]) -> None:
         seen = change(sightings(right, len(right.answer_slot)) > 0, *args)
         return dense(seen | (torch.eye(len(seen), dtype=torch.bool) & ~seen.any(1, keepdim=True)))
 
-    patch.setattr(plans, plan, changed)
+    patch.setattr(attention, plan, changed)
 
 
 def setting(patch: Patch, plan: str, name: str, change: Callable[[int], int]) -> None:
     """Build the plan with another number."""
-    build = getattr(plans, plan)
-    patch.setattr(plans, plan, lambda *args, **kw: build(*args, **{**kw, name: change(kw[name])}))
+    build = getattr(attention, plan)
+    patch.setattr(attention, plan, lambda *args, **kw: build(*args, **{**kw, name: change(kw[name])}))
 
 
 def rebuilt(patch: Patch, plan: str, change: Callable[[AttentionPlan], AttentionPlan]) -> None:
     """Change the plan itself."""
-    build = getattr(plans, plan)
-    patch.setattr(plans, plan, lambda *args, **kw: change(build(*args, **kw)))
+    build = getattr(attention, plan)
+    patch.setattr(attention, plan, lambda *args, **kw: change(build(*args, **kw)))
 
 
 def masks(patch: Patch, plan: str, change: Callable[[Block, Tensor], Tensor]) -> None:
@@ -211,7 +211,7 @@ def the_next_visit_is_visible(patch: Patch) -> None:
 @mutant("reference", "composition")
 def subject_offsets_are_one_off(patch: Patch) -> None:
     """Each subject but the first takes its neighbour's last row for its own first."""
-    build = plans.visits_plan
+    build = attention.visits_plan
 
     def shifted(batch: VisitBatch, **settings: object) -> AttentionPlan:
         ends = batch.subject_offsets.clone()
@@ -219,14 +219,16 @@ def subject_offsets_are_one_off(patch: Patch) -> None:
         wrong = replace(batch, subject_offsets=ends)
         return build(wrong, **settings)
 
-    patch.setattr(plans, "visits_plan", shifted)
+    patch.setattr(attention, "visits_plan", shifted)
 
 
 @mutant("reference", "queries", "future gradient")
 def queries_are_seen(patch: Patch) -> None:
-    build = plans.visits_plan
+    build = attention.visits_plan
     none = torch.zeros_like
-    patch.setattr(plans, "visits_plan", lambda batch, **kw: build(replace(batch, is_query=none(batch.is_query)), **kw))
+    patch.setattr(
+        attention, "visits_plan", lambda batch, **kw: build(replace(batch, is_query=none(batch.is_query)), **kw)
+    )
 
 
 @mutant("reference", "causality", "future gradient", "visits plan")
@@ -372,8 +374,8 @@ def queries_count_as_visits(patch: Patch) -> None:
 
 def days(patch: Patch, change: Callable[[VisitBatch, Tensor], Tensor]) -> None:
     """`change(batch, right)` → the days that rotary attention counts."""
-    right = rotary.days_since_first
-    patch.setattr(rotary, "days_since_first", lambda batch: change(batch, right(batch)))
+    right = transformer.days_since_first
+    patch.setattr(transformer, "days_since_first", lambda batch: change(batch, right(batch)))
 
 
 @mutant("reference", "queries")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models import plans
+from ehrsequencing.models import attention
 from ehrsequencing.models.base import SurvivalModel
 from helpers.mutants import Patch
 
@@ -65,7 +65,7 @@ def nobody_waits() -> Iterator[None]:
 def far_away(patch: Patch, *, ragged: bool) -> Iterator[None]:
     """A device that holds no numbers, in the place of a GPU. (Autocast does not know it: models are rounded whole.)"""
     patch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
-    patch.setattr(plans, "is_ragged", lambda device: ragged and device.type == "meta")
+    patch.setattr(attention, "is_ragged", lambda device: ragged and device.type == "meta")
     yield
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.visits as record_room
 from ehrsequencing.batches.loader import Step, SubjectLoader
-from ehrsequencing.models import plans
+from ehrsequencing.models import attention
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.prepared import Prepared
@@ -55,32 +55,32 @@ def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) 
     """No mask at all: every token of a person sees every other, those of later visits and of other questions too."""
 
     def unmasked(batch: Any, token_offsets: Any, **settings: Any) -> Any:
-        return plans.codes_plan(token_offsets[batch.subject_offsets])
+        return attention.codes_plan(token_offsets[batch.subject_offsets])
 
-    patch.setattr(plans, "tokens_plan", unmasked)
+    patch.setattr(attention, "tokens_plan", unmasked)
     return assemble(honest, tmp / "run", "model.architecture=flat")
 
 
 @planted("future_perturbation", "gradient")
 def window_off_by_one(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """Each visit sees the one after it, too: the visit mask is shifted by one."""
-    see = plans.visits_plan
+    see = attention.visits_plan
 
     def ahead(batch: Any, *, window: int, bidirectional: bool = False) -> Any:
         return see(batch, window=2, bidirectional=True)  # itself, one back, one ahead
 
-    patch.setattr(plans, "visits_plan", ahead)
+    patch.setattr(attention, "visits_plan", ahead)
     return assemble(honest, tmp / "run")
 
 
 @planted("queries_are_silent")
 def queries_visible(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    see = plans.visits_plan
+    see = attention.visits_plan
 
     def as_visits(batch: Any, **settings: Any) -> Any:
         return see(replace(batch, is_query=torch.zeros_like(batch.is_query)), **settings)
 
-    patch.setattr(plans, "visits_plan", as_visits)
+    patch.setattr(attention, "visits_plan", as_visits)
     return assemble(honest, tmp / "run")
 
 

@@ -1,4 +1,4 @@
-"""Who sees whom: the three plans against plain loops, the window, the reach, and the importance of codes."""
+"""Attention masks and plans against plain loops, the window, the reach, and the importance of codes."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import plans
+from ehrsequencing.models import attention
 from helpers.attention_checks import (
     any_reach,
     check_codes_plan,
@@ -21,7 +21,7 @@ from helpers.attention_checks import (
     check_weights,
     check_window,
 )
-from helpers.model_checks import FEW
+from helpers.model_checks import FEW, outputs_and_gradients
 from helpers.models import ENCODERS, make_model
 from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
 
@@ -55,6 +55,21 @@ def test_plans_of_long_subjects(check: Callable[..., None], bidirectional: bool)
     check([subject], 300, bidirectional=bidirectional)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"visit_encoder": "transformer", "max_visits": 3}, {"architecture": "flat", "max_tokens": 9}], ids=str
+)
+def test_the_plain_path_gives_the_same_numbers(settings: dict[str, object]) -> None:
+    model, batch = make_model(**settings), pack(sample_records())
+    logits, gradients = outputs_and_gradients(model, batch)
+    with attention.plain_attention():
+        plain, plain_gradients = outputs_and_gradients(model, batch)
+        rows = torch.tensor([0, batch.n_visits - 1])
+        torch.testing.assert_close(model.logits_at(batch, rows), plain[rows], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(plain, logits, rtol=1e-10, atol=1e-10)
+    for found, wanted in zip(plain_gradients, gradients, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("rows", ["visits", "tokens"])
 def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: bool) -> None:
@@ -62,10 +77,10 @@ def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: boo
     for visits in (10_000, 20_000):
         batch = pack([Subject((Visit(),) * visits)])
         if rows == "visits":
-            plan = plans.visits_plan(batch, window=512, bidirectional=bidirectional)
+            plan = attention.visits_plan(batch, window=512, bidirectional=bidirectional)
         else:
             one_each = torch.arange(visits + 1)
-            plan = plans.tokens_plan(batch, one_each, max_tokens=512, bidirectional=bidirectional)
+            plan = attention.tokens_plan(batch, one_each, max_tokens=512, bidirectional=bidirectional)
         scores.append(sum(b.groups * b.query_length * b.key_length for b in plan.blocks))
         assert scores[-1] < visits * 512 * 3
         assert all(b.mask is None or b.mask.numel() < visits * 512 * 3 for b in plan.blocks)
@@ -78,9 +93,9 @@ def test_a_plan_has_few_blocks_and_little_padding() -> None:
     batch = pack([Subject((Visit(),) * n) for n in lengths])
     one_each = torch.arange(batch.n_visits + 1)
     for plan in (
-        plans.visits_plan(batch, window=512),
-        plans.tokens_plan(batch, one_each, max_tokens=512),
-        plans.codes_plan(batch.subject_offsets),
+        attention.visits_plan(batch, window=512),
+        attention.tokens_plan(batch, one_each, max_tokens=512),
+        attention.codes_plan(batch.subject_offsets),
     ):
         assert len(plan.blocks) <= 12
         assert len(plan.query_rows) <= 1.5 * batch.n_visits

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import ehrsequencing as eh
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import load_study
-from ehrsequencing.config.parts import KINDS, Part, declared_in, visit_encoder
+from ehrsequencing.config.parts import Kind, Part, declared_in, objective, visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import build
 from ehrsequencing.models.embeddings import CodeVectors
@@ -99,9 +99,9 @@ def test_a_taken_name_is_refused() -> None:
 def test_a_declaration_is_read_from_source_as_python_reads_it() -> None:
     source = "@visit_encoder('a', uses=('scorer',), relates_codes=True)\n@visit_encoder('b')\nclass A: ...\n"
     assert list(declared_in(source, "visit_encoder")) == [("a", Part(("scorer",), relates_codes=True)), ("b", Part())]
-    assert not list(declared_in(source, "timeline"))
-    for kind in KINDS:
-        from_source = dict(type(kind)(kind.setting).parts)
+    assert not list(declared_in(source, "objective"))
+    for kind in (visit_encoder, objective):
+        from_source = dict(Kind(kind.setting, kind.folder).parts)
         assert from_source
         for name in from_source:
             kind.class_of(name)  # imports its module, whose decorator declares it again

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing import ModelConfig, VisitBatch
 from ehrsequencing.models.build import build_model
-from ehrsequencing.models.rotary import days_since_first, rotation
+from ehrsequencing.models.transformer import days_since_first, rotation
 
 
 def batch_of(

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import plans
-from ehrsequencing.models.attention import AttentionPlan, Plan, RaggedPlan, Spans, Stream, attention
+from ehrsequencing.models import attention, attention_spans
+from ehrsequencing.models.attention import Plan, attend
+from ehrsequencing.models.attention_blocks import AttentionPlan
+from ehrsequencing.models.attention_spans import RaggedPlan, Spans, Stream
 from ehrsequencing.models.segments import gather_distinct_rows
 from helpers.attention_checks import any_reach, sightings
 from helpers.model_checks import FEW, check_equals_reference, outputs_and_gradients
@@ -91,7 +93,7 @@ def on_gpu(monkeypatch: Patch) -> None:
 
 
 def go_ragged(patch: Patch, kernel: Callable[..., Tensor] = plain_varlen_attn) -> None:
-    patch.setattr(plans, "is_ragged", lambda device: True)
+    patch.setattr(attention, "is_ragged", lambda device: True)
     patch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
 
 
@@ -143,7 +145,7 @@ def check_same_plan(build: Callable[[], Plan], n_rows: int) -> None:
         go_ragged(patch)
         results = []
         for plan in (dense, ragged):
-            out = attention(*qkv, plan, heads=2)
+            out = attend(*qkv, plan, heads=2)
             results.append([out, *torch.autograd.grad((out * weight).sum(), qkv, allow_unused=not n_rows)])
     for found, wanted in zip(results[1], results[0], strict=True):
         if n_rows:
@@ -156,37 +158,37 @@ def test_visits(subjects: Records, window: int, bidirectional: bool, queries: bo
     if not queries:
         subjects = [replace(s, visits=tuple(v for v in s.visits if not v.is_query)) for s in subjects]
     batch = pack(subjects)
-    check_same_plan(lambda: plans.visits_plan(batch, window=window, bidirectional=bidirectional), batch.n_visits)
+    check_same_plan(lambda: attention.visits_plan(batch, window=window, bidirectional=bidirectional), batch.n_visits)
 
 
 @FEW
 @given(st.lists(st.sampled_from([0, 1, 2, 3, 17, 40]), max_size=12))
 def test_codes(sizes: list[int]) -> None:
     offsets = torch.tensor([0, *sizes]).cumsum(0)
-    check_same_plan(lambda: plans.codes_plan(offsets), sum(sizes))
+    check_same_plan(lambda: attention.codes_plan(offsets), sum(sizes))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_long_subjects(bidirectional: bool) -> None:
     subject = Subject(tuple(Visit(is_query=i % 50 == 7) for i in range(600)))
     batch = pack([subject, *sample_records(3, lengths=(40, 1, 23, 2, 0))])
-    check_same_plan(lambda: plans.visits_plan(batch, window=300, bidirectional=bidirectional), batch.n_visits)
+    check_same_plan(lambda: attention.visits_plan(batch, window=300, bidirectional=bidirectional), batch.n_visits)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_more_spans_than_one_call_takes(most: int, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(plans, "MOST_SPANS", most)
+    monkeypatch.setattr(attention_spans, "MOST_SPANS", most)
     batch = pack(SAMPLE)
-    check_same_plan(lambda: plans.visits_plan(batch, window=3), batch.n_visits)
-    check_same_plan(lambda: plans.codes_plan(batch.visit_offsets), batch.n_codes)
-    _, ragged = both(lambda: plans.visits_plan(batch, window=3))
+    check_same_plan(lambda: attention.visits_plan(batch, window=3), batch.n_visits)
+    check_same_plan(lambda: attention.codes_plan(batch.visit_offsets), batch.n_codes)
+    _, ragged = both(lambda: attention.visits_plan(batch, window=3))
     assert max(len(call.query_offsets) - 1 for stream in ragged.streams for call in stream.calls) == most
 
 
 def test_one_call_without_a_window_or_a_gather_where_nothing_asks_for_them() -> None:
     """Subjects shorter than the window, no queries: the kernel's fast causal path on rows as they stand."""
     batch = pack([Subject((Visit(),) * n) for n in (9, 0, 4)])
-    _, ragged = both(lambda: plans.visits_plan(batch, window=9))
+    _, ragged = both(lambda: attention.visits_plan(batch, window=9))
     ((stream,), answer_slot) = ragged.streams, ragged.answer_slot
     assert (stream.rows, stream.key_rows, answer_slot) == (None, None, None)
     assert [(call.window, call.longest_query) for call in stream.calls] == [((-1, 0), 9)]
@@ -196,7 +198,7 @@ def test_tokens_stay_dense(on_gpu: None) -> None:
     """Whole visits back, up to a number of tokens: no window of the kernel says that."""
     batch = pack(SAMPLE)
     offsets = torch.arange(batch.n_visits + 1)
-    assert isinstance(plans.tokens_plan(batch, offsets, max_tokens=9), AttentionPlan)
+    assert isinstance(attention.tokens_plan(batch, offsets, max_tokens=9), AttentionPlan)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def test_heads_that_are_too_wide_are_refused(on_gpu: None) -> None:
     batch = pack(SAMPLE)
     x = torch.zeros(batch.n_visits, 264)
     with pytest.raises(EhrseqError, match="wider than 256"):
-        attention(x, x, x, plans.visits_plan(batch, window=9), heads=1)
+        attend(x, x, x, attention.visits_plan(batch, window=9), heads=1)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_which_devices_go_ragged(
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: dtype)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert plans.is_ragged(torch.device(device)) == ragged
+    assert attention.is_ragged(torch.device(device)) == ragged
 
 
 def test_gathering_rows_that_do_not_repeat() -> None:
@@ -294,8 +296,8 @@ MUTANTS: dict[str, Change] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_plan_is_caught(name: str, monkeypatch: Patch) -> None:
     go_ragged(monkeypatch)
-    build = plans.visits_plan
-    monkeypatch.setattr(plans, "visits_plan", lambda *args, **kwargs: MUTANTS[name](build(*args, **kwargs)))
+    build = attention.visits_plan
+    monkeypatch.setattr(attention, "visits_plan", lambda *args, **kwargs: MUTANTS[name](build(*args, **kwargs)))
     with pytest.raises(AssertionError):
         check_equals_reference(make_model(max_visits=3), SAMPLE)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.explain.edits import Edit, edited_risks
+from ehrsequencing.explain import Edit, edited_risks
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve.page import LivePage, live_page

@@ -43,7 +43,7 @@ def test_training_on_parts_is_training_on_the_whole(
 ) -> None:
     settings = ("model.dropout=0.0", "model.history_dropout=0.0", "training.learning_rate=1e-4")
     assert max(train(sim_prepared, tmp_path / "parts", *settings)) > 2
-    monkeypatch.setattr(Reach, "of", lambda config: None)
+    monkeypatch.setattr(Reach, "for_model", lambda config: None)
     assert max(train(sim_prepared, tmp_path / "whole", *settings)) == 1
     np.testing.assert_allclose(history(tmp_path / "parts"), history(tmp_path / "whole"), rtol=1e-4)
 

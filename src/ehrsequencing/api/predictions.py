@@ -13,12 +13,10 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days, parse_days, validated
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.explain import Question
-from ehrsequencing.explain import subject_records as explained_records
-from ehrsequencing.explain.attention import attention_weights
+from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS
-from ehrsequencing.explain.tables import CHANGE, explain_subject
+from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
@@ -221,10 +219,7 @@ def explained(
         )
     if subject is None:
         return explain_cohort(question, records).table
-    record = next(explained_records(records, {subject}), None)
-    if record is None:
-        fix = "name one of the subject_id of run.predict(data)"
-        raise EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
+    record = subject_record(records, subject)
     table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])[1]
     if kind == "all":
         return table

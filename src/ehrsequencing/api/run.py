@@ -119,8 +119,8 @@ class TrainedRun(Run):
 
         Returns:
             Of a subject: columns `code`, `visit` (its number, from 0), `change_in_risk`, `change_in_log_hazard` and
-            others (docs/explanations.md), the largest changes first. Of a cohort: columns `code`, `age`, `carriers`,
-            `change_in_risk`, `low`, `high` and others; counts under 11 are hidden.
+            others (docs/explanations.md), the largest changes first. Of a cohort: columns `code`, `carriers`,
+            `change_in_risk`, `low`, `high` and others, of codes with at least 11 carriers.
 
         Raises:
             EhrseqError: There is no such subject, kind, cause or horizon, or nobody has a prediction time.
@@ -131,7 +131,7 @@ class TrainedRun(Run):
             >>> list(why.columns[:3]), len(why) > 0
             (['code', 'visit', 'time'], True)
         """
-        question = Question.of(
+        question = Question.for_run(
             self,
             cause=cause,
             horizon_days=None if horizon is None else days_of(horizon)[0],

@@ -10,7 +10,7 @@ from ehrsequencing.api.progress import training_bar
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, validated
-from ehrsequencing.config.parts import KINDS
+from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
@@ -155,15 +155,12 @@ def _may_resume(study: StudyConfig, out: Path) -> bool:
     Raises:
         EhrseqError: It holds something, and a part of the model is declared outside of this package.
     """
-    own = [
-        f"{kind.setting}={name}"
-        for kind in KINDS
-        if kind.is_own(name := str(getattr(study.model, kind.setting)))
-    ]
-    if own and out.is_dir() and any(out.iterdir()):
-        what = f"is not empty, and the code of {own[0]} may have changed since"
+    name = study.model.visit_encoder
+    is_own = visit_encoder.is_own(name)
+    if is_own and out.is_dir() and any(out.iterdir()):
+        what = f"is not empty, and the code of visit_encoder={name} may have changed since"
         raise EhrseqError(what, where=str(out), fix="name another folder, or say resume=True")
-    return not own
+    return not is_own
 
 
 def pretrain(

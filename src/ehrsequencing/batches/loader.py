@@ -1,7 +1,7 @@
 """Prepared arrays → a stream of `VisitBatch`.
 
 Who shares a training step is decided by a seeded shuffle alone: subjects are taken in random order until the visit
-budget is full. Length never decides (SCIENCE.md §3: it is informative about the outcome).
+budget is full. Length never decides (it is informative about the outcome).
 
 A record too long for one batch is cut into parts: some of its prediction times each, with as much of the record before
 them as they can depend on (`Reach`). A step's loss is a sum over prediction times, so its gradient is the sum of its
@@ -64,12 +64,8 @@ class SubjectLoader:
         code_types: Ints | None = None,
         reach: Reach | None = None,
     ) -> None:
-        self.timelines, self.rows, self.queries, self.reach = (
-            records.timelines,
-            records.rows,
-            queries,
-            reach,
-        )
+        self.timelines, self.rows = records.timelines, records.rows
+        self.queries, self.reach = queries, reach
         self.outcomes, self.outcomes_recur = records.outcomes, records.outcomes_recur
         self.code_types = None if code_types is None else torch.from_numpy(code_types)
         timelines, rows = records.timelines, records.rows
@@ -115,9 +111,8 @@ class SubjectLoader:
         Raises:
             EhrseqError: A visit has more codes than this kind of model can relate to one another.
         """
-        loader = cls(
-            records, queries=config.head == "horizon", code_types=code_types, reach=Reach.of(config)
-        )
+        queries, reach = config.head == "horizon", Reach.for_model(config)
+        loader = cls(records, queries=queries, code_types=code_types, reach=reach)
         if config.relates_codes:
             loader._refuse_huge_visits()
         return loader
@@ -150,11 +145,11 @@ class SubjectLoader:
 
     def in_order(self, *, visit_budget: int, subjects: Ints | None = None) -> Iterator[Step]:
         """Every subject once, in the order of the store, or the given ones in theirs; for prediction."""
-        for one in self.together(visit_budget=visit_budget, subjects=subjects):
-            yield from self.steps(one, visit_budget=visit_budget)
+        for group in self.groups_in_order(visit_budget=visit_budget, subjects=subjects):
+            yield from self.steps(group, visit_budget=visit_budget)
 
-    def together(self, *, visit_budget: int, subjects: Ints | None = None) -> list[Ints]:
-        """The subjects that `in_order` takes together; arguments as there."""
+    def groups_in_order(self, *, visit_budget: int, subjects: Ints | None = None) -> list[Ints]:
+        """The subjects of each step of `in_order`; arguments as there."""
         return self._pack(self.subjects if subjects is None else subjects, visit_budget)
 
     def _pack(self, order: Ints, visit_budget: int, most_subjects: int | None = None) -> list[Ints]:
@@ -178,9 +173,9 @@ class SubjectLoader:
         if self.reach is None:
             yield self.collate(subjects)
             return
-        limit = (
-            3 * self.reach.most if self.reach.in_tokens else max(visit_budget, 3 * self.reach.most)
-        )
+        limit = 3 * self.reach.most
+        if not self.reach.in_tokens:
+            limit = max(limit, visit_budget)
         is_long = self._size(subjects) > limit
         parts = [
             part
@@ -233,11 +228,8 @@ class SubjectLoader:
         assert self.reach is not None
         rows, first = self.rows, int(self.timelines.subject_offsets[subject])
         row = np.arange(rows.row_offsets[subject], rows.row_offsets[subject + 1])
-        copies = (
-            [self._part_of_copy(subject, k) for k in self._unfinished_rows(subject).tolist()]
-            if self.queries
-            else []
-        )
+        unfinished = self._unfinished_rows(subject).tolist() if self.queries else []
+        copies = [self._part_of_copy(subject, k) for k in unfinished]
         if copies:
             row = row[rows.unfinished_codes[row] == 0]
             if not len(row):
@@ -255,10 +247,8 @@ class SubjectLoader:
         start: Ints = np.arange(len(tokens))
         of_query: Ints = np.ones(len(row), dtype=np.int64)
         if self.reach.in_tokens:
-            start, of_query = (
-                tokens,
-                1 + np.diff(rows.carry_offsets[row[0] : row[-1] + 2])[row - row[0]],
-            )
+            start = tokens
+            of_query = 1 + np.diff(rows.carry_offsets[row[0] : row[-1] + 2])[row - row[0]]
         place = start[seen] + (np.cumsum(of_query * rows.is_query[row]) if self.queries else 0)
         place = place - place[0]
         count = -(-(int(place[-1]) + 1) // max(size - self.reach.most, 1))
@@ -269,38 +259,23 @@ class SubjectLoader:
             back = self.reach.first_visit(start, int(seen[low]) - 1) if seen[low] else 0
             rest = at_risk[np.searchsorted(at_risk, row[high - 1], side="right") :]
             next_row = int(rest[0]) if len(rest) and not self.queries else None
-            own = (int(row[low]), int(row[high - 1]) + 1)
-            parts.append(
-                Part(
-                    subject,
-                    (back, int(seen[high - 1])),
-                    own,
-                    tokens_skipped=int(tokens[back]),
-                    next_row=next_row,
-                )
-            )
+            visits, own = (back, int(seen[high - 1])), (int(row[low]), int(row[high - 1]) + 1)
+            skipped = int(tokens[back])
+            parts.append(Part(subject, visits, own, tokens_skipped=skipped, next_row=next_row))
         return parts + copies
 
     def _part_of_copy(self, subject: int, row: int) -> Part:
         """A query that lies in a visit, with that visit and what it can depend on before."""
         assert self.reach is not None
-        first, seen = (
-            int(self.timelines.subject_offsets[subject]),
-            int(self.rows.visits_before[row]),
-        )
-        codes = np.r_[
-            np.diff(self.timelines.visit_offsets[first : first + seen + 1]),
-            self.rows.unfinished_codes[row],
-        ]
+        first, seen = self.timelines.subject_offsets[subject], int(self.rows.visits_before[row])
+        finished = np.diff(self.timelines.visit_offsets[first : first + seen + 1])
+        codes = np.r_[finished, self.rows.unfinished_codes[row]]
         tokens: Ints = np.r_[0, np.cumsum(np.maximum(codes, 1))]
         start = tokens if self.reach.in_tokens else np.arange(len(tokens))
         back = self.reach.first_visit(start, seen)
+        skipped = int(tokens[back])
         return Part(
-            subject,
-            (back, seen + 1),
-            (row, row + 1),
-            unfinished=True,
-            tokens_skipped=int(tokens[back]),
+            subject, (back, seen + 1), (row, row + 1), unfinished=True, tokens_skipped=skipped
         )
 
     def collate_part(self, part: Part) -> Step:
@@ -309,19 +284,12 @@ class SubjectLoader:
         row = np.arange(low, high)
         if self.queries and not part.unfinished:
             row = row[self.rows.unfinished_codes[row] == 0]
-        row = row if part.next_row is None else np.r_[row, part.next_row]
-        last = (
-            part.visits[1] if part.next_row is None else int(self.rows.visits_before[part.next_row])
-        )
+        first, last = part.visits
+        if part.next_row is not None:
+            row, last = np.r_[row, part.next_row], int(self.rows.visits_before[part.next_row])
         cut = np.array([self.rows.unfinished_codes[low] if part.unfinished else 0])
-        step = self._collate(
-            np.array([part.subject]),
-            np.array([part.visits[0]]),
-            np.array([last]),
-            row,
-            row * 0,
-            cut,
-        )
+        subject = np.array([part.subject])
+        step = self._collate(subject, np.array([first]), np.array([last]), row, row * 0, cut)
         batch = replace(
             step.batch,
             visits_skipped=torch.tensor([part.visits[0]]),
@@ -369,11 +337,8 @@ class SubjectLoader:
         is_query = rows.is_query[row]
         if not self.queries:
             own = self._ends_a_visit(row, first[row_owner])
-            row, row_owner, is_query = (
-                row[own],
-                row_owner[own],
-                np.zeros(int(own.sum()), dtype=bool),
-            )
+            row, row_owner = row[own], row_owner[own]
+            is_query = np.zeros(len(row), dtype=bool)
         seen = rows.visits_before[row].astype(np.int64) - low[row_owner] + (cut[row_owner] > 0)
         asked = np.flatnonzero(is_query)
 
@@ -399,7 +364,6 @@ class SubjectLoader:
         joint = np.r_[code_offsets, code_offsets[-1] + carry_offsets[1:]]
         token, visit_offsets = _items(joint, order)
         static, static_offsets = _items(timelines.static_offsets, subjects)
-        at_risk, duration, cause, entry = self._labels(row, row_owner, positions, len(order))
         all_codes = torch.from_numpy(
             np.r_[timelines.codes[codes], rows.carry_codes[carried]][token].astype(np.int64)
         )
@@ -417,11 +381,8 @@ class SubjectLoader:
                 np.concatenate([timelines.values[codes], rows.carry_values[carried]])[token]
             ),
             is_query=merged(np.zeros(len(visit), dtype=bool), np.ones(len(asked), dtype=bool)),
-            at_risk=at_risk,
-            duration_days=duration,
-            cause=cause,
-            entry_days=entry,
             code_types=None if self.code_types is None else self.code_types[all_codes],
+            **self._labels(row, row_owner, positions, len(order)),
             **self._outcome_labels(row, positions),
         )
         return Step(batch, row, positions)
@@ -441,28 +402,24 @@ class SubjectLoader:
             "outcome_days": torch.from_numpy(listed.days),
         }
 
-    def _labels(
-        self, row: Ints, owner: Ints, positions: Ints, n: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _labels(self, row: Ints, owner: Ints, positions: Ints, n: int) -> dict[str, Any]:
+        """Fields of a batch of n visits and queries."""
         rows = self.rows
         at_risk, cause = np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64)
         duration, entry = np.ones(n), np.zeros(n)  # float64: a time may lie on an edge of the grid
         known = ~np.isnan(rows.duration_days[row])
-        where, row = positions[known], row[known]
+        where, row, owner = positions[known], row[known], owner[known]
         at_risk[where] = True
         duration[where], entry[where] = rows.duration_days[row], rows.entry_days[row]
-        own_cause = rows.cause[row].astype(np.int64)
-        if not self.queries:
-            own_cause = (
-                np.where(np.r_[np.diff(owner[known]) != 0, True], own_cause, 0)
-                if len(row)
-                else own_cause
-            )
-        cause[where] = own_cause
-        at_risk_, duration_, cause_, entry_ = map(
-            torch.from_numpy, (at_risk, duration, cause, entry)
-        )
-        return at_risk_, duration_, cause_, entry_
+        cause[where] = rows.cause[row]
+        if not self.queries:  # a subject's last row alone carries its cause
+            cause[where[:-1][np.diff(owner) == 0]] = 0
+        return {
+            "at_risk": torch.from_numpy(at_risk),
+            "duration_days": torch.from_numpy(duration),
+            "cause": torch.from_numpy(cause),
+            "entry_days": torch.from_numpy(entry),
+        }
 
 
 def _huge_visit() -> EhrseqError:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import timeline
 from ehrsequencing.core.arrays import Ints
 
 
@@ -22,12 +21,12 @@ class Reach:
     in_tokens: bool = False  # whether the window counts tokens
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "Reach | None":
+    def for_model(cls, config: ModelConfig) -> "Reach | None":
         """A model's reach; None where it has none, and a record is never cut.
 
         Bidirectional attention looks ahead: memory then grows with the longest record.
         """
-        if config.attention == "bidirectional" or not timeline.parts[config.timeline].has_window:
+        if config.attention == "bidirectional":
             return None
         is_flat = config.architecture == "flat"
         return cls(

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_exporting
 
 from ehrsequencing.batches.padded import bad_field, described, pack_flat, pack_padded
 
@@ -112,8 +111,7 @@ class VisitBatch:
         if self.is_query is None:
             fill(self, "is_query", torch.zeros(self.n_visits, dtype=torch.bool, device=device))
         self._check_shapes()
-        # Elsewhere each look at a number would wait for the device; a graph that is exported has no numbers.
-        if device.type == "cpu" and not is_exporting():
+        if device.type == "cpu":  # elsewhere each look at a number would wait for the device
             self._check_contents()
 
     # ---- sizes -------------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ def explain(
     except ValueError as error:
         raise EhrseqError(str(error), where="--horizon", fix="write it as 90d or 1y") from error
     study = read_study(config, overrides, "explain")
-    question = Question.of(open_run(run), cause=cause, horizon_days=days, recalibrated=recalibrate)
+    question = Question.for_run(
+        open_run(run), cause=cause, horizon_days=days, recalibrated=recalibrate
+    )
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         known = records.require_known(force=False)
@@ -84,15 +86,10 @@ def explain(
 
 
 def _subject(question: Any, records: Any, subject: int) -> "tuple[pa.Table, dict[str, Any]]":
-    from ehrsequencing.explain.record import subject_records
+    from ehrsequencing.explain.record import subject_record
     from ehrsequencing.explain.tables import CHANGE, explain_subject
 
-    record = next(subject_records(records, {subject}), None)
-    if record is None:
-        fix = "name a subject_id of the data that ehrseq predict answers for"
-        raise EhrseqError(
-            "no such subject, or it has no prediction time", where="--subject", fix=fix
-        )
+    record = subject_record(records, subject, where="--subject")
     found, table = explain_subject(question, record)
     say(f"risk of {question.text}: {found.risk:.1%}, after {record.visits_before[-1]} visits")
     for kind, title in (
@@ -127,10 +124,10 @@ def _cut(code: str) -> str:
 def _cohort(
     question: Any, records: Any, subjects: int, tick: Any
 ) -> "tuple[pa.Table, dict[str, Any]]":
-    from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort
+    from ehrsequencing.explain.cohort import explain_cohort
 
     found = explain_cohort(question, records, subjects=subjects, progress=tick)
-    rows = [row for row in found.table.to_pylist() if row["age"] == ALL_AGES]
+    rows = found.table.to_pylist()
     say(
         f"risk of {question.text}: {found.risk:.1%} on average over {found.subjects:,} subjects, last prediction times"
     )

@@ -6,12 +6,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ehrsequencing.config import parts
 from ehrsequencing.config.base import Settings
-from ehrsequencing.config.parts import KINDS, idle_settings, part_defaults
+from ehrsequencing.config.parts import idle_settings
 
-Architecture = Annotated[str, AfterValidator(parts.architecture.checked)]
 VisitEncoder = Annotated[str, AfterValidator(parts.visit_encoder.checked)]
-Timeline = Annotated[str, AfterValidator(parts.timeline.checked)]
-Head = Annotated[str, AfterValidator(parts.head.checked)]
 
 
 class ModelConfig(Settings):
@@ -20,7 +17,7 @@ class ModelConfig(Settings):
     # d64 2 layers | d128 4 layers | d256 6 layers
     size: Literal["small", "medium", "large"] | None = None
     vocab_size: int = Field(2, ge=2)  # number of token ids, 0 = [PAD]; filled in by `train`
-    architecture: Architecture = "hierarchical"
+    architecture: Literal["hierarchical", "flat"] = "hierarchical"
     dim: int = Field(128, ge=4)  # width d of every vector
     heads: int = Field(4, ge=1)
     layers: int = Field(4, ge=1)  # of the timeline, or of the flat encoder
@@ -37,10 +34,10 @@ class ModelConfig(Settings):
     visit_layers: int = Field(1, ge=1)  # visit_encoder=transformer: number of layers
     # visit_encoder=transformer: mean of the codes, or a CLS token
     visit_pool: Literal["mean", "cls"] = "mean"
-    timeline: Timeline = "transformer"
+    timeline: Literal["transformer"] = "transformer"
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     attention: Literal["causal", "bidirectional"] = "causal"
-    head: Head = "horizon"
+    head: Literal["horizon", "visit"] = "horizon"
     causes: int = Field(1, ge=1)
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
     # how many codes have hazards of their own; filled in by `train` from the task
@@ -73,7 +70,8 @@ class ModelConfig(Settings):
         sizes = {"small": (64, 4, 2), "medium": (128, 4, 4), "large": (256, 8, 6)}
         size = sizes.get(str(data.get("size")))
         of_size = {} if size is None else dict(zip(("dim", "heads", "layers"), size, strict=True))
-        return {**of_size, **part_defaults(data), **data}
+        of_flat = {"history_dropout": 0.0} if data.get("architecture") == "flat" else {}
+        return {**of_size, **of_flat, **data}
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelConfig":
@@ -85,16 +83,17 @@ class ModelConfig(Settings):
         ):
             raise ValueError("edges_days must be positive, finite and rising")
         values = dict(self)
-        own_defaults = part_defaults(values)
-        for name, home in idle_settings(values).items():
-            if values[name] != own_defaults.get(name, ModelConfig.model_fields[name].default):
-                raise ValueError(f"{name}={values[name]} belongs to {home}")
+        for name, choice in idle_settings(values).items():
+            if values[name] != ModelConfig.model_fields[name].default:
+                raise ValueError(f"{name}={values[name]} belongs to {choice}")
         return self
 
     def with_parts(self, **chosen: str) -> "ModelConfig":
         """These settings with other parts; what the new parts do not use becomes the default."""
         values = {**dict(self), **chosen}
-        dropped = {*idle_settings(values), *part_defaults(values)}
+        dropped = {*idle_settings(values)}
+        if values["architecture"] == "flat":
+            dropped.add("history_dropout")  # whose default is another
         return ModelConfig.model_validate(
             {name: value for name, value in values.items() if name not in dropped}
         )
@@ -102,7 +101,8 @@ class ModelConfig(Settings):
     @property
     def relates_codes(self) -> bool:
         """Whether the cost grows with the square of the number of codes in a visit."""
-        return any(kind.parts[getattr(self, kind.setting)].relates_codes for kind in KINDS)
+        is_flat = self.architecture == "flat"
+        return is_flat or parts.visit_encoder.parts[self.visit_encoder].relates_codes
 
     @property
     def bins(self) -> int:

@@ -1,14 +1,14 @@
-"""Parts of a model: which names a setting can have, and which other settings each part uses.
+"""Visit encoders and objectives by name, and which settings have an effect beside the others.
 
-A class declares itself with a decorator, as in `@visit_encoder("mean")`. Nothing else has to know it: settings accept
-its name, and refuse settings that it does not use. Settings must load without torch, so the parts of this package are
-read from the source files of `models/` (objectives: of `pretraining/`). A part of your own exists once its module is
-imported.
+A visit encoder (or an objective of pretraining) declares itself with a decorator, as in `@visit_encoder("mean")`.
+Nothing else has to know it: settings accept its name, and refuse settings that it does not use. Settings must load
+without torch, so the parts of this package are read from the source files of `models/` (objectives: of
+`training/pretraining/`). A part of your own exists once its module is imported.
 """
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -26,15 +26,12 @@ class Part:
 
     # settings of `ModelConfig` that have an effect with this part, and not with every other one of its kind
     uses: tuple[str, ...] = ()
-    # settings that have another default with this part
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     # whether its cost grows with the square of the number of codes in a visit
     relates_codes: bool = False
-    has_window: bool = True  # whether a state depends on a limited number of visits before it
 
 
 class Kind:
-    """All parts that one setting chooses from; used as a decorator, it adds a class.
+    """All classes that one setting chooses from; used as a decorator, it adds one.
 
     Example:
         >>> encoders = Kind("visit_encoder")
@@ -107,20 +104,12 @@ class Kind:
         """Whether a part is declared outside of this package."""
         return name in self.parts and name not in self._modules
 
-    def users(self) -> dict[str, str]:
-        """Setting → which parts use it, as `timeline=transformer`."""
-        found: dict[str, list[str]] = {}
-        for name, part in self.parts.items():
-            for used in part.uses:
-                found.setdefault(used, []).append(f"{self.setting}={name}")
-        return {used: " or ".join(parts) for used, parts in found.items()}
-
 
 def declared_in(source: str, setting: str) -> Iterator[tuple[str, Part]]:
     r"""Parts of one kind that a module declares, without running it.
 
-    >>> list(declared_in("@head('visit', uses=('causes',))\nclass Visit: ...", "head"))
-    [('visit', Part(uses=('causes',), defaults={}, relates_codes=False, has_window=True))]
+    >>> list(declared_in("@encoder('first', uses=('scorer',))\nclass First: ...", "encoder"))
+    [('first', Part(uses=('scorer',), relates_codes=False))]
     """
     if f"@{setting}(" not in source:
         return
@@ -137,52 +126,47 @@ def declared_in(source: str, setting: str) -> Iterator[tuple[str, Part]]:
                 yield ast.literal_eval(call.args[0]), Part(**traits)
 
 
-architecture, visit_encoder, timeline, head = (
-    Kind(setting) for setting in ("architecture", "visit_encoder", "timeline", "head")
+visit_encoder = Kind("visit_encoder")
+objective = Kind("objective", "training/pretraining")  # what pretraining learns; no part of a model
+
+
+# Settings that have an effect only where another setting has a value (None: any but 0 and false), and it in words.
+_CHOICES: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
+    (
+        "architecture=hierarchical",
+        "architecture",
+        "hierarchical",
+        ("visit_encoder", "visit_mlp", "timeline", "code_position", "delta_bins"),
+    ),
+    ("architecture=flat", "architecture", "flat", ("max_tokens",)),
+    ("head=horizon", "head", "horizon", ("causes", "edges_days")),
+    ("code_types=true", "code_types", None, ("n_code_types",)),
+    ("age_bin_years above 0", "age_bin_years", None, ("age_polynomial",)),
+    ("delta_bins=linear", "delta_bins", "linear", ("delta_bin_days", "delta_top_days")),
 )
-KINDS = (architecture, visit_encoder, timeline, head)
-objective = Kind(
-    "objective", "training/pretraining"
-)  # what pretraining learns; not a part of a model
 
 
 def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings that the chosen parts do not use.
+    """Settings without an effect beside the others.
 
     Returns:
-        Setting → which part would use it, as `timeline=transformer`.
+        Setting → the choice that would use it, as `visit_encoder=transformer`.
     """
+    encoders = (
+        (f"visit_encoder={name}", "visit_encoder", name, part.uses)
+        for name, part in visit_encoder.parts.items()
+    )
     used: set[str] = set()
     idle: dict[str, str] = {}
-    for kind in KINDS:
-        # of the whole kind: flat BEHRT has no visit encoder, and so none of its settings
-        home = idle.get(kind.setting)
-        own = () if home else kind.parts[values[kind.setting]].uses
-        used |= set(own)
-        idle |= {name: home or users for name, users in kind.users().items() if name not in own}
-    idle = {name: home for name, home in idle.items() if name not in used}
-    for home, setting, is_on, names in _SWITCHED:
-        if setting in idle or not is_on(values[setting]):
-            idle |= {name: home for name in names if name not in idle}
-    return idle
-
-
-def part_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that have another default with the chosen parts; `values` may lack settings."""
-    chosen = (kind.parts.get(str(values.get(kind.setting))) for kind in KINDS)
-    return {
-        name: value for part in chosen if part is not None for name, value in part.defaults.items()
-    }
-
-
-# Settings that have an effect only where another setting, which names no class, is on.
-_SWITCHED: tuple[tuple[str, str, Callable[[Any], bool], tuple[str, ...]], ...] = (
-    ("code_types=true", "code_types", bool, ("n_code_types",)),
-    ("age_bin_years above 0", "age_bin_years", bool, ("age_polynomial",)),
-    (
-        "delta_bins=linear",
-        "delta_bins",
-        lambda value: bool(value == "linear"),
-        ("delta_bin_days", "delta_top_days"),
-    ),
-)
+    for choice, setting, wanted, names in (*_CHOICES, *encoders):
+        value = values[setting]
+        is_chosen = bool(value) if wanted is None else value == wanted
+        unreachable = idle.get(setting)  # flat BEHRT has no visit encoder, and none of its settings
+        for name in names:
+            if unreachable:
+                idle[name] = unreachable
+            elif is_chosen:
+                used.add(name)
+            else:
+                idle[name] = f"{idle[name]} or {choice}" if name in idle else choice
+    return {name: choice for name, choice in idle.items() if name not in used}

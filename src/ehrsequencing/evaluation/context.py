@@ -22,7 +22,7 @@ from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
-from ehrsequencing.models.base import WEIGHTS_FILE
+from ehrsequencing.models.saved import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared

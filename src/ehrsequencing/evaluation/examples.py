@@ -17,7 +17,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
 from ehrsequencing.explain import Question, SubjectRecord, change, subject_records
-from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort
+from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.predict import NewRecords
@@ -176,7 +176,7 @@ def _add_moves(
         found = {
             record.subject_id: record for record in subject_records(NewRecords(run, data), set(ids))
         }
-        question = Question.of(run)
+        question = Question.for_run(run)
     except EhrseqError:
         return
     for row, subject, who in zip(rows, chosen, ids, strict=True):
@@ -250,7 +250,7 @@ def code_effects(
     asked = ids[np.unique(rows.subject)]
     chosen = asked[np.argsort(hash_u64(asked.astype(np.uint64)), kind="stable")[:subjects]]
     try:
-        question = Question.of(run)
+        question = Question.for_run(run)
     except EhrseqError as error:  # the run has no answer for the horizon
         return {"codes": [], "reason": f"{error.what}."}
     try:
@@ -259,11 +259,7 @@ def code_effects(
     except EhrseqError:
         return {"codes": [], "reason": CHANGED}
     words = read_descriptions(population.source)
-    kept = [
-        row
-        for row in found.table.to_pylist()
-        if row["age"] == ALL_AGES and row["change_in_risk"] is not None
-    ]
+    kept = found.table.to_pylist()
     return {
         "cause": question.cause_name,
         "horizon_days": question.horizon_days,

@@ -26,8 +26,7 @@ from ehrsequencing.metrics.discrimination import (
     wolbers_c,
 )
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.models.hazards import exposure, onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.outcomes import outcome_labels

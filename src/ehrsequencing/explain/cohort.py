@@ -1,28 +1,28 @@
 """Which codes raise or lower the risk in a cohort: mean effects among carriers, with intervals over subjects."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import SubjectRecord, subject_records
+from ehrsequencing.explain.record import subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.prediction.predict import Moment, NewRecords, nobody
 from ehrsequencing.records.events import hash_u64
 
-AGE_EDGES_YEARS = (50, 65, 80)
-ALL_AGES = "all"
 COHORT_COLUMNS = pa.schema(
     [
         ("code", pa.string()),
-        ("age", pa.string()),  # in years, at the prediction time
-        ("carriers", pa.string()),  # subjects with the code; a small count is hidden, as in <11
+        (
+            "carriers",
+            pa.string(),
+        ),  # subjects with the code, at least 11, rounded as all counts that may be shared
         ("change_in_risk", pa.float64()),  # mean among carriers: with the code − without it
         ("low", pa.float64()),  # 95 % interval by bootstrap over subjects
         ("high", pa.float64()),
@@ -39,31 +39,12 @@ class CohortEffects:
     Attributes:
         subjects: How many subjects were explained.
         risk: Their mean risk.
-        table: With the columns of `COHORT_COLUMNS`: the largest mean effects first; for each code all ages, then bands.
+        table: With the columns of `COHORT_COLUMNS`: the largest mean effects first.
     """
 
     subjects: int
     risk: float
     table: pa.Table
-
-
-@dataclass
-class _Found:
-    """Effects in long form: one entry for each subject and code."""
-
-    risks: list[float]
-    ages: list[float]
-    subject: list[int]
-    code: list[str]
-    effect: list[tuple[float, float]]
-
-    def add(self, question: Question, record: SubjectRecord) -> None:
-        found = deletion(question, record, kinds=["code"])
-        self.subject += [len(self.risks)] * len(found.effects)
-        self.risks.append(found.risk)
-        self.ages.append(float(record.prediction_ages[-1]))
-        self.code += [effect.code or "" for effect in found.effects]
-        self.effect += [(effect.effect, effect.log_hazard) for effect in found.effects]
 
 
 def explain_cohort(
@@ -74,7 +55,7 @@ def explain_cohort(
     bootstrap: int = 200,
     progress: Callable[[int, int], None] = lambda done, todo: None,
 ) -> CohortEffects:
-    """Strike each code from each subject's record, and average over those who have it.
+    """Remove each code from each subject's record, and average over those who have it.
 
     Args:
         question: Cause and horizon.
@@ -84,88 +65,63 @@ def explain_cohort(
         progress: Called with the number of subjects done and to do.
 
     Returns:
-        Codes with at least 11 carriers. Smaller groups are hidden, and counts from which they could be worked out.
+        Codes with at least 11 carriers.
 
     Raises:
         EhrseqError: Nobody has a prediction time.
     """
-    everybody = np.concatenate(
-        [
-            np.zeros(0, np.int64),
-            *(
-                record.subject_id[np.unique(rows.subject)]
-                for record, rows in records.prediction_times(Moment("last"))
-            ),
-        ]
-    )
+    parts = [np.zeros(0, np.int64)]
+    for shard, rows in records.prediction_times(Moment("last")):
+        parts.append(shard.subject_id[np.unique(rows.subject)])
+    everybody = np.concatenate(parts)
     if not len(everybody):
         raise nobody(records)
     order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
     chosen = set(everybody[order[:subjects]].tolist())
-    found = _Found([], [], [], [], [])
+    risks: list[float] = []
+    subject, code, effect = [], [], []  # one entry for each subject and code
     for record in subject_records(records, chosen):
-        found.add(question, record)
-        progress(len(found.risks), len(chosen))
-    return CohortEffects(len(found.risks), float(np.mean(found.risks)), _table(found, bootstrap))
-
-
-def _table(found: _Found, bootstrap: int) -> pa.Table:
-    codes, code = np.unique(np.array(found.code, dtype=object), return_inverse=True)
-    subject, effect = np.array(found.subject, dtype=np.int64), np.array(found.effect).reshape(-1, 2)
-    bands = age_bands(np.array(found.ages))
-    weights = (
-        np.concatenate(list(bootstrap_subjects(np.arange(len(found.risks)), bootstrap, 0)))
-        if bootstrap
-        else None
+        found = deletion(question, record, kinds=["code"])
+        for one in found.effects:
+            subject.append(len(risks))
+            code.append(one.code or "")
+            effect.append((one.effect, one.log_hazard))
+        risks.append(found.risk)
+        progress(len(risks), len(chosen))
+    weights = None
+    if bootstrap:
+        weights = np.concatenate(list(bootstrap_subjects(np.arange(len(risks)), bootstrap, 0)))
+    table = _table(
+        np.array(code, dtype=object),
+        np.array(effect).reshape(-1, 2),
+        np.array(subject, dtype=np.int64),
+        weights,
     )
-    rows = list[list[dict[str, object]]]()
-    for number in np.flatnonzero(np.bincount(code, minlength=len(codes)) >= SMALLEST_COUNT):
-        own = np.flatnonzero(code == number)
-        of_code = []
-        for age in (ALL_AGES, *age_names()):
-            who = own if age == ALL_AGES else own[bands[subject[own]] == age]
-            if not len(who):
-                continue
-            carriers = count_text(len(who))
-            row: dict[str, object] = {"code": codes[number], "age": age, "carriers": carriers}
-            if len(who) >= SMALLEST_COUNT:
-                row |= _means(effect[who], None if weights is None else weights[:, subject[who]])
-            of_code.append(row)
-        rows.append(of_code)
-    rows.sort(key=lambda of_code: -abs(float(str(of_code[0]["change_in_risk"]))))
-    return pa.Table.from_pylist([row for of_code in rows for row in of_code], schema=COHORT_COLUMNS)
+    return CohortEffects(len(risks), float(np.mean(risks)), table)
 
 
-def _means(effect: Floats, weights: Ints | None) -> dict[str, object]:
-    """Mean effects of carriers (n, 2), and the interval of the first by their weights (B, n)."""
-    row: dict[str, object] = {
-        "change_in_risk": float(effect[:, 0].mean()),
-        "change_in_log_hazard": float(effect[:, 1].mean()),
-        "raised": float((effect[:, 0] > 0).mean()),
-    }
-    if weights is not None:
-        total = weights.sum(axis=1)
-        with np.errstate(invalid="ignore"):
-            low, high = percentile_interval(
-                weights @ effect[:, 0] / np.where(total > 0, total, np.nan)
-            )
-        row |= {"low": float(low), "high": float(high)}
-    return row
-
-
-def age_names() -> list[str]:
-    """The age bands in order."""
-    low = [f"under {AGE_EDGES_YEARS[0]}"]
-    middle = [f"{a}-{b - 1}" for a, b in itertools.pairwise(AGE_EDGES_YEARS)]
-    return [*low, *middle, f"{AGE_EDGES_YEARS[-1]} and over", "unknown"]
-
-
-def age_bands(age_years: Floats) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
-    """The band of each age.
-
-    >>> age_bands(np.array([49.9, 65.0, 80.0, np.nan])).tolist()
-    ['under 50', '65-79', '80 and over', 'unknown']
-    """
-    names = np.array(age_names())
-    band = np.searchsorted(AGE_EDGES_YEARS, age_years, side="right")
-    return names[np.where(np.isnan(age_years), len(names) - 1, band)]
+def _table(
+    code: NDArray[np.object_], effect: Floats, subject: Ints, weights: Ints | None
+) -> pa.Table:
+    """One row a code, from the effect (n, 2) of each code of each subject, and weights (B, subjects) of resamples."""
+    codes, number = np.unique(code, return_inverse=True)
+    carriers = np.bincount(number, minlength=len(codes))
+    rows = []
+    for k in np.flatnonzero(carriers >= SMALLEST_COUNT):
+        own = np.flatnonzero(number == k)
+        row = {
+            "code": codes[k],
+            "carriers": count_text(int(carriers[k])),
+            "change_in_risk": float(effect[own, 0].mean()),
+            "change_in_log_hazard": float(effect[own, 1].mean()),
+            "raised": float((effect[own, 0] > 0).mean()),
+        }
+        if weights is not None:
+            weight = weights[:, subject[own]]
+            total = weight.sum(axis=1)
+            with np.errstate(invalid="ignore"):
+                means = weight @ effect[own, 0] / np.where(total > 0, total, np.nan)
+            row["low"], row["high"] = (float(limit) for limit in percentile_interval(means))
+        rows.append(row)
+    rows.sort(key=lambda row: -abs(row["change_in_risk"]))
+    return pa.Table.from_pylist(rows, schema=COHORT_COLUMNS)

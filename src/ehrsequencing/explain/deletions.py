@@ -1,16 +1,31 @@
-"""Effects by exact deletion: how far a risk changes when a code, a visit or a pair of codes is struck."""
+"""Effects by exact deletion: how far a risk changes when a code, a visit or a pair of codes is removed.
+
+The change of a risk between two consecutive prediction times is a table whose rows add up to it:
+
+    risk now − risk before = time passing + Σ_i φ_i
+
+*Time passing* is what the risk would be now if nothing had been recorded since, minus the risk before; it includes
+that a visit took place. φ_i is the Shapley value of the i-th new code: its effect on the risk averaged over all orders
+in which the new codes could have been added. No order is preferred, and the rows add up by construction.
+"""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ehrsequencing.core.arrays import Floats
-from ehrsequencing.explain.edits import Edit, kept_rows
-from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import SubjectRecord
+import numpy as np
 
-PAIRED_CODES = 20  # the codes with the largest effects, of which all pairs are struck: 190 pairs
+from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.explain.question import Question
+from ehrsequencing.explain.record import Edit, SubjectRecord, kept_rows
+
+PAIRED_CODES = 20  # the codes with the largest effects, of which all pairs are removed: 190 pairs
 KINDS = ("code", "visit", "code in visit", "pair")
+EXACT_CODES = 6  # so many new codes: all orders are averaged, from the risks of 64 subsets at most
+MOST_CODES = 24  # more new codes than that: those with the smallest effects share one row
+ORDERS = 32  # orders that are drawn beyond EXACT_CODES: 16 and their reverses
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -19,10 +34,11 @@ class Effect:
 
     Attributes:
         kind: One of `KINDS`.
+        edit: What was removed.
         code: The code; None for a visit.
         other: The second code of a pair.
-        visit: Number of the visit, from 0; None where a code was struck everywhere.
-        count: How many rows that were known at the prediction time were struck.
+        visit: Number of the visit, from 0; None where a code was removed everywhere.
+        count: How many rows that were known at the prediction time were removed.
         effect: Risk with − risk without.
         log_hazard: The same difference of the log cumulative hazard.
         interaction: Of a pair: effect of both − the sum of the effects of each alone.
@@ -30,6 +46,7 @@ class Effect:
     """
 
     kind: str
+    edit: Edit
     code: str | None = None
     other: str | None = None
     visit: int | None = None
@@ -45,18 +62,12 @@ class Deletion:
     """The risk at one prediction time, and the effect of every deletion on it.
 
     Attributes:
-        question: What was asked.
-        row: Number of the prediction time within the record.
-        risk: The risk with nothing struck.
-        log_hazard: Its log cumulative hazard.
+        risk: The risk with nothing removed.
         effects: By kind in the order of `KINDS`; within a kind the largest changes of the risk first, of pairs the
             largest interactions.
     """
 
-    question: Question
-    row: int
     risk: float
-    log_hazard: float
     effects: tuple[Effect, ...]
 
     def of_kind(self, kind: str) -> list[Effect]:
@@ -72,10 +83,10 @@ def deletion(
     kinds: Sequence[str] = KINDS,
     paired_codes: int = PAIRED_CODES,
 ) -> Deletion:
-    """Strike each code, visit, code in one visit and pair of codes, and ask again.
+    """Remove each code, visit, code in one visit and pair of codes, and predict again.
 
-    Only what was known at the prediction time is struck. Pairs cost most, since there are many. All pairs of the
-    `paired_codes` codes with the largest effect on the log hazard are struck, and all pairs at all where a record has
+    Only what was known at the prediction time is removed. Pairs cost most, since there are many. All pairs of the
+    `paired_codes` codes with the largest effect on the log hazard are removed, and all pairs at all where a record has
     no more codes than that.
 
     Args:
@@ -90,57 +101,45 @@ def deletion(
     """
     row = row % len(record.moments)
     codes = (*record.known_codes(row), *record.static_codes)
-    visits = record.known_visits(row)
-    singles = [Effect("code", code) for code in codes]
-    if "visit" in kinds:
-        singles += [Effect("visit", visit=visit) for visit in visits]
-    if "code in visit" in kinds:
-        known = set(codes)
-        singles += [
-            Effect("code in visit", code, visit=visit)
-            for visit in visits
-            for code in dict.fromkeys(record.codes[visit])
-            if code in known
-        ]
-    whole, found = _answered(question, record, row, singles)
+    known = set(codes)
+    singles = [Effect("code", Edit(codes=(code,)), code) for code in codes]
+    for visit in record.known_visits(row):
+        if "visit" in kinds:
+            singles.append(Effect("visit", Edit(visits=(visit,)), visit=visit))
+        if "code in visit" in kinds:
+            for code in dict.fromkeys(record.codes[visit]):
+                if code in known:
+                    edit = Edit(code_at=((visit, code),))
+                    singles.append(Effect("code in visit", edit, code, visit=visit))
+    risk, found = _measured(question, record, row, singles)
     if "pair" in kinds:
         found += _pairs(question, record, row, found[: len(codes)], most=paired_codes)
     chosen = [effect for effect in found if effect.kind in kinds]
-    chosen.sort(
-        key=lambda one: (
-            KINDS.index(one.kind),
-            -abs(one.effect if one.interaction is None else one.interaction),
-        )
-    )
-    return Deletion(question, row, float(whole[0]), float(whole[1]), tuple(chosen))
+    chosen.sort(key=_by_kind_and_size)
+    return Deletion(risk, tuple(chosen))
 
 
-def edit_of(effect: Effect) -> Edit:
-    """The edit whose effect it is."""
-    if effect.code is None:
-        assert effect.visit is not None
-        return Edit.of_visit(effect.visit)
-    if effect.visit is not None:
-        return Edit.of_code_at((effect.visit, effect.code))
-    return Edit.of_code(effect.code, *([effect.other] if effect.other else []))
+def _by_kind_and_size(effect: Effect) -> tuple[int, float]:
+    size = effect.effect if effect.interaction is None else effect.interaction
+    return KINDS.index(effect.kind), -abs(size)
 
 
-def _answered(
-    question: Question, record: SubjectRecord, row: int, asked: Sequence[Effect]
-) -> tuple[Floats, list[Effect]]:
-    """Risk and log hazard with nothing struck, and the effects with their numbers."""
-    kept = [kept_rows(record, Edit()), *(kept_rows(record, edit_of(effect)) for effect in asked)]
-    answers = question.of_copies(record, kept, rows=[row])[:, 0]
-    whole, change = answers[0], answers[0] - answers[1:]
+def _measured(
+    question: Question, record: SubjectRecord, row: int, effects: Sequence[Effect]
+) -> tuple[float, list[Effect]]:
+    """The risk with nothing removed, and the effects with their numbers."""
+    kept = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in effects))]
+    answers: Floats = question.of_copies(record, kept, rows=[row])[:, 0]
+    change = answers[0] - answers[1:]
     could = record.known_rows(row) | record.static_rows
-    return whole, [
+    return float(answers[0, 0]), [
         replace(
             effect,
             count=int((could & ~mask).sum()),
-            effect=float(change[k, 0]),
-            log_hazard=float(change[k, 1]),
+            effect=float(of_risk),
+            log_hazard=float(of_log_hazard),
         )
-        for k, (effect, mask) in enumerate(zip(asked, kept[1:], strict=True))
+        for effect, mask, (of_risk, of_log_hazard) in zip(effects, kept[1:], change, strict=True)
     ]
 
 
@@ -150,9 +149,10 @@ def _pairs(
     """All pairs of the codes with the largest effects."""
     largest = sorted(of_codes, key=lambda effect: -abs(effect.log_hazard))[:most]
     pairs = list(itertools.combinations(largest, 2))
-    if not pairs:
-        return []
-    _, found = _answered(question, record, row, [Effect("pair", a.code, b.code) for a, b in pairs])
+    asked = [
+        Effect("pair", Edit(codes=(*a.edit.codes, *b.edit.codes)), a.code, b.code) for a, b in pairs
+    ]
+    _, found = _measured(question, record, row, asked)
     return [
         replace(
             effect,
@@ -161,3 +161,120 @@ def _pairs(
         )
         for effect, (a, b) in zip(found, pairs, strict=True)
     ]
+
+
+# ---- the change since the prediction time before ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """One row of the table.
+
+    Attributes:
+        text: The new code, or what else the row stands for.
+        code: The new code; None for time passing and for the codes that share a row.
+        visit: Number of the visit that holds it; None as for the code.
+        change: Part of the change of the risk.
+        codes: How many new codes the row stands for; 0 for time passing.
+    """
+
+    text: str
+    code: str | None
+    visit: int | None
+    change: float
+    codes: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of a risk between two consecutive prediction times.
+
+    Attributes:
+        before: The risk at the earlier one.
+        now: The risk at the later one.
+        rows: Time passing first, then new codes by falling size; their changes sum to `now − before`.
+        is_exact: Whether every order of the new codes was averaged, or some that were drawn.
+    """
+
+    before: float
+    now: float
+    rows: tuple[ChangeRow, ...]
+    is_exact: bool
+
+
+def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Change:
+    """Divide the change of a risk since the prediction time before.
+
+    With at most 6 new codes their Shapley values are exact. With more, they are averages over 32 orders drawn with a
+    fixed seed (16 and their reverses). Beyond 24 new codes those with the smallest effects share one row.
+
+    Args:
+        question: Cause and horizon.
+        record: The subject.
+        row: Number of the later prediction time; default: the last.
+
+    Raises:
+        EhrseqError: It is the record's first prediction time.
+    """
+    row = row % len(record.moments)
+    if row == 0:
+        raise EhrseqError(
+            "is the record's first prediction time", where="row", fix="name a later one: 1, 2, …"
+        )
+    new = record.known_rows(row) & ~record.known_rows(row - 1)
+    rows_of = _new_codes(record, new)
+
+    def risk_now(kept: Sequence[Bools]) -> Floats:
+        return question.of_copies(record, kept, rows=[row])[:, 0, 0]
+
+    names, masks = list(rows_of), list(rows_of.values())
+    if len(masks) > MOST_CODES:
+        whole, *without = risk_now([np.ones_like(new), *(~mask for mask in masks)])
+        order = np.argsort(-np.abs(whole - np.array(without)), kind="stable").tolist()
+        single, shared = order[: MOST_CODES - 1], order[MOST_CODES - 1 :]
+        names = [names[k] for k in single]
+        masks = [*(masks[k] for k in single), np.any([masks[k] for k in shared], axis=0)]
+    orders = _orders(len(masks))
+    subsets = list(
+        dict.fromkeys(frozenset(order[:n]) for order in orders for n in range(len(masks) + 1))
+    )
+    kept = [~new | np.any([new & False, *(masks[k] for k in own)], axis=0) for own in subsets]
+    risk = dict(zip(subsets, risk_now(kept).tolist(), strict=True))
+    parts = np.zeros(len(masks))
+    for order in orders:
+        for n, code in enumerate(order):
+            gained = risk[frozenset(order[: n + 1])] - risk[frozenset(order[:n])]
+            parts[code] += gained / len(orders)
+    before = float(question.of_copies(record, [np.ones_like(new)], rows=[row - 1])[0, 0, 0])
+    still, now = risk[frozenset()], risk[frozenset(range(len(masks)))]
+    table = [
+        ChangeRow(code, code, visit, float(part), 1)
+        for (visit, code), part in zip(names, parts, strict=False)
+    ]
+    if len(names) < len(masks):
+        count = len(rows_of) - len(names)
+        text = f"{count} other new codes together"
+        table.append(ChangeRow(text, None, None, float(parts[-1]), count))
+    table.sort(key=lambda one: -abs(one.change))
+    passing = ChangeRow("time passing, without new codes", None, None, still - before, 0)
+    return Change(before, now, (passing, *table), len(masks) <= EXACT_CODES)
+
+
+def _new_codes(record: SubjectRecord, new: Bools) -> dict[tuple[int, str], Bools]:
+    """The new codes of each visit, and the rows of each, in the order of their times."""
+    events, visits = record.record.events, record.record.visits
+    rows_of: dict[tuple[int, str], Bools] = {}
+    for event, visit in zip(visits.event.tolist(), visits.visit.tolist(), strict=True):
+        if new[event]:
+            name = (visit, events.codes[events.code[event]])
+            rows_of.setdefault(name, np.zeros(len(new), dtype=bool))[event] = True
+    return rows_of
+
+
+def _orders(n: int) -> list[tuple[int, ...]]:
+    """All orders of n codes, or some that are drawn and their reverses: unbiased for the Shapley values."""
+    if n <= EXACT_CODES:
+        return list(itertools.permutations(range(n)))
+    rng = np.random.default_rng(_SEED)
+    drawn = [tuple(rng.permutation(n).tolist()) for _ in range(ORDERS // 2)]
+    return [*drawn, *(order[::-1] for order in drawn)]

@@ -1,26 +1,31 @@
 """What is explained: the risk of one cause by one horizon, and the logarithm of its cumulative hazard."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.explain.edits import edited_answers
-from ehrsequencing.explain.record import SubjectRecord
+from ehrsequencing.explain.record import Edit, SubjectRecord, encode_copies, kept_rows
 from ehrsequencing.prediction.predict import horizons_of, start_days_of
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cumulative_incidence, exposure
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.vocabulary import Vocabulary
+
+ROWS_AT_ONCE = 400_000  # rows of all copies that are encoded together
 
 
 @dataclass(frozen=True)
 class Question:
-    """One cause, one horizon. Make it with `of`.
+    """One cause, one horizon. Make it with `for_run`.
 
     Two numbers answer it, from hazards λ_{e,k} per day in the bins of the run's grid:
 
@@ -43,7 +48,7 @@ class Question:
     recalibrated: bool = False
 
     @classmethod
-    def of(
+    def for_run(
         cls,
         run: Run,
         *,
@@ -119,9 +124,66 @@ class Question:
         record: SubjectRecord,
         kept: Iterable[Bools],
         *,
-        rows: Sequence[int] | Ints | None = None,
+        rows: Sequence[int] | None = None,
     ) -> Floats:
         """(E, R, 2) risk and log hazard of copies that keep some rows of a record."""
         return np.asarray(
-            edited_answers(self.run.vocabulary, record, kept, rows=rows, answer=self.answer)
+            predict_copies(self.run.vocabulary, record, kept, rows=rows, predict=self.answer)
         )
+
+
+def edited_risks(
+    run: Run,
+    record: SubjectRecord,
+    edits: Sequence[Edit],
+    *,
+    rows: Sequence[int] | None = None,
+    horizons_days: Sequence[float] | None = None,
+    recalibrated: bool = False,
+) -> Floats32:
+    """The risks of edited copies of a record.
+
+    Args:
+        run: A trained run: a network, an ensemble or a blend.
+        record: The subject.
+        edits: E edits, one copy of the record for each.
+        rows: Which of the record's prediction times, by their numbers; default: all of them.
+        horizons_days: Days after the prediction time; default: the task's horizons.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+
+    Returns:
+        (E, R, causes, horizons) cumulative incidence, as `predict` gives it; for the `visit` head (E, R, 1, 1).
+
+    Raises:
+        EhrseqError: An edit names a code or a visit that the record does not have, or a horizon is out of reach.
+    """
+    days = [float(horizon) for horizon in horizons_of(run, horizons_days) if horizon is not None]
+    start = start_days_of(run)
+    answers = run.recalibrated if recalibrated else run.answers
+    return predict_copies(
+        run.vocabulary,
+        record,
+        (kept_rows(record, edit) for edit in edits),
+        rows=rows,
+        predict=lambda copies: answers.risk(copies, horizons_days=days, start_days=start),
+    )
+
+
+def predict_copies(
+    vocabulary: Vocabulary,
+    record: SubjectRecord,
+    kept: Iterable[Bools],
+    *,
+    rows: Sequence[int] | None,
+    predict: Callable[[TaskRecords], NDArray[Any]],
+) -> NDArray[Any]:
+    """(E, R, ...) predictions for copies that keep some rows; `predict` gives (E · R, ...) for E packed copies."""
+    every = np.arange(len(record.moments))
+    chosen = every if rows is None else every[np.asarray(rows, dtype=np.int64)]
+    step = max(1, ROWS_AT_ONCE // max(len(record.record.events), 1))
+    waiting = iter(kept)
+    parts: list[NDArray[Any]] = []
+    while some := list(itertools.islice(waiting, step)):
+        found = predict(encode_copies(vocabulary, record, np.stack(some), chosen))
+        parts.append(found.reshape(-1, len(chosen), *found.shape[1:]))
+    return np.concatenate(parts)

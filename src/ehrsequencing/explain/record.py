@@ -1,32 +1,34 @@
-"""One subject's record as a run sees it: rows, visits and prediction times, before anything is encoded.
+"""One subject's record as a run sees it, and copies of it without some of its rows.
 
 Explanations ask what the risk would be without a code. They must therefore start from the rows of the record and not
 from tokens: a summary that a query carries, a code that stands for several others, and a repeated code all depend on
-which rows there are.
+which rows there are. So each edit is one copy of the subject, and copies are encoded as `predict` encodes records.
+
+What is removed are codes. When visits took place, and when a risk is predicted, stays as it was: a visit whose codes
+are all removed stays as an empty visit. A query's summaries are those of the edited record.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, offsets
+from ehrsequencing.core.arrays import Bools, Floats, Ints, offsets
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Moment, NewRecords
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
-from ehrsequencing.records.encoding import age_years
-from ehrsequencing.records.events import STATIC, Events
-from ehrsequencing.records.visits import Record, make_record
+from ehrsequencing.records.cohort import NEVER, CohortRows
+from ehrsequencing.records.encoding import encode_rows, encode_timelines
+from ehrsequencing.records.events import STATIC, opens_run
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.visits import Record, Visits, make_record
+from ehrsequencing.records.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
 class SubjectRecord:
-    """One subject's visits, with the prediction times of a run's task. Make it with `of` or `of_events`.
+    """One subject's visits, with the prediction times of a run's task; `subject_records` reads them from data.
 
     A visit is known by its number within the record, from 0. `codes[v]` and `values[v]` have one entry for each row of
     visit v that the model may see, in the order of their times; codes are those of the data, not tokens.
@@ -38,66 +40,6 @@ class SubjectRecord:
 
     record: Record
     moments: CohortRows
-
-    @classmethod
-    def of(cls, run: Run, data: Path | str, subject: int) -> "SubjectRecord":
-        """The record of a subject of a MEDS data set.
-
-        Args:
-            run: A trained run.
-            data: The folder of the data set.
-            subject: The `subject_id`.
-
-        Raises:
-            EhrseqError: The data cannot be used, there is no such subject, or it has no prediction time.
-        """
-        for found in subject_records(NewRecords(run, Path(data)), {subject}):
-            return found
-        fix = "name a subject_id of the data that ehrseq predict answers for"
-        raise EhrseqError(
-            "no such subject, or it has no prediction time", where="--subject", fix=fix
-        )
-
-    @classmethod
-    def of_events(
-        cls,
-        run: Run,
-        events: Events,
-        *,
-        parents: Mapping[str, list[str]] | None = None,
-        as_of_us: int | None = None,
-    ) -> "SubjectRecord":
-        """The record of one subject from rows in memory.
-
-        Args:
-            run: A trained run.
-            events: Checked rows of one subject, in time order.
-            parents: Parents of each code, for `under:` patterns.
-            as_of_us: Ask only at this moment; default: at every prediction time until the last row.
-
-        Raises:
-            EhrseqError: The rows are those of several subjects, or there is no prediction time.
-        """
-        if len(events.subjects[0]) != 1:
-            raise EhrseqError(
-                f"rows of {len(events.subjects[0])} subjects",
-                where="events",
-                fix="give the rows of one subject",
-            )
-        excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
-        record = make_record(events, excluded=excluded, settings=run.study.visits)
-        builder = CohortBuilder(run.task, parents=parents)
-        moments = builder.build(
-            record, dataset_end_us=int(NEVER), labelled=False, as_of_us=as_of_us
-        ).rows
-        if as_of_us is None:
-            moments = moments.take(moments.prediction_us <= events.time_us.max())
-        if not len(moments):
-            fix = "check the task's index and outcome with ehrseq check"
-            raise EhrseqError("this subject has no prediction time", where="events", fix=fix)
-        return cls(record, moments)
-
-    # ---- what is in it -----------------------------------------------------------------------------------------------
 
     @property
     def subject_id(self) -> int:
@@ -115,24 +57,9 @@ class SubjectRecord:
         return self.record.visits.start_us
 
     @property
-    def visit_end_us(self) -> Ints:
-        """(N,) end of each visit."""
-        return self.record.visits.end_us
-
-    @cached_property
-    def visit_ages(self) -> Floats32:
-        """(N,) age in years at the start of each visit, NaN where unknown."""
-        return age_years(self.visit_us, np.repeat(self.record.birth_us, self.n_visits))[0]
-
-    @property
     def prediction_us(self) -> Ints:
         """(R,) prediction times."""
         return self.moments.prediction_us
-
-    @cached_property
-    def prediction_ages(self) -> Floats32:
-        """(R,) age in years at each prediction time, NaN where unknown."""
-        return age_years(self.prediction_us, np.repeat(self.record.birth_us, len(self.moments)))[0]
 
     @property
     def visits_before(self) -> Ints:
@@ -147,10 +74,8 @@ class SubjectRecord:
     @cached_property
     def codes(self) -> tuple[tuple[str, ...], ...]:
         """The codes of each visit, one entry a row."""
-        names, code = (
-            self.record.events.codes,
-            self.record.events.code[self.record.visits.event].tolist(),
-        )
+        names = self.record.events.codes
+        code = self.record.events.code[self.record.visits.event].tolist()
         bounds = self.event_bounds.tolist()
         return tuple(tuple(names[k] for k in code[a:b]) for a, b in itertools.pairwise(bounds))
 
@@ -170,15 +95,10 @@ class SubjectRecord:
         """(n,) which rows of the record have a code without a time that the model may see."""
         return np.asarray((self.record.events.time_us == STATIC) & ~self.record.excluded)
 
-    @cached_property
+    @property
     def static_codes(self) -> tuple[str, ...]:
-        """Codes without a time."""
-        rows = np.flatnonzero(self.static_rows)
-        return tuple(
-            dict.fromkeys(
-                self.record.events.codes[k] for k in self.record.events.code[rows].tolist()
-            )
-        )
+        """The distinct codes without a time."""
+        return self._codes_of(self.static_rows)
 
     def known_rows(self, row: int = -1) -> Bools:
         """(n,) which rows of the record are part of a visit and known at a prediction time: those stamped by then."""
@@ -188,14 +108,17 @@ class SubjectRecord:
 
     def known_codes(self, row: int = -1) -> tuple[str, ...]:
         """The distinct codes known at a prediction time, in the order of their first time."""
-        codes = self.record.events.code[np.flatnonzero(self.known_rows(row))]
-        return tuple(dict.fromkeys(self.record.events.codes[k] for k in codes.tolist()))
+        return self._codes_of(self.known_rows(row))
 
     def known_visits(self, row: int = -1) -> tuple[int, ...]:
         """The visits that had begun by a prediction time, by their numbers."""
         visits = self.record.visits
         is_known = self.known_rows(row)[visits.event]
         return tuple(np.unique(visits.visit[is_known]).tolist())
+
+    def _codes_of(self, rows: Bools) -> tuple[str, ...]:
+        codes = self.record.events.code[rows]
+        return tuple(dict.fromkeys(self.record.events.codes[k] for k in codes.tolist()))
 
 
 def subject_records(
@@ -213,3 +136,119 @@ def subject_records(
             own = rows.take(np.arange(bounds[k], bounds[k + 1]))
             alone = make_record(events, excluded=records.excluded, settings=settings)
             yield SubjectRecord(alone, replace(own, subject=np.zeros(len(own), dtype=np.int64)))
+
+
+def subject_record(records: NewRecords, subject: int, *, where: str = "subject") -> SubjectRecord:
+    """The record of one subject.
+
+    Raises:
+        EhrseqError: There is no such subject, or it has no prediction time.
+    """
+    for record in subject_records(records, {subject}):
+        return record
+    raise EhrseqError(
+        "no such subject, or it has no prediction time",
+        where=where,
+        fix="name a subject_id of the predictions for these data",
+    )
+
+
+# ---- copies without some rows ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What is removed from a record before the risk is predicted. `Edit()` removes nothing.
+
+    Attributes:
+        codes: These codes, wherever they are, without a time as well.
+        visits: All codes of these visits, by their numbers within the record, from 0.
+        code_at: One code in one visit: (visit, code).
+
+    Example:
+        >>> Edit(codes=["DX//I50"], visits=[3])
+        Edit(codes=['DX//I50'], visits=[3], code_at=())
+    """
+
+    codes: Collection[str] = ()
+    visits: Collection[int] = ()
+    code_at: Collection[tuple[int, str]] = ()
+
+
+def kept_rows(record: SubjectRecord, edit: Edit) -> Bools:
+    """(n,) rows of the record that an edit leaves.
+
+    Raises:
+        EhrseqError: The edit names a code or a visit that the record does not have.
+    """
+    events, visits, bounds = record.record.events, record.record.visits, record.event_bounds
+    number = record.code_number
+    named_visits = {*edit.visits, *(visit for visit, _ in edit.code_at)}
+    named_codes = {*edit.codes, *(code for _, code in edit.code_at)}
+    if not named_visits <= set(range(len(visits))):
+        raise EhrseqError(
+            "an edit names a visit that the record does not have",
+            where="edits",
+            fix=f"number them within the record: from 0 to {len(visits) - 1}",
+        )
+    if not named_codes <= number.keys():
+        raise EhrseqError(
+            "an edit names a code that the record does not have",
+            where="edits",
+            fix="name codes of the record",
+        )
+    kept = np.ones(len(events), dtype=bool)
+    for code in edit.codes:
+        kept[events.code == number[code]] = False
+    for visit in edit.visits:
+        kept[visits.event[bounds[visit] : bounds[visit + 1]]] = False
+    for visit, code in edit.code_at:
+        own = visits.event[bounds[visit] : bounds[visit + 1]]
+        kept[own[events.code[own] == number[code]]] = False
+    return kept
+
+
+def encode_copies(
+    vocabulary: Vocabulary, record: SubjectRecord, kept: Bools, rows: Ints
+) -> TaskRecords:
+    """Copies of a record that keep some of its rows, encoded as `predict` encodes records.
+
+    Args:
+        vocabulary: The run's.
+        record: The subject.
+        kept: (E, n) which rows of the record each copy keeps.
+        rows: (R,) which prediction times.
+
+    Returns:
+        E subjects, numbered from 0, with R prediction times each.
+    """
+    whole, n_copies = record.record, len(kept)
+    kept = kept & ~whole.excluded
+    copy, row = np.nonzero(kept)
+    # Visits of all copies; those of which nothing is left are there as well, at their times.
+    number = (np.cumsum(kept) - 1).reshape(kept.shape)  # of each kept row among those of all copies
+    copy_of_event, place = np.nonzero(kept[:, whole.visits.event])
+    visits = Visits(
+        event=number[copy_of_event, whole.visits.event[place]],
+        visit=whole.visits.visit[place] + copy_of_event * len(whole.visits),
+        subject=np.repeat(np.arange(n_copies), len(whole.visits)),
+        start_us=np.tile(whole.visits.start_us, n_copies),
+        end_us=np.tile(whole.visits.end_us, n_copies),
+    )
+    copies = Record(
+        events=replace(whole.events.take(row), subject_id=copy),
+        subject_id=np.arange(n_copies),
+        subject=copy,
+        birth_us=np.repeat(whole.birth_us, n_copies),
+        visits=visits,
+        excluded=np.zeros(len(row), dtype=bool),
+    )
+    moments = record.moments.take(np.tile(rows, n_copies))
+    moments = replace(moments, subject=np.repeat(np.arange(n_copies), len(rows)))
+    timelines, _ = encode_timelines(copies, vocabulary)
+    # A query that lies in a visit sees what is left of it by then, and nothing of a visit of which nothing is left.
+    first = np.flatnonzero(opens_run(visits.visit))
+    begun_us = np.full(len(visits), NEVER)
+    begun_us[visits.visit[first]] = copies.events.time_us[visits.event[first]]
+    begun = replace(copies, visits=replace(visits, start_us=begun_us))
+    return TaskRecords(timelines, encode_rows(begun, moments, vocabulary))

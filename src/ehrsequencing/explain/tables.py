@@ -8,16 +8,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
+import torch
 
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import EXPLANATION, output_file
-from ehrsequencing.explain.attention import attention_weights, has_attention
-from ehrsequencing.explain.changes import change
-from ehrsequencing.explain.deletions import KINDS, PAIRED_CODES, Deletion, Effect, deletion
-from ehrsequencing.explain.edits import Edit, encode_copies, kept_rows
-from ehrsequencing.explain.gradients import Gradients, integrated_gradients
+from ehrsequencing.explain.deletions import (
+    KINDS,
+    PAIRED_CODES,
+    Deletion,
+    Effect,
+    change,
+    deletion,
+)
 from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import SubjectRecord
+from ehrsequencing.explain.record import Edit, SubjectRecord, encode_copies, kept_rows
+from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.timelines import Timelines
 
 CHANGE = "since the prediction time before"  # the kind of the rows that add up
 COLUMNS = pa.schema(
@@ -27,7 +37,7 @@ COLUMNS = pa.schema(
         ("with_code", pa.string()),  # the second code of a pair
         ("visit", pa.int64()),  # number of the visit within the record, from 0
         ("time", pa.timestamp("us")),  # start of that visit
-        ("rows", pa.int64()),  # of the record that were struck
+        ("rows", pa.int64()),  # of the record that were removed
         # with − without; the part of the change in the rows of CHANGE
         (
             "change_in_risk",
@@ -36,7 +46,6 @@ COLUMNS = pa.schema(
         ("change_in_log_hazard", pa.float64()),
         ("interaction", pa.float64()),  # of a pair: the effect of both − the sum of each alone
         ("interaction_in_log_hazard", pa.float64()),
-        ("gradient", pa.float64()),  # integrated gradients, on the log hazard of the network
         ("attention", pa.float64()),  # importance within a visit, not cause
     ]
 )
@@ -51,7 +60,7 @@ def explain_subject(
     kinds: Sequence[str] = (*KINDS, CHANGE),
     paired_codes: int = PAIRED_CODES,
 ) -> tuple[Deletion, pa.Table]:
-    """Every effect on one risk, with integrated gradients and attention weights beside those of a code in a visit.
+    """Every effect on one risk, with attention weights beside those of a code in a visit.
 
     Args:
         question: Cause and horizon.
@@ -66,14 +75,14 @@ def explain_subject(
     """
     row = row % len(record.moments)
     found = deletion(question, record, row=row, kinds=kinds, paired_codes=paired_codes)
-    beside = _Beside.of(question, record, row) if "code in visit" in kinds else None
-    rows = [_row(effect, record, beside) for effect in found.effects]
+    attention = _attention(question, record, row) if "code in visit" in kinds else {}
+    rows = [_row(effect, record, attention) for effect in found.effects]
     if CHANGE in kinds and row > 0:
         for part in change(question, record, row=row).rows:
             rows.append(
                 {
                     "kind": CHANGE,
-                    "code": part.code or part.text,
+                    "code": part.text,
                     "visit": part.visit,
                     "change_in_risk": part.change,
                     "time": None if part.visit is None else int(record.visit_us[part.visit]),
@@ -82,37 +91,34 @@ def explain_subject(
     return found, pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
-class _Beside:
-    """What other methods say of each code in each visit, by the token that the model reads there."""
-
-    def __init__(
-        self,
-        gradients: Gradients,
-        attention: dict[tuple[int, str], float],
-        token_of: dict[str, str],
-    ) -> None:
-        self.gradients, self.attention, self.token_of = gradients, attention, token_of
-
-    @classmethod
-    def of(cls, question: Question, record: SubjectRecord, row: int) -> "_Beside":
-        words, names = question.run.vocabulary, tuple(record.code_number)
-        tokens = words.base[words.ids(names)].tolist()
-        attention: dict[tuple[int, str], float] = {}
-        if has_attention(question.run):
-            nothing = kept_rows(record, Edit())[None]
-            lines = encode_copies(words, record, nothing, np.array([row])).timelines
-            visit = np.repeat(np.arange(record.n_visits), np.diff(lines.visit_offsets)).tolist()
-            weights = attention_weights(question.run, lines).tolist()
-            for place, token, weight in zip(
-                visit, words.base[lines.codes].tolist(), weights, strict=True
-            ):
-                name = (place, words.tokens[token])
-                attention[name] = attention.get(name, 0.0) + weight
-        of_names = {name: words.tokens[token] for name, token in zip(names, tokens, strict=True)}
-        return cls(integrated_gradients(question, record, row=row), attention, of_names)
+def _attention(question: Question, record: SubjectRecord, row: int) -> dict[tuple[int, str], float]:
+    """(visit, code) → the weight of its token in the visit's vector; empty where the encoder has no weights."""
+    if not has_attention(question.run):
+        return {}
+    words, names = question.run.vocabulary, tuple(record.code_number)
+    token_of = dict(zip(names, words.base[words.ids(names)].tolist(), strict=True))
+    whole = kept_rows(record, Edit())[None]
+    lines = encode_copies(words, record, whole, np.array([row])).timelines
+    visits = np.repeat(np.arange(record.n_visits), np.diff(lines.visit_offsets)).tolist()
+    weight: dict[tuple[int, int], float] = {}
+    for visit, token, own in zip(
+        visits,
+        words.base[lines.codes].tolist(),
+        attention_weights(question.run, lines).tolist(),
+        strict=True,
+    ):
+        weight[visit, token] = weight.get((visit, token), 0.0) + own
+    return {
+        (visit, code): weight[visit, token_of[code]]
+        for visit, codes in enumerate(record.codes)
+        for code in codes
+        if (visit, token_of[code]) in weight
+    }
 
 
-def _row(effect: Effect, record: SubjectRecord, beside: _Beside | None) -> dict[str, Any]:
+def _row(
+    effect: Effect, record: SubjectRecord, attention: dict[tuple[int, str], float]
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "kind": effect.kind,
         "code": effect.code,
@@ -125,15 +131,66 @@ def _row(effect: Effect, record: SubjectRecord, beside: _Beside | None) -> dict[
         "interaction": effect.interaction,
         "interaction_in_log_hazard": effect.log_hazard_interaction,
     }
-    if beside is not None and effect.kind == "code in visit":
-        assert effect.visit is not None
-        assert effect.code is not None
-        name = (effect.visit, beside.token_of[effect.code])
-        row |= {
-            "gradient": beside.gradients.of_codes.get(name),
-            "attention": beside.attention.get(name),
-        }
+    if effect.kind == "code in visit" and effect.visit is not None and effect.code is not None:
+        row["attention"] = attention.get((effect.visit, effect.code))
     return row
+
+
+# ---- attention weights -----------------------------------------------------------------------------------------------
+
+
+def has_attention(run: Run) -> bool:
+    """Whether the run's visit encoder weighs the codes of a visit."""
+    return all(isinstance(encoder, AttnPoolingVisitEncoder) for _, encoder in _encoders(run))
+
+
+def attention_weights(run: Run, timelines: Timelines) -> Floats:
+    """The weight (K,) of every code in its visit's vector; they sum to 1 over a visit. The mean over an ensemble.
+
+    Raises:
+        EhrseqError: The visit encoder gives no weights.
+    """
+    if not has_attention(run):
+        name = (
+            run.study.model.visit_encoder
+            if run.study.model.architecture == "hierarchical"
+            else "flat"
+        )
+        fix = "train with model={'visit_encoder': 'attention'}"
+        raise EhrseqError(
+            f"the visit encoder {name!r} has no attention weights", where="attention", fix=fix
+        )
+    batch = _batch_of(timelines, code_types=run.code_types)
+    with torch.no_grad():
+        weights = [
+            encoder(member.code_embedding(batch), batch, return_weights=True)[1]
+            for member, encoder in _encoders(run)
+        ]
+    return np.asarray(torch.stack(weights).mean(0).double().numpy())
+
+
+def _encoders(run: Run) -> list[tuple[Any, Any]]:
+    """Each network of the run, with what pools the codes of a visit."""
+    members: list[Any] = list(run.model.members) if isinstance(run.model, Ensemble) else [run.model]
+    return [
+        (member, getattr(getattr(member, "visit_encoder", None), "pooling", None))
+        for member in members
+    ]
+
+
+def _batch_of(timelines: Timelines, *, code_types: Ints | None) -> VisitBatch:
+    """All visits of some subjects as one batch, without prediction times."""
+    return VisitBatch(
+        codes=torch.from_numpy(timelines.codes.astype(np.int64)),
+        visit_offsets=torch.from_numpy(np.array(timelines.visit_offsets)),
+        subject_offsets=torch.from_numpy(np.array(timelines.subject_offsets)),
+        age_years=torch.from_numpy(np.array(timelines.age_years)),
+        delta_days=torch.from_numpy(np.array(timelines.delta_days)),
+        static_codes=torch.from_numpy(timelines.static_codes.astype(np.int64)),
+        static_offsets=torch.from_numpy(np.array(timelines.static_offsets)),
+        values=torch.from_numpy(np.array(timelines.values)),
+        code_types=None if code_types is None else torch.from_numpy(code_types[timelines.codes]),
+    )
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

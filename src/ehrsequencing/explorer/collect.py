@@ -56,10 +56,7 @@ class Explorer:
             patient: The number of the patient on the page, from 0.
             targets: Shown codes by their numbers; visits by the number of shown codes + theirs.
         """
-        found, own = Edit(), self.codes_of(patient)
-        for target in targets:
-            found |= edit_of(target, own, len(self.shown.names))
-        return found
+        return edit_of(targets, self.codes_of(patient), len(self.shown.names))
 
     def codes_of(self, patient: int) -> dict[int, list[str]]:
         """The codes of the data behind each shown code that a patient has in a visit."""

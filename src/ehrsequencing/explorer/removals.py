@@ -4,7 +4,7 @@ The file holds no model. What it answers is listed here first (`single_removals`
 there are, and then computed by exact deletion (`removed_risks`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +115,7 @@ def removed_risks(
         of_shown: dict[int, list[str]] = {}
         for code in codes:
             of_shown.setdefault(int(shown.of_code[number[code]]), []).append(code)
-        edits = [edit_of(int(removals.target[e]), of_shown, len(shown.names)) for e in own]
+        edits = [edit_of([int(removals.target[e])], of_shown, len(shown.names)) for e in own]
         if not edits:
             continue
         n_rows = len(record.moments)
@@ -132,12 +132,13 @@ def removed_risks(
     return out
 
 
-def edit_of(target: int, of_shown: dict[int, list[str]], n_shown: int) -> Edit:
-    """What a target strikes: a visit, or all codes of the data that are shown as one.
+def edit_of(targets: Sequence[int], of_shown: dict[int, list[str]], n_shown: int) -> Edit:
+    """What targets remove: visits, and all codes of the data that are shown as one.
 
     Args:
-        target: A shown code, or `n_shown` + the number of a visit.
+        targets: Shown codes, and `n_shown` + the number of a visit.
         of_shown: The patient's codes of the data behind each shown code.
         n_shown: How many codes the page shows.
     """
-    return Edit.of_visit(target - n_shown) if target >= n_shown else Edit.of_code(*of_shown[target])
+    codes = [code for target in targets if target < n_shown for code in of_shown[target]]
+    return Edit(codes=codes, visits=[target - n_shown for target in targets if target >= n_shown])

@@ -1,130 +1,72 @@
-"""The one seam of attention: `attention(q, k, v, plan)` over packed rows. Who sees whom is decided in `plans`.
+"""Attention over packed rows: what each row may attend to, and the attention itself. The plain path is here.
 
-A plan is of one of two kinds:
+Three rules say what a row attends to, each as one mask over all rows:
 
-- `AttentionPlan`: dense blocks, each computed by one call of `scaled_dot_product_attention`. Inside a block, rows are
-  padded on the right; pads repeat a row of the same group, so no block ever mixes two subjects.
-- `RaggedPlan`: spans of rows of any length without a pad, each stream of them computed by one call of
-  `torch.nn.attention.varlen`: CUDA, half precision.
+- `visits_mask`: a subject's visits in time: causal, in a sliding window, queries seen by none but themselves.
+- `codes_mask`: the codes of one visit, each seeing all of them.
+- `tokens_mask`: all tokens of a subject, causal at visit level, whole visits back up to `max_tokens`.
+
+Three kinds of plan compute `attend(q, k, v, plan)` by these rules and give the same numbers:
+
+- `AttentionMask`: the mask itself, a few lines. Models use it inside `with plain_attention():`.
+- `attention_blocks.AttentionPlan`: dense blocks of rows of similar length. The default.
+- `attention_spans.RaggedPlan`: spans without pads, on a GPU in half precision.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.segments import gather_distinct_rows, gather_rows, to_device
-
-WIDEST_HEAD = 256  # of the ragged kernel
-
-
-@dataclass(frozen=True)
-class Block:
-    """One dense attention: G groups of `query_length` rows, each against its `key_length` rows."""
-
-    groups: int  # G
-    query_length: int  # Lq
-    key_length: int  # Lk
-    # broadcastable to (G, heads, Lq, Lk), `True` = seen; None: every row sees every row
-    mask: Tensor | None = None
-    causal: bool = False  # instead of a mask: slot i sees the slots up to i
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.models.attention_blocks import (
+    codes_blocks,
+    rows_blocks,
+    tokens_blocks,
+    visits_blocks,
+)
+from ehrsequencing.models.attention_spans import codes_spans, visits_spans
+from ehrsequencing.models.attention_spans import is_ragged as is_ragged
 
 
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Who sees whom among N packed rows, as dense blocks."""
+class Plan(Protocol):
+    """What each packed row attends to, and how that is computed."""
 
-    query_rows: Tensor  # (P,) packed rows of all blocks' query slots, one block after another
-    key_rows: Tensor  # (Q,) packed rows of all blocks' key slots
-    answer_slot: Tensor  # (N,) the query slot that answers for each packed row
-    blocks: tuple[Block, ...]  # the dense attentions
-
-    def to(self, device: torch.device) -> "AttentionPlan":
-        """The plan on a device, without waiting for it."""
-        return AttentionPlan(
-            to_device(self.query_rows, device),
-            to_device(self.key_rows, device),
-            to_device(self.answer_slot, device),
-            tuple(
-                b if b.mask is None else replace(b, mask=to_device(b.mask, device))
-                for b in self.blocks
-            ),
-        )
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
+        """See `attend`."""
+        ...
 
 
 @dataclass(frozen=True)
-class Spans:
-    """One call of the ragged kernel: G spans of queries, each against its own span of keys.
+class AttentionMask:
+    """Attention by one mask over all rows: time and memory grow with the square of the batch."""
 
-    Query i of a span of Lq sees key j of its Lk where `−left ≤ j − (i + Lk − Lq) ≤ right`: the last query stands
-    beside the last key. A bound of −1 is none.
-    """
+    seen: Tensor  # (R, N) bool, `True` where query row i attends to key row j; at least one in each row
 
-    query_offsets: Tensor  # (G+1,) int32, span g holds queries `query_offsets[g]:query_offsets[g+1]`, at least one
-    key_offsets: Tensor  # (G+1,) int32, the same for keys
-    queries: int  # number of queries; like the lengths known on the CPU, so that nobody waits for the device
-    keys: int  # number of keys
-    longest_query: int  # most queries of a span
-    longest_key: int  # most keys of a span
-    window: tuple[int, int]  # (left, right)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
+        """`softmax(q kᵀ / √(d/heads)) v`: queries (R, d), keys and values (N, d) → (R, d)."""
+        q, k, v = (x.view(len(x), heads, -1).transpose(0, 1) for x in (q, k, v))
+        scores = q @ k.transpose(1, 2) / k.shape[2] ** 0.5  # (heads, R, N)
+        weights = scores.masked_fill(~self.seen, float("-inf")).softmax(2)
+        out: Tensor = (weights @ v).transpose(0, 1).flatten(1)
+        return out
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Packed rows, and the calls that cut them into spans, one after another."""
-
-    # (P,) packed rows of the queries, none twice; None: all rows in their order
-    rows: Tensor | None
-    # (Q,) packed rows of the keys, which may repeat; None: the queries are the keys
-    key_rows: Tensor | None
-    calls: tuple[Spans, ...]  # the kernel's calls
-
-
-@dataclass(frozen=True)
-class RaggedPlan:
-    """Who sees whom among N packed rows, as streams without pads.
-
-    Attributes:
-        streams: Together they ask every row once.
-        answer_slot: (N,) which of the streams' queries answers for each packed row; None: they stand in order.
-    """
-
-    streams: tuple[Stream, ...]
-    answer_slot: Tensor | None
-
-    def to(self, device: torch.device) -> "RaggedPlan":
-        """The plan on a device, without waiting for it."""
-
-        def moved(x: Tensor | None) -> Tensor | None:
-            return None if x is None else to_device(x, device)
-
-        def moved_call(call: Spans) -> Spans:
-            offsets = to_device(call.query_offsets, device), to_device(call.key_offsets, device)
-            return replace(call, query_offsets=offsets[0], key_offsets=offsets[1])
-
-        streams = (
-            Stream(moved(s.rows), moved(s.key_rows), tuple(map(moved_call, s.calls)))
-            for s in self.streams
-        )
-        return RaggedPlan(tuple(streams), moved(self.answer_slot))
-
-
-Plan = AttentionPlan | RaggedPlan
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Tensor:
     """Multi-head attention over packed rows: `softmax(q kᵀ / √(d/heads)) v` over the rows that each row may see.
 
-    Dense plans run in at least float32, also under autocast; ragged ones in the half precision of q, k and v, with
-    sums and softmax in float32. Neither drops weights, which would leave the fast path.
+    Outside autocast, whose half precision softmax would not survive. No plan drops weights, which would leave the fast
+    kernels.
 
     Args:
         q: (N, d) queries of all packed rows.
         k: (N, d) keys.
         v: (N, d) values.
-        plan: From `plans`.
+        plan: From `visits_plan`, `codes_plan` or `tokens_plan`.
         heads: Number of heads; divides d.
 
     Returns:
@@ -134,83 +76,125 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Ten
         EhrseqError: A ragged plan with heads wider than the kernel's 256.
     """
     with torch.autocast(q.device.type, enabled=False):
-        if isinstance(plan, RaggedPlan):
-            return _ragged(q, k, v, plan, heads=heads)
-        if not plan.blocks:
-            return q  # no rows
-        query_slots = [block.groups * block.query_length for block in plan.blocks]
-        key_slots = [block.groups * block.key_length for block in plan.blocks]
-        queries = _cut(q, plan.query_rows, query_slots, heads=heads)
-        keys = _cut(k, plan.key_rows, key_slots, heads=heads)
-        values = _cut(v, plan.key_rows, key_slots, heads=heads)
-        answers = [_attend(*part) for part in zip(queries, keys, values, plan.blocks, strict=True)]
-        return gather_rows(torch.cat(answers), plan.answer_slot)
+        return plan.attend(q, k, v, heads=heads)
 
 
-# ---- dense blocks ----------------------------------------------------------------------------------------------------
+_plain = ContextVar("plain_attention", default=False)
 
 
-def _cut(x: Tensor, rows: Tensor, sizes: list[int], *, heads: int) -> tuple[Tensor, ...]:
-    """(N, d) packed rows → one (slots, heads, d/heads) a block. Splitting, unlike slicing, has a cheap backward."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return torch.split(gather_rows(x, rows).to(wide).view(rows.shape[0], heads, -1), sizes)
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Inside the block, models attend by one mask over all rows: slow, and easy to follow with a debugger."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block) -> Tensor:
-    """(G·Lq, heads, d/heads), twice (G·Lk, heads, d/heads) → (G·Lq, d)."""
-    q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=block.mask, is_causal=block.causal)
-    return out.transpose(1, 2).reshape(block.groups * block.query_length, -1)
+# ---- visits of a subject ---------------------------------------------------------------------------------------------
 
 
-# ---- ragged spans ----------------------------------------------------------------------------------------------------
+def visits_mask(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> Tensor:
+    """(N, N) bool: which visits and queries each of them attends to.
+
+    A real visit sees itself and the `window - 1` real visits before it; `bidirectional`, also as many after it. A
+    query sees itself and the last `window - 1` real visits before it, either way.
+
+    Args:
+        batch: The packed visits.
+        window: Most visits that one visit sees, itself included.
+        bidirectional: Whether real visits also see the future.
+    """
+    subject, is_query = batch.subject_of_visit, batch.is_query
+    back = batch.visits_before.unsqueeze(1) - batch.visits_before  # real visits from j up to i
+    seen = (back > 0) & (back < window)
+    if bidirectional:
+        seen |= (back < 0) & (back > -window) & ~is_query.unsqueeze(1)
+    seen &= (subject.unsqueeze(1) == subject) & ~is_query
+    return seen | torch.eye(batch.n_visits, dtype=torch.bool, device=seen.device)
 
 
-def _ragged(q: Tensor, k: Tensor, v: Tensor, plan: RaggedPlan, *, heads: int) -> Tensor:
-    if not plan.streams:
-        return v
-    answers = []
-    for stream in plan.streams:
-        of_queries, of_keys = (
-            [call.queries for call in stream.calls],
-            [call.keys for call in stream.calls],
-        )
-        queries = torch.split(gather_distinct_rows(q, stream.rows), of_queries)
-        if stream.key_rows is None:
-            keys, values = (
-                torch.split(gather_distinct_rows(x, stream.rows), of_keys) for x in (k, v)
-            )
-        else:
-            keys, values = (torch.split(gather_rows(x, stream.key_rows), of_keys) for x in (k, v))
-        parts = zip(queries, keys, values, stream.calls, strict=True)
-        answers += [_attend_spans(*part, heads=heads) for part in parts]
-    return gather_distinct_rows(torch.cat(answers), plan.answer_slot)
+def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> Plan:
+    """How the timeline attends; arguments as of `visits_mask`."""
+    if _plain.get():
+        return AttentionMask(visits_mask(batch, window=window, bidirectional=bidirectional))
+    if is_ragged(batch.codes.device):
+        return visits_spans(batch, window=window, bidirectional=bidirectional)
+    return visits_blocks(batch, window=window, bidirectional=bidirectional)
 
 
-def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans, *, heads: int) -> Tensor:
-    """(queries, d), twice (keys, d) → (queries, d)."""
-    from torch.nn.attention.varlen import (
-        varlen_attn,  # loads the compiler: two seconds that only a GPU shall cost
-    )
+def rows_plan(batch: VisitBatch, rows: Tensor, *, window: int) -> Plan:
+    """How some rows alone (R,) attend, causally: queries are numbered from 0 to R − 1, keys are rows of the batch."""
+    if _plain.get():
+        return AttentionMask(visits_mask(batch, window=window)[rows])
+    return rows_blocks(batch, rows, window=window)
 
-    size = q.shape[1] // heads
-    if size > WIDEST_HEAD:
-        raise EhrseqError(
-            f"heads wider than {WIDEST_HEAD}", where="ModelConfig.heads", fix="use more heads"
-        )
-    q, k, v = (x.view(len(x), heads, size) for x in (q, k, v))
-    if size % 8:  # the kernel's heads are multiples of 8; zeros change no score
-        q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
-    out = varlen_attn(
-        q,
-        k,
-        v,
-        spans.query_offsets,
-        spans.key_offsets,
-        spans.longest_query,
-        spans.longest_key,
-        scale=size**-0.5,
-        window_size=spans.window,
-    )
-    assert isinstance(out, Tensor)  # not the pair that `return_aux` asks for
-    return out[..., :size].flatten(1)
+
+# ---- codes of a visit ------------------------------------------------------------------------------------------------
+
+
+def codes_mask(offsets: Tensor) -> Tensor:
+    """(K, K) bool: each code attends to all codes of its visit, `offsets[n]:offsets[n+1]` of visit n."""
+    visit = torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff())
+    return visit.unsqueeze(1) == visit
+
+
+def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
+    """How the codes of a visit attend.
+
+    Args:
+        offsets: (N+1,) visit n holds the codes `offsets[n]:offsets[n+1]`; on the CPU, or there is a wait.
+        device: Where the codes are; None: where the offsets are.
+    """
+    device = device or offsets.device
+    if _plain.get():
+        return AttentionMask(codes_mask(offsets).to(device))
+    if is_ragged(device):
+        return codes_spans(offsets, device=device)
+    return codes_blocks(offsets, device=device)
+
+
+# ---- tokens of a subject ---------------------------------------------------------------------------------------------
+
+
+def tokens_mask(
+    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
+) -> Tensor:
+    """(T, T) bool: which tokens of its subject each token attends to, by whole visits.
+
+    A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
+    own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
+    tokens see the past in the same way, and are seen by themselves alone.
+
+    Args:
+        batch: The packed visits.
+        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one.
+        max_tokens: How far back, and forward where `bidirectional`.
+        bidirectional: Whether real visits also see the future.
+    """
+    subject, is_query = batch.subject_of_visit, batch.is_query
+    count = token_offsets.diff()
+    end = (count * ~is_query).cumsum(0)  # real tokens up to the end of each row
+    start = end - count * ~is_query
+    row = torch.arange(len(count), device=count.device)
+    is_past = row.unsqueeze(1) > row
+    seen = is_past & (start.unsqueeze(1) - start + count.unsqueeze(1) <= max_tokens)
+    if bidirectional:
+        later = ~is_past & (end - start.unsqueeze(1) <= max_tokens)
+        seen |= later & ~is_query.unsqueeze(1)
+    seen &= (subject.unsqueeze(1) == subject) & ~is_query
+    seen |= row.unsqueeze(1) == row
+    row_of_token = row.repeat_interleave(count)
+    return seen[row_of_token][:, row_of_token]
+
+
+def tokens_plan(
+    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
+) -> Plan:
+    """How flat BEHRT's tokens attend; arguments as of `tokens_mask`, offsets on the CPU, or there is a wait."""
+    if _plain.get():
+        offsets = token_offsets.to(batch.codes.device)
+        mask = tokens_mask(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
+        return AttentionMask(mask)
+    return tokens_blocks(batch, token_offsets, max_tokens=max_tokens, bidirectional=bidirectional)

@@ -1,19 +1,15 @@
-"""The base class of all models: likelihood, risk, and the two files of a saved model."""
+"""The base class of all models: likelihood, loss and risk."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
-from ehrsequencing.config.parts import architecture
+from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_bytes
 from ehrsequencing.models.hazards import (
     cumulative_incidence,
     horizon_nll,
@@ -22,9 +18,10 @@ from ehrsequencing.models.hazards import (
 )
 from ehrsequencing.models.head import HazardHead
 from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLabels
+from ehrsequencing.models.saved import read_config, read_weights, write_model
 from ehrsequencing.models.segments import to_device
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+_CLASSES = {"hierarchical": "HierarchicalBEHRTForSurvival", "flat": "BEHRTForSurvival"}
 
 
 class SurvivalModel(nn.Module):
@@ -33,17 +30,18 @@ class SurvivalModel(nn.Module):
     A subclass declares its architecture, builds its parts (then `_add_head`), and defines `forward`.
     """
 
+    architecture: ClassVar[str]  # its name in the settings
     head: HazardHead
     wide_head: nn.Linear | None
     outcomes: OutcomeHazards | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if not isinstance(self, expected := architecture.class_of(config.architecture)):
+        if config.architecture != self.architecture:
             raise EhrseqError(
                 f"{type(self).__name__} is not {config.architecture!r}, which the configuration says",
                 where="ModelConfig.architecture",
-                fix=f"use {expected.__name__}",
+                fix=f"use {_CLASSES[config.architecture]}",
             )
         if config.members != 1:
             raise EhrseqError(
@@ -55,12 +53,9 @@ class SurvivalModel(nn.Module):
         """The hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
         config = self.config
         self.head = HazardHead(config)
-        self.wide_head = (
-            nn.Linear(config.dim, config.causes * config.bins, bias=False)
-            if config.wide_head
-            else None
-        )
-        if self.wide_head is not None:
+        self.wide_head = None
+        if config.wide_head:
+            self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False)
             nn.init.zeros_(self.wide_head.weight)
         self.outcomes = None
         if config.outcomes:
@@ -185,16 +180,13 @@ class SurvivalModel(nn.Module):
                 where="ModelConfig.attention=bidirectional",
                 fix="fit hazards with attention=causal; bidirectional is for pretraining",
             )
-        needed = (
-            ("at_risk", "cause")
-            if self.config.head == "visit"
-            else ("at_risk", "cause", "duration_days")
-        )
+        needed = ["at_risk", "cause"]
+        if self.config.head == "horizon":
+            needed.append("duration_days")
         missing = [name for name in needed if getattr(batch, name) is None]
         if missing or batch.at_risk is None or batch.cause is None:
-            raise EhrseqError(
-                f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels"
-            )
+            what, fix = f"no {', '.join(missing)}", "make the batch with its labels"
+            raise EhrseqError(what, where="VisitBatch", fix=fix)
         z = None
         if self.config.outcomes and batch.outcome_rows is not None:
             x, z = self.states(batch)
@@ -277,11 +269,9 @@ class SurvivalModel(nn.Module):
             EhrseqError: The head is `visit` (a visit has no clock), or a horizon is impossible.
         """
         if self.config.head == "visit":
-            raise EhrseqError(
-                "the visit head's hazard is 'before the next visit' and has no days",
-                where="ModelConfig.head=visit",
-                fix="use the sigmoid of the logits, or a model with head=horizon",
-            )
+            what = "the visit head's hazard is 'before the next visit' and has no days"
+            fix = "use the sigmoid of the logits, or a model with head=horizon"
+            raise EhrseqError(what, where="ModelConfig.head=visit", fix=fix)
         return cumulative_incidence(
             self(batch), self.config.edges_days, horizons_days=horizons_days, start_days=start_days
         )
@@ -292,12 +282,7 @@ class SurvivalModel(nn.Module):
         Raises:
             EhrseqError: The folder cannot be written.
         """
-        folder = Path(path)
-        tensors = {
-            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
-        }
-        write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
-        write_bytes(folder / CONFIG_FILE, (self.config.model_dump_json(indent=2) + "\n").encode())
+        write_model(Path(path), self.config, self.state_dict())
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:
@@ -306,80 +291,5 @@ class SurvivalModel(nn.Module):
         Raises:
             EhrseqError: A file is missing or damaged, or the weights are not those of the configuration.
         """
-        folder = Path(path)
-        config = read_config(folder)
-        weights = _read_weights(folder / WEIGHTS_FILE)
-        where, fix = str(folder / WEIGHTS_FILE), "save the model again"
-        if config.layers * config.members > len(weights):  # before anything of that size is built
-            raise EhrseqError(
-                "holds fewer tensors than the configuration has layers", where=where, fix=fix
-            )
-        try:
-            with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing
-                model = cls(config)
-        except (
-            OverflowError,
-            RuntimeError,
-            TypeError,
-        ) as error:  # what torch raises for a size that is too big
-            raise EhrseqError(
-                "describes no possible model", where=str(folder / CONFIG_FILE), fix=fix
-            ) from error
-        for name, tensor in model.state_dict().items():
-            if name not in weights:
-                raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
-            found = weights[name]
-            if found.shape != tensor.shape or found.dtype not in (torch.float32, torch.float64):
-                raise EhrseqError(
-                    f"{name}: expected float of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
-                    where=where,
-                    fix=fix,
-                )
-            if not bool(found.isfinite().all()):
-                raise EhrseqError(f"{name}: not every weight is finite", where=where, fix=fix)
-        unknown = sorted(set(weights) - set(model.state_dict()))
-        if unknown:
-            raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, fix=fix)
-        model.load_state_dict(weights, assign=True)
-        return model.eval()
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """The configuration of a saved model."""
-    # models saved before there was one have none
-    saved = {
-        "rotary": False,
-        **_read_json(folder / CONFIG_FILE),
-    }
-    return validated(ModelConfig, saved, where=str(folder / CONFIG_FILE))
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        data = parse_json(path.read_bytes())
-    except OSError as error:
-        raise EhrseqError(
-            "cannot be read", where=str(path), fix=error.strerror or "check the path"
-        ) from error
-    except BadText as error:
-        raise EhrseqError(error.what, where=str(path), fix="save the model again") from error
-    if not isinstance(data, dict):
-        raise EhrseqError(
-            "must hold a mapping of settings", where=str(path), fix="save the model again"
-        )
-    return data
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except OSError as error:
-        raise EhrseqError(
-            "cannot be read", where=str(path), fix=error.strerror or "check the path"
-        ) from error
-    except SafetensorError as error:
-        raise EhrseqError(
-            "is not a safetensors file", where=str(path), fix="save the model again"
-        ) from error
+        config = read_config(Path(path))
+        return read_weights(Path(path), config, cls).eval()

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import architecture
-from ehrsequencing.models import plans
+from ehrsequencing.models import attention
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import (
     MAX_INDEX_ROWS,
@@ -41,7 +40,7 @@ class Tokens:
     host_offsets: Tensor  # `offsets`, on the CPU
 
     @classmethod
-    def of(cls, batch: VisitBatch) -> "Tokens":
+    def of_batch(cls, batch: VisitBatch) -> "Tokens":
         """The tokens of a batch: counted on the CPU, for their number decides shapes, then moved to its device."""
         device, batch = batch.codes.device, batch.host
         has_marker = batch.is_query | (batch.codes_per_visit == 0)
@@ -135,7 +134,7 @@ class BEHRT(nn.Module):
     def forward(self, batch: VisitBatch, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Token embeddings and contextual token states, (T, d) each."""
         x = inputs = self.embedding(batch, tokens)
-        plan = plans.tokens_plan(
+        plan = attention.tokens_plan(
             batch, tokens.host_offsets, max_tokens=self.max_tokens, bidirectional=self.bidirectional
         )
         for layer in self.layers:
@@ -143,12 +142,6 @@ class BEHRT(nn.Module):
         return inputs, self.norm(x)
 
 
-@architecture(
-    "flat",
-    uses=("max_tokens", "history_dropout", "attention"),
-    defaults={"history_dropout": 0.0},
-    relates_codes=True,
-)
 class BEHRTForSurvival(SurvivalModel):
     """Flat BEHRT with hazards at every visit and query.
 
@@ -160,6 +153,8 @@ class BEHRTForSurvival(SurvivalModel):
         >>> batch.to_padded(model(batch).sigmoid()).shape
         torch.Size([2, 3])
     """
+
+    architecture = "flat"
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -174,7 +169,7 @@ class BEHRTForSurvival(SurvivalModel):
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """The means of each row's token embeddings and of its contextual token states, (N, d) each."""
-        tokens = Tokens.of(batch)
+        tokens = Tokens.of_batch(batch)
         inputs, states = self.encoder(batch, tokens)
         return self.aggregate_visits(inputs, tokens), self.aggregate_visits(states, tokens)
 

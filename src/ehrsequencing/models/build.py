@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import architecture
-from ehrsequencing.models.base import SurvivalModel, read_config
-from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import ARCHITECTURES, Ensemble
+from ehrsequencing.models.saved import read_config
 
 
 def build_model(config: ModelConfig) -> SurvivalModel:
@@ -19,7 +19,4 @@ def load_model(path: str | Path) -> SurvivalModel:
 
 
 def _class_of(config: ModelConfig) -> type[SurvivalModel]:
-    found: type[SurvivalModel] = (
-        architecture.class_of(config.architecture) if config.members == 1 else Ensemble
-    )
-    return found
+    return ARCHITECTURES[config.architecture] if config.members == 1 else Ensemble

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_exporting
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
@@ -106,17 +105,6 @@ class CodeEmbedding(nn.Module):
         vectors = CodeVectors(rows, index)
         return vectors.dropped(self.dropout) if self.training and self.dropout else vectors
 
-    def each(self, batch: VisitBatch) -> CodeVectors:
-        """The vectors of `forward` with one row for every code: no shape depends on the data (`export/`)."""
-        _, keys = self._kinds(batch)
-        rows = self._of_keys(keys)
-        if self.value_table is not None and batch.values is not None:
-            has_value = ~batch.values[:, :1].isnan()
-            rows = rows + torch.where(
-                has_value, self._of_values(batch.codes, batch.values.nan_to_num(0.0)), 0.0
-            )
-        return CodeVectors(rows, torch.arange(batch.n_codes, device=batch.codes.device))
-
     def _distinct_rows(self, batch: VisitBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What decides shapes, on the CPU: distinct kinds (R',), codes with a number and their kinds, each code's row.
 
@@ -145,15 +133,12 @@ class CodeEmbedding(nn.Module):
             keys = keys * MAX_CODE_POSITIONS + place.clamp(max=MAX_CODE_POSITIONS - 1)
         if self.type_table is not None:
             n_types, types = self.type_table.num_embeddings, batch.code_types
-            if types is None or (not is_exporting() and len(types) and int(types.max()) >= n_types):
-                what = (
-                    "has no code_types"
-                    if types is None
-                    else f"holds types outside the model's {n_types}"
-                )
-                raise EhrseqError(
-                    what, where="VisitBatch", fix="make the batch with the types of its codes"
-                )
+            fix = "make the batch with the types of its codes"
+            if types is None:
+                raise EhrseqError("has no code_types", where="VisitBatch", fix=fix)
+            if len(types) and int(types.max()) >= n_types:
+                what = f"holds types outside the model's {n_types}"
+                raise EhrseqError(what, where="VisitBatch", fix=fix)
             kinds, keys = kinds * n_types, keys * n_types + types
         return kinds, keys
 
@@ -346,8 +331,8 @@ def place_vectors(
     if isinstance(position, PositionalEmbedding):
         vectors: Tensor = position(place)
         return vectors
-    # On a GPU sines are cheap, and reading the last position would wait for it; an exported graph has none to read.
-    is_cpu = place.device.type == "cpu" and not is_exporting()
+    # On a GPU sines are cheap, and reading the last position would wait for it.
+    is_cpu = place.device.type == "cpu"
     longest = int(place.max()) + 1 if is_cpu and len(place) else 0
     if not is_cpu or longest > len(place):  # parts of a long record begin late
         waves: Tensor = position(place, dtype=like.dtype)

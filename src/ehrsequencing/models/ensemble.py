@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import architecture
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.behrt import BEHRTForSurvival
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
+
+ARCHITECTURES: dict[str, type[SurvivalModel]] = {
+    one.architecture: one for one in (HierarchicalBEHRTForSurvival, BEHRTForSurvival)
+}
 
 
 class Ensemble(SurvivalModel):
@@ -47,7 +52,7 @@ class Ensemble(SurvivalModel):
         self.config = config
         single = config.model_copy(update={"members": 1})
         self.members = nn.ModuleList(
-            architecture.class_of(config.architecture)(single) for _ in range(config.members)
+            ARCHITECTURES[config.architecture](single) for _ in range(config.members)
         )
         self.outcomes = MeanOutcomes(self.members) if config.outcomes else None
 

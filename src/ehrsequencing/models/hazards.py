@@ -1,4 +1,4 @@
-"""Formulas of both heads as pure functions of logits: likelihood, cumulative incidence, exposure (SCIENCE.md §3).
+"""Formulas of both heads as pure functions of logits: likelihood, cumulative incidence, exposure (docs/models.md).
 
 The `horizon` head has hazards per day that are constant in each of K bins. Bin k covers `[τ_{k-1}, τ_k)` days after the
 prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `records/hazards.py`
@@ -70,23 +70,20 @@ def _can_be_read(tensor: Tensor) -> bool:
 def _check_visit_labels(
     logits: Tensor, at_risk: Tensor, cause: Tensor, subject_offsets: Tensor
 ) -> None:
+    is_readable = _can_be_read(logits)
     for name, tensor in {"logits": logits, "at_risk": at_risk, "cause": cause}.items():
-        if tensor.shape != (len(logits),) or (
-            _can_be_read(logits) and len(logits) != int(subject_offsets[-1])
-        ):
-            raise EhrseqError(
-                f"expected one entry a visit, got shape {tuple(tensor.shape)}", where=name
-            )
-    if not _can_be_read(cause):
+        rows = int(subject_offsets[-1]) if is_readable else len(logits)
+        if tensor.shape != (rows,):
+            what = f"expected one entry a visit, got shape {tuple(tensor.shape)}"
+            raise EhrseqError(what, where=name)
+    if not is_readable:
         return
     if bool(((cause < 0) | (cause > 1)).any()):
-        raise EhrseqError(
-            "the visit head has the causes 0 and 1 only", where="cause", fix="use the horizon head"
-        )
+        what = "the visit head has the causes 0 and 1 only"
+        raise EhrseqError(what, where="cause", fix="use the horizon head")
     if bool(((cause > 0) & ~at_risk).any()):
-        raise EhrseqError(
-            "an event is on a visit that is not at risk", where="cause", fix="correct the labels"
-        )
+        what = "an event is on a visit that is not at risk"
+        raise EhrseqError(what, where="cause", fix="correct the labels")
 
 
 # ---- the `horizon` head ----------------------------------------------------------------------------------------------
@@ -182,10 +179,8 @@ def cumulative_incidence(
     if horizons.dim() != 1 or not bool((horizons.isfinite() & (horizons > 0)).all()):
         raise EhrseqError("horizons must be finite and above 0 days", where="horizons_days")
     if start.shape not in ((), (len(logits),)) or not bool((start.isfinite() & (start >= 0)).all()):
-        raise EhrseqError(
-            "must be one number or one a prediction time, finite and not negative",
-            where="start_days",
-        )
+        what = "must be one number or one a prediction time, finite and not negative"
+        raise EhrseqError(what, where="start_days")
     logits = logits.double()
     share = logits.softmax(1)  # λ_e / λ_·
     # (N, K); finite even for absurd logits
@@ -200,6 +195,44 @@ def cumulative_incidence(
     return torch.stack(risks, 2) if risks else logits.new_zeros(*logits.shape[:2], 0)
 
 
+def onset_risk(
+    log_hazards: Tensor,
+    competing: Tensor,
+    edges_days: Sequence[float],
+    *,
+    horizons_days: Sequence[float],
+    start_days: float = 0.0,
+) -> Tensor:
+    """Cumulative incidence of each code by each horizon, each code alone against the competing causes.
+
+        F_c(t) = Σ_k λ_{c,k} / (λ_{c,k} + μ_k) · (S_c(τ_{k−1}) − S_c(min(t, τ_k))),   S_c = exp(−Σ (λ_c + μ) · days)
+
+    μ is the sum of the competing causes' hazards (death). Other codes do not compete.
+
+    Args:
+        log_hazards: (N, C, K) of the codes.
+        competing: (N, E, K) log-hazards of the causes that end a record.
+        edges_days: The K − 1 inner edges.
+        horizons_days: H horizons, each above 0.
+        start_days: Given neither the code's event nor a competing one for so long.
+
+    Returns:
+        (N, C, H) in the dtype of `log_hazards`, at least float32.
+    """
+    wide = torch.promote_types(log_hazards.dtype, torch.float32)
+    own = log_hazards.to(wide).clamp(max=LINEAR_ABOVE).exp()
+    total = own + competing.to(wide).clamp(max=LINEAR_ABOVE).exp().sum(1, keepdim=True)
+    share = own / total.clamp(min=torch.finfo(wide).tiny)
+    zero = torch.zeros(1, dtype=torch.float64, device=own.device)
+    out = []
+    for horizon in horizons_days:
+        days = exposure(edges_days, zero + start_days, zero + horizon).to(wide)  # (1, K)
+        hazard = total * days
+        survival = F.pad(-hazard.cumsum(2)[..., :-1], (1, 0)).exp()
+        out.append((share * survival * -torch.expm1(-hazard)).sum(2))
+    return torch.stack(out, 2)
+
+
 def observed_hazards(
     edges_days: Sequence[float],
     *,
@@ -208,7 +241,7 @@ def observed_hazards(
     entry_days: Tensor | None,
     n_causes: int,
 ) -> Tensor:
-    """The cohort's own hazards, events over days at risk, as `records.hazards.cohort_hazards` has them.
+    """The cohort's own hazards, events over days at risk, the twin of `records.hazards.cohort_hazards`.
 
     Half an event is spread over all bins of a cause, so that a bin without an event keeps a finite logarithm.
 
@@ -260,36 +293,26 @@ def exposure(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor
 
 def _check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
     if logits.dim() != 3 or logits.shape[2] != len(edges_days) + 1:
-        raise EhrseqError(
-            f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}",
-            where="edges_days",
-            fix="give one inner edge less than bins",
-        )
+        what = f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}"
+        raise EhrseqError(what, where="edges_days", fix="give one inner edge less than bins")
 
 
 def _check_horizon_labels(
     logits: Tensor, entry_days: Tensor, duration_days: Tensor, cause: Tensor
 ) -> None:
-    for name, tensor in {
-        "entry_days": entry_days,
-        "duration_days": duration_days,
-        "cause": cause,
-    }.items():
+    given = {"entry_days": entry_days, "duration_days": duration_days, "cause": cause}
+    for name, tensor in given.items():
         if tensor.shape != (len(logits),):
-            raise EhrseqError(
-                f"expected one entry a prediction time, got {tuple(tensor.shape)}", where=name
-            )
+            what = f"expected one entry a prediction time, got {tuple(tensor.shape)}"
+            raise EhrseqError(what, where=name)
     if not _can_be_read(cause):
         return
+    fix = "correct the labels"
     if not bool((entry_days >= 0).all()):
-        raise EhrseqError(
-            "must not be negative or NaN", where="entry_days", fix="correct the labels"
-        )
+        raise EhrseqError("must not be negative or NaN", where="entry_days", fix=fix)
     if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
-        raise EhrseqError(
-            "must be finite and above the entry", where="duration_days", fix="correct the labels"
-        )
+        what = "must be finite and above the entry"
+        raise EhrseqError(what, where="duration_days", fix=fix)
     if bool(((cause < 0) | (cause > logits.shape[1])).any()):
-        raise EhrseqError(
-            f"must be 0 or one of {logits.shape[1]} causes", where="cause", fix="correct the labels"
-        )
+        what = f"must be 0 or one of {logits.shape[1]} causes"
+        raise EhrseqError(what, where="cause", fix=fix)

@@ -5,15 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import head
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.segments import dropout
 
 SMALLEST_HAZARD = 1e-8  # per day; where the head's bias starts in a bin without events
 
 
-@head("horizon", uses=("causes", "edges_days"))
-@head("visit")
 class HazardHead(nn.Module):
     """MLP hazard head: `W2·gelu(W1·LN(z))`, on logits.
 

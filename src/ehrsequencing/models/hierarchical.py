@@ -4,17 +4,13 @@ from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import architecture, timeline
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
-from ehrsequencing.models.timeline import TransformerTimeline
+from ehrsequencing.models.transformer import TransformerTimeline
 from ehrsequencing.models.visit_encoder import VisitEncoder
 
 
-@architecture(
-    "hierarchical", uses=("visit_encoder", "visit_mlp", "timeline", "code_position", "delta_bins")
-)
 class HierarchicalBEHRTForSurvival(SurvivalModel):
     """Two-level BEHRT: a visit encoder over codes, a causal timeline over visits, hazards at every visit and query.
 
@@ -29,12 +25,14 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         (torch.Size([6, 1, 3]), torch.Size([6, 1, 2]))
     """
 
+    architecture = "hierarchical"
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.code_embedding = CodeEmbedding(config)
         self.visit_encoder = VisitEncoder(config)
         self.visit_time_embedding = VisitTimeEmbedding(config)
-        self.timeline = timeline.class_of(config.timeline)(config)
+        self.timeline = TransformerTimeline(config)
         self._add_head()
         self._freeze(age=self.visit_time_embedding.age, visit=self.visit_time_embedding.position)
 
@@ -51,8 +49,6 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
         """Logits of some rows (R,); where few are asked, the timeline's last layer computes no others."""
-        if not isinstance(self.timeline, TransformerTimeline):
-            return super().logits_at(batch, rows)
         x = self._inputs(batch)
         z = self.timeline.at_rows(x, batch, rows)
         logits = self.hazard_logits(z, wide=x.index_select(0, rows))

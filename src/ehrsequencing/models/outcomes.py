@@ -336,44 +336,6 @@ def _tangent_exp_(x: Tensor) -> tuple[Tensor, Tensor]:
     return slope * above, slope
 
 
-def onset_risk(
-    log_hazards: Tensor,
-    competing: Tensor,
-    edges_days: Sequence[float],
-    *,
-    horizons_days: Sequence[float],
-    start_days: float = 0.0,
-) -> Tensor:
-    """Cumulative incidence of each code by each horizon, each code alone against the competing causes.
-
-        F_c(t) = Σ_k λ_{c,k} / (λ_{c,k} + μ_k) · (S_c(τ_{k−1}) − S_c(min(t, τ_k))),   S_c = exp(−Σ (λ_c + μ) · days)
-
-    μ is the sum of the competing causes' hazards (death). Other codes do not compete.
-
-    Args:
-        log_hazards: (N, C, K) of the codes.
-        competing: (N, E, K) log-hazards of the causes that end a record.
-        edges_days: The K − 1 inner edges.
-        horizons_days: H horizons, each above 0.
-        start_days: Given neither the code's event nor a competing one for so long.
-
-    Returns:
-        (N, C, H) in the dtype of `log_hazards`, at least float32.
-    """
-    wide = torch.promote_types(log_hazards.dtype, torch.float32)
-    own = log_hazards.to(wide).clamp(max=LINEAR_ABOVE).exp()
-    total = own + competing.to(wide).clamp(max=LINEAR_ABOVE).exp().sum(1, keepdim=True)
-    share = own / total.clamp(min=torch.finfo(wide).tiny)
-    zero = torch.zeros(1, dtype=torch.float64, device=own.device)
-    out = []
-    for horizon in horizons_days:
-        days = exposure(edges_days, zero + start_days, zero + horizon).to(wide)  # (1, K)
-        hazard = total * days
-        survival = F.pad(-hazard.cumsum(2)[..., :-1], (1, 0)).exp()
-        out.append((share * survival * -torch.expm1(-hazard)).sum(2))
-    return torch.stack(out, 2)
-
-
 def starting_rates(events: Tensor, exposed_days: Tensor) -> Tensor:
     """Hazards (C, K) for `OutcomeHead.set_bias`: each code's own rate, with the shape over time drawn to that of all.
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.compiler import is_exporting
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -48,15 +47,9 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
+@lru_cache(maxsize=64)
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers that never change, as a tensor: copied to each device once, not every step."""
-    if is_exporting():  # a part of the graph, and of nothing else
-        return torch.tensor(values, dtype=dtype, device=device)
-    return _kept_constant(values, dtype, device)
-
-
-@lru_cache(maxsize=64)
-def _kept_constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 

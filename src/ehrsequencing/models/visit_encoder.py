@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import visit_encoder
-from ehrsequencing.models import plans
+from ehrsequencing.models import attention
 from ehrsequencing.models.embeddings import CODE_NORM, CodeVectors
 from ehrsequencing.models.segments import dropout, gather_rows, pool, segment_softmax
 from ehrsequencing.models.transformer import TransformerLayer
@@ -133,7 +133,7 @@ class TransformerVisitEncoder(nn.Module):
         return gather_rows(x, first) * (batch.codes_per_visit > 0).unsqueeze(1)
 
     def _contextual(self, x: Tensor, offsets: Tensor) -> Tensor:
-        plan = plans.codes_plan(offsets, device=x.device)
+        plan = attention.codes_plan(offsets, device=x.device)
         for layer in self.layers:
             x = layer(x, plan)
         return x

@@ -43,7 +43,7 @@ from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.results import SHARED
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
+from ehrsequencing.models.saved import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 

@@ -9,8 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ehrsequencing.explain.edits import edited_risks
-from ehrsequencing.explain.record import SubjectRecord, subject_records
+from ehrsequencing.explain import SubjectRecord, edited_risks, subject_records
 from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.patients import ExplorerSettings

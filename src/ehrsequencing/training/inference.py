@@ -8,7 +8,7 @@ import torch
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.models.hazards import onset_risk
 from ehrsequencing.records.timelines import TaskRecords
 
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
@@ -63,7 +63,7 @@ def batches(
     Records cut at the first subject of a batch are answered in the same batches as before.
     """
     loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    found = loader.together(visit_budget=VISIT_BUDGET)
+    found = loader.groups_in_order(visit_budget=VISIT_BUDGET)
     first, cost = [one[0] for one in found], [loader.cost[one].sum() for one in found]
     return np.array(first, dtype=np.int64), np.array(cost, dtype=np.int64)
 

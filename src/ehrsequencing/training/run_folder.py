@@ -37,8 +37,9 @@ from ehrsequencing.core.outputs import (
     write_manifest,
 )
 from ehrsequencing.core.version import __version__
-from ehrsequencing.models.base import SurvivalModel, read_config
+from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
+from ehrsequencing.models.saved import read_config
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary

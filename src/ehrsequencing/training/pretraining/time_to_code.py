@@ -9,6 +9,7 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates
 from ehrsequencing.models.segments import gather_rows, to_device
+from ehrsequencing.records.hazards import event_bin
 from ehrsequencing.training.pretraining.objective import (
     CodeObjective,
     Measures,
@@ -97,7 +98,7 @@ class TimeToCode(CodeObjective):
         is_first = found.days <= first[found.row]
         first[np.isinf(first)] = 0.0
         bins, every = (
-            torch.from_numpy(np.searchsorted(self.head.edges_days, first)),
+            torch.from_numpy(event_bin(self.head.edges_days, first)),
             torch.arange(n),
         )
         by_frequency = self.start.cpu().T[bins]
@@ -122,7 +123,7 @@ def _counts(waits: TimesToCodes, edges: tuple[float, ...], n: int) -> tuple[Tens
         return exposure(edges, zero.expand(len(stop)), torch.from_numpy(stop))
 
     events = np.bincount(
-        waits.code * bins + np.searchsorted(edges, waits.days), minlength=n * bins
+        waits.code * bins + event_bin(edges, waits.days), minlength=n * bins
     ).reshape(n, bins)
     whole = days_in_bins(waits.stop_days).sum(0)  # of a code that never comes
     missed = days_in_bins(waits.stop_days)[waits.row] - days_in_bins(waits.days)

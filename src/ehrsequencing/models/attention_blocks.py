@@ -1,37 +1,86 @@
-"""Who sees whom: three plans of attention over packed rows, each cut into dense blocks or ragged spans (`attention`).
+"""The fast path of attention: the rules of `attention`, cut into dense blocks.
 
-- `visits_plan`: a subject's visits in time: causal, a sliding window, queries seen by none.
-- `codes_plan`: the codes of one visit, each seeing all of them.
-- `tokens_plan`: all tokens of a subject, causal at visit level, whole visits back up to `max_tokens`.
-
-A plan is built once a batch, on the CPU from what the CPU knows of the batch (`VisitBatch.host`), and shared by all
-layers: nobody waits for a device. Rows of similar length share a block, so that there is little padding and few calls.
+Rows of similar length share a block and one call of `scaled_dot_product_attention`. Inside a block, rows are padded on
+the right; pads repeat a row of the same group, so no block ever mixes two subjects. A plan is built once a batch, on
+the CPU from what the CPU knows of the batch (`VisitBatch.host`), and shared by all layers, so that nothing waits for a
+device. Tests compare every plan with the masks and with plain loops.
 """
 
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models.attention import AttentionPlan, Block, Plan, RaggedPlan, Spans, Stream
+from ehrsequencing.models.segments import gather_rows, to_device
 
 CHUNK = 256  # rows of one chunk beyond the window: its keys are the window's more
 FREE_PADS = 128  # rows of padding that are cheaper than one more call
 PAD_SHARE = 1 / 8  # ... and the share of a block's rows that may be padding beyond that
-MOST_SPANS = 2**16 - 1  # of one call of the ragged kernel: one dimension of a CUDA grid
 
 
-def is_ragged(device: torch.device) -> bool:
-    """Whether attention on this device runs in ragged spans: a GPU that has the kernel, and half precision (autocast).
+@dataclass(frozen=True)
+class Block:
+    """One dense attention: G groups of `query_length` rows, each against its `key_length` rows."""
 
-    Elsewhere it runs in dense blocks, in float32.
-    """
-    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
-        return False
-    return torch.get_autocast_dtype("cuda").itemsize == 2 and torch.cuda.get_device_capability(
-        device
-    ) >= (8, 0)
+    groups: int  # G
+    query_length: int  # Lq
+    key_length: int  # Lk
+    # broadcastable to (G, heads, Lq, Lk), `True` = attended to; None: all
+    mask: Tensor | None = None
+    causal: bool = False  # instead of a mask: slot i sees the slots up to i
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What each of N packed rows attends to, as dense blocks."""
+
+    query_rows: Tensor  # (P,) packed rows of all blocks' query slots, one block after another
+    key_rows: Tensor  # (Q,) packed rows of all blocks' key slots
+    answer_slot: Tensor  # (N,) the query slot that answers for each packed row
+    blocks: tuple[Block, ...]  # the dense attentions
+
+    def to(self, device: torch.device) -> "AttentionPlan":
+        """The plan on a device, without waiting for it."""
+        blocks = (
+            block if block.mask is None else replace(block, mask=to_device(block.mask, device))
+            for block in self.blocks
+        )
+        return AttentionPlan(
+            to_device(self.query_rows, device),
+            to_device(self.key_rows, device),
+            to_device(self.answer_slot, device),
+            tuple(blocks),
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
+        """See `attention.attend`; in at least float32, also under autocast."""
+        if not self.blocks:
+            return q  # no rows
+        query_slots = [block.groups * block.query_length for block in self.blocks]
+        key_slots = [block.groups * block.key_length for block in self.blocks]
+        queries = _cut(q, self.query_rows, query_slots, heads=heads)
+        keys = _cut(k, self.key_rows, key_slots, heads=heads)
+        values = _cut(v, self.key_rows, key_slots, heads=heads)
+        answers = [_attend(*part) for part in zip(queries, keys, values, self.blocks, strict=True)]
+        return gather_rows(torch.cat(answers), self.answer_slot)
+
+
+def _cut(x: Tensor, rows: Tensor, sizes: list[int], *, heads: int) -> tuple[Tensor, ...]:
+    """(N, d) packed rows → one (slots, heads, d/heads) a block. Splitting, unlike slicing, has a cheap backward."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.split(gather_rows(x, rows).to(wide).view(rows.shape[0], heads, -1), sizes)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block) -> Tensor:
+    """(G·Lq, heads, d/heads), twice (G·Lk, heads, d/heads) → (G·Lq, d)."""
+    q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=block.mask, is_causal=block.causal)
+    return out.transpose(1, 2).reshape(block.groups * block.query_length, -1)
+
+
+# ---- builders ----------------------------------------------------------------------------------------------
 
 
 class _Blocks:
@@ -43,16 +92,6 @@ class _Blocks:
         self.key_rows: list[Tensor] = []
         self.blocks: list[Block] = []
         self.n_slots = 0  # query slots so far
-
-    def add_block(
-        self, groups: int, query_length: int, key_length: int, *, mask: Tensor | None = None
-    ) -> None:
-        """One dense attention; without a mask every row sees every row."""
-        self.blocks.append(Block(groups, query_length, key_length, mask))
-
-    def add_causal(self, groups: int, length: int) -> None:
-        """One causal square."""
-        self.blocks.append(Block(groups, length, length, causal=True))
 
     def add_rows(self, query_rows: Tensor, key_rows: Tensor, *, answers: Tensor) -> None:
         """The rows in the slots of the blocks added last; `answers` says which query slots are no pads."""
@@ -84,7 +123,7 @@ class _Blocks:
         visits = real & (place > 0)
         keys[visits] = real_rows[nth[visits]]
         for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
-            self.add_block(size, 1, length, mask=mask)
+            self.blocks.append(Block(size, 1, length, mask))
         self.add_rows(asks[order], keys, answers=torch.ones(len(order), dtype=torch.bool))
 
     def plan(self) -> AttentionPlan:
@@ -97,19 +136,8 @@ class _Blocks:
 # ---- visits of a subject ---------------------------------------------------------------------------------------------
 
 
-def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> Plan:
-    """Attention over visits (rows: the N visits and queries).
-
-    A real visit sees itself and the `window - 1` real visits before it; `bidirectional`, also as many after it. A
-    query sees itself and the last `window - 1` real visits before it, either way.
-
-    Args:
-        batch: The packed visits.
-        window: Most visits that one visit sees, itself included.
-        bidirectional: Whether real visits also see the future.
-    """
-    if is_ragged(batch.codes.device):
-        return _ragged_visits(batch.host, window, bidirectional).to(batch.codes.device)
+def visits_blocks(batch: VisitBatch, *, window: int, bidirectional: bool) -> AttentionPlan:
+    """Squares, chunks and queries; the rule is `attention.visits_mask`."""
     builder = _VisitsPlan(batch.host, window, bidirectional)
     builder.add_squares()
     builder.add_chunks()
@@ -117,13 +145,13 @@ def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) 
     return builder.plan().to(batch.codes.device)
 
 
-def rows_plan(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPlan:
+def rows_blocks(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPlan:
     """Causal attention of some rows alone (R,), each a query to itself and to the visits that it sees.
 
     The plan's queries are numbered from 0 to R − 1, its keys are rows of the batch. Always in dense blocks.
     """
     asked, batch = rows.cpu(), batch.host
-    subjects = _SubjectRows(batch)
+    subjects = SubjectRows(batch)
     seen = batch.visits_before[asked]
     builder = _Blocks(len(asked))
     builder.add_each(
@@ -136,40 +164,15 @@ def rows_plan(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPlan:
     return builder.plan().to(rows.device)
 
 
-def _ragged_visits(batch: VisitBatch, window: int, bidirectional: bool) -> RaggedPlan:
-    """Two streams: the real visits of each subject, and each query alone with the visits that it sees."""
-    subjects = _SubjectRows(batch)
-    longest = int(subjects.length.max()) if batch.n_subjects else 0
-    back = window - 1 if window < longest else -1
-    visits = _stream(
-        subjects.real_rows, subjects.length, window=(back, back if bidirectional else 0)
-    )
-    if not len(subjects.query_row):  # all rows in their order
-        return RaggedPlan((replace(visits, rows=None),) if visits.calls else (), None)
-    seen = subjects.seen.clamp(max=window - 1)
-    # among real_rows; the last place of each is the query's own
-    nth = _ranges(subjects.before - seen, seen + 1)
-    own = torch.cat([subjects.real_rows, subjects.real_rows.new_zeros(1)])[nth]
-    own[(seen + 1).cumsum(0) - 1] = subjects.query_row
-    queries = _stream(subjects.query_row, torch.ones_like(seen), key_rows=own, key_lengths=seen + 1)
-    asked = torch.cat([subjects.real_rows, subjects.query_row])
-    answer_slot = torch.empty_like(asked)
-    answer_slot[asked] = torch.arange(len(asked))
-    return RaggedPlan(tuple(stream for stream in (visits, queries) if stream.calls), answer_slot)
-
-
 class _VisitsPlan(_Blocks):
     """Squares (the first visits, up to the window), chunks (visits beyond it), and queries."""
 
     def __init__(self, batch: VisitBatch, window: int, bidirectional: bool) -> None:
         super().__init__(batch.n_visits)
         self.window, self.bidirectional = window, bidirectional
-        self.subjects = _SubjectRows(batch)
-        self.length, self.real_rows, self.first = (
-            self.subjects.length,
-            self.subjects.real_rows,
-            self.subjects.first,
-        )
+        self.subjects = SubjectRows(batch)
+        self.length = self.subjects.length
+        self.real_rows, self.first = self.subjects.real_rows, self.subjects.first
         fits = self.length.clamp(max=window)
         self.in_square = fits if not bidirectional else fits.where(self.length <= window, 0)
 
@@ -184,9 +187,9 @@ class _VisitsPlan(_Blocks):
         rows = self.real_rows[self.first[subjects][group] + place.minimum(lengths[group] - 1)]
         for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
             if self.bidirectional:
-                self.add_block(size, length, length, mask=mask)
+                self.blocks.append(Block(size, length, length, mask))
             else:  # no real visit sees a pad, for pads come last
-                self.add_causal(size, length)
+                self.blocks.append(Block(size, length, length, causal=True))
         self.add_rows(rows, rows, answers=real)
 
     def add_chunks(self) -> None:
@@ -206,13 +209,10 @@ class _VisitsPlan(_Blocks):
         # key minus query
         distance = torch.arange(back + size + ahead) - back - torch.arange(size).unsqueeze(1)
         mask = (distance >= -back) & (distance <= ahead)  # (Lq, Lk)
-        if (
-            self.bidirectional
-        ):  # causal windows start inside the subject and end at the query itself
-            mask = (mask & ((keys >= 0) & (keys <= last)).unsqueeze(1) | (distance == 0)).unsqueeze(
-                1
-            )
-        self.add_block(len(subject), size, keys.shape[1], mask=mask)
+        if self.bidirectional:  # else a window starts inside the subject and ends at the query
+            inside = ((keys >= 0) & (keys <= last)).unsqueeze(1)
+            mask = (mask & inside | (distance == 0)).unsqueeze(1)
+        self.blocks.append(Block(len(subject), size, keys.shape[1], mask))
         query_rows = self.real_rows[first + asked.minimum(last)].flatten()
         key_rows = self.real_rows[first + keys.clamp(min=0).minimum(last)].flatten()
         self.add_rows(query_rows, key_rows, answers=(asked <= last).flatten())
@@ -223,7 +223,7 @@ class _VisitsPlan(_Blocks):
         self.add_each(row, row, seen, real_rows=self.real_rows, before=self.subjects.before)
 
 
-class _SubjectRows:
+class SubjectRows:
     """Where real visits and queries stand in a batch.
 
     `real_rows` are the packed rows of all real visits; subject s owns `length[s]` of them from `first[s]` on. The j-th
@@ -244,18 +244,10 @@ class _SubjectRows:
 # ---- codes of a visit ------------------------------------------------------------------------------------------------
 
 
-def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
-    """Full attention within each segment (rows: the items).
-
-    Args:
-        offsets: (N+1,) segment n holds rows `offsets[n]:offsets[n+1]`; may be empty. On the CPU, or there is a wait.
-        device: Where the rows are; None: where the offsets are.
-    """
-    device, offsets = device or offsets.device, offsets.cpu()
-    if is_ragged(device):
-        stream = _stream(None, offsets.diff(), window=(-1, -1))
-        return RaggedPlan((stream,) if stream.calls else (), None).to(device)
-    blocks = _Blocks(int(offsets[-1]))
+def codes_blocks(offsets: Tensor, *, device: torch.device) -> AttentionPlan:
+    """Visits of similar length beside one another; the rule is `attention.codes_mask`."""
+    offsets = offsets.cpu()
+    builder = _Blocks(int(offsets[-1]))
     order = offsets.diff().argsort(stable=True)
     order = order[offsets.diff()[order] > 0]
     lengths = offsets.diff()[order]
@@ -264,30 +256,18 @@ def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
     real = place < lengths[group]
     rows = offsets[order][group] + place.minimum(lengths[group] - 1)
     for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
-        blocks.add_block(size, length, length, mask=None if bool(mask.all()) else mask)
-    blocks.add_rows(rows, rows, answers=real)
-    return blocks.plan().to(device)
+        builder.blocks.append(Block(size, length, length, None if bool(mask.all()) else mask))
+    builder.add_rows(rows, rows, answers=real)
+    return builder.plan().to(device)
 
 
 # ---- tokens of a subject ---------------------------------------------------------------------------------------------
 
 
-def tokens_plan(
-    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
+def tokens_blocks(
+    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool
 ) -> AttentionPlan:
-    """Attention over all tokens of a subject, by whole visits (rows: the tokens). Always in dense blocks.
-
-    A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
-    own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
-    tokens see the past in the same way, and are seen by themselves alone.
-
-    Args:
-        batch: The packed visits.
-        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one. On the CPU, or
-            there is a wait.
-        max_tokens: How far back (and ahead).
-        bidirectional: Whether real visits also see the future.
-    """
+    """Runs of visits, and queries; the rule is `attention.tokens_mask`."""
     builder = _TokensPlan(batch.host, token_offsets.cpu(), max_tokens, bidirectional)
     builder.add_visits()
     builder.add_queries()
@@ -310,13 +290,13 @@ class _TokensPlan(_Blocks):
     ) -> None:
         super().__init__(int(token_offsets[-1]))
         self.token_offsets, self.max_tokens = token_offsets, max_tokens
-        self.subjects = subjects = _SubjectRows(batch)
+        self.subjects = subjects = SubjectRows(batch)
         tokens = token_offsets.diff()
         real_tokens = tokens[subjects.real_rows]
         # of each real visit's real tokens
         self.start = torch.cat([real_tokens.new_zeros(1), real_tokens.cumsum(0)])
         # packed place of real tokens
-        self.token_of_real = _ranges(token_offsets[subjects.real_rows], real_tokens)
+        self.token_of_real = ranges(token_offsets[subjects.real_rows], real_tokens)
         place = torch.arange(len(subjects.real_rows))
         first = subjects.first.repeat_interleave(subjects.length)
         end = first + subjects.length.repeat_interleave(subjects.length)
@@ -349,13 +329,10 @@ class _TokensPlan(_Blocks):
                 & (keys.unsqueeze(1) < high[visit])
                 & real.unsqueeze(1)
             )
-            self.add_block(
-                size, query_length, key_length, mask=None if bool(mask.all()) else mask.unsqueeze(1)
-            )
-            query_rows, key_rows = (
-                self.token_of_real[asked].flatten(),
-                self.token_of_real[keys].flatten(),
-            )
+            seen = None if bool(mask.all()) else mask.unsqueeze(1)
+            self.blocks.append(Block(size, query_length, key_length, seen))
+            query_rows = self.token_of_real[asked].flatten()
+            key_rows = self.token_of_real[keys].flatten()
             self.add_rows(query_rows, key_rows, answers=answers.flatten())
 
     def _runs(self) -> list[_Run]:
@@ -406,54 +383,18 @@ class _TokensPlan(_Blocks):
             )
             keys = torch.where(is_own | ~is_real, first + place.minimum(own_tokens - 1), past_keys)
             mask = None if bool(is_real.all()) else is_real.view(size, 1, 1, key_length)
-            self.add_block(size, asked.shape[1], key_length, mask=mask)
+            self.blocks.append(Block(size, asked.shape[1], key_length, mask))
             query_rows = (first + asked.minimum(own_tokens - 1)).flatten()
             self.add_rows(query_rows, keys.flatten(), answers=(asked < own_tokens).flatten())
-
-
-# ---- ragged spans ----------------------------------------------------------------------------------------------------
-
-
-def _stream(
-    rows: Tensor | None,
-    lengths: Tensor,
-    *,
-    key_rows: Tensor | None = None,
-    key_lengths: Tensor | None = None,
-    window: tuple[int, int] = (-1, -1),
-) -> Stream:
-    """Spans of so many queries (and keys; none: as many), as few calls as possible; empty spans are left out."""
-    queries = lengths[lengths > 0]
-    keys = queries if key_lengths is None else key_lengths[lengths > 0]
-    calls = tuple(
-        Spans(
-            _span_offsets(q),
-            _span_offsets(k),
-            int(q.sum()),
-            int(k.sum()),
-            int(q.max()),
-            int(k.max()),
-            window,
-        )
-        for q, k in zip(
-            torch.split(queries, MOST_SPANS), torch.split(keys, MOST_SPANS), strict=True
-        )
-        if len(q)
-    )
-    return Stream(rows, key_rows, calls)
-
-
-def _span_offsets(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------
 
 
-def _ranges(start: Tensor, length: Tensor) -> Tensor:
+def ranges(start: Tensor, length: Tensor) -> Tensor:
     """The numbers of several ranges, one after another.
 
-    >>> _ranges(torch.tensor([5, 0]), torch.tensor([2, 3])).tolist()
+    >>> ranges(torch.tensor([5, 0]), torch.tensor([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
     skipped = start - (length.cumsum(0) - length)
