@@ -15,10 +15,10 @@ import numpy as np
 from _league_tasks import FIRST_DIAGNOSES, TASKS, Place
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.cli.demo_pretrain import FewLabels
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.evaluation.few_labels import FewLabels
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines

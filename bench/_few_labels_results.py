@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.cli.demo_pretrain import paired_gain
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import read_json, write_bytes
+from ehrsequencing.evaluation.few_labels import paired_gain
 
 FOLDER = Path(__file__).parent / "results" / "few_labels"
 DIGITS = 6

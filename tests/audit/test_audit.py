@@ -387,7 +387,7 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     assert (run / "report-details.html").read_text() == after
     assert "has no results of an evaluation" in ehrseq("evaluate", bare, "--redraw").stderr
     # Metrics that cannot be drawn change neither the verdict nor the report.
-    add_to_run(run, "metrics-individual.json", lambda path: write_json(path, {"checks": None}))
+    add_to_run(run, "metrics.json", lambda path: write_json(path, {"checks": None}))
     done = ehrseq("audit", run, "--subjects", 6)
     assert done.exit_code == 0, done.output
     assert "does not show this audit" in done.stderr

@@ -119,6 +119,9 @@ def test_a_run_is_valid_at_every_moment_of_an_evaluation(sim_run: Path) -> None:
     Run(sim_run)
     (sim_run / "metrics.json").write_bytes(b"[]\n")
     assert Run(sim_run).altered == {"metrics.json": "has changed since it was written"}
+    with pytest.raises(EhrseqError, match="has changed since it was written"):
+        add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
+    (sim_run / "metrics.json").unlink()
     add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
 
 

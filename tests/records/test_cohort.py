@@ -5,7 +5,6 @@ drawn tables, `test_task_language.py` adds what tasks can say beyond index, outc
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +16,6 @@ from helpers.cohorts import (
     HandMade,
     a_task,
     check_arrays,
-    check_attrition,
     check_summaries,
     differences,
     moment,
@@ -25,7 +23,7 @@ from helpers.cohorts import (
     study,
 )
 from helpers.hand_counted import HAND_COUNTED
-from helpers.meds import CODES, LABS, SPLITS, Row, everything, load_arrays, record, stored_subjects, us, write_meds
+from helpers.meds import CODES, LABS, SPLITS, everything, load_arrays, record, stored_subjects, us, write_meds
 from reference.records import Records, Summary
 
 HAND = HandMade(HAND_COUNTED)
@@ -121,68 +119,3 @@ def test_subjects_without_a_split_file_are_split_by_their_id(tmp_path: Path) -> 
 
 
 # ----------------------------------------------------------------------------------------------------------- real data
-
-REAL: dict[str, tuple[dict[str, Any], list[str], int]] = {  # task, settings, subjects of each shard
-    "pbc2_meds": (
-        {
-            "outcome": {"death": "MEDS_DEATH"},
-            "competing": {"tx": "TRANSPLANT*"},
-            "index": {"first_visit": True},
-            "landmarks": ["0d", "1y", "3y", "5y"],
-        },
-        [],
-        40,
-    ),
-    "nafld_meds": (
-        {"index": {"code": "INDEX"}, "outcome": {"death": "MEDS_DEATH"}, "censoring": {"code": "END_OF_FOLLOWUP"}},
-        [],
-        60,
-    ),
-    "physionet2012_meds": (
-        {"index": {"code": "ICU_ADMISSION", "after": "48h"}, "outcome": {"death": "MEDS_DEATH"}},
-        ["visits.by=window", "visits.window=1h"],
-        15,
-    ),
-    "mimic4_demo_meds": (
-        {
-            "index": {"code": "HOSPITAL_DISCHARGE*", "which": "every"},
-            "outcome": {"death": "MEDS_DEATH"},
-            "censoring": {"dataset_end": True},
-            "blanking": "1d",
-        },
-        [],
-        4,
-    ),
-}
-
-
-QUICK = ["pbc2_meds", "nafld_meds"]
-LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("physionet2012_meds", "mimic4_demo_meds")]
-
-
-@pytest.mark.parametrize("name", [*QUICK, *LONG])
-def test_real_cohorts_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
-    source = Path(__file__).parents[3] / "shared" / "data" / name / "data"
-    if not source.exists():
-        pytest.skip(f"{source} is absent")
-    settings_, overrides, number = REAL[name]
-    rows, splits = [], {}
-    for path in sorted(source.rglob("*.parquet")):
-        columns = pq.read_table(path, columns=["subject_id", "time", "code", "numeric_value"]).to_pydict()
-        times = pq.read_table(path, columns=["time"])["time"].cast("int64").to_pylist()
-        chosen = set(list(dict.fromkeys(columns["subject_id"]))[:number])
-        for subject, time, code, value in zip(
-            columns["subject_id"], times, columns["code"], columns["numeric_value"], strict=True
-        ):
-            if subject in chosen:
-                rows.append(Row(subject, time, code, value))
-                splits[subject] = path.parent.name
-    data = write_meds(tmp_path / "data", rows, splits=splits, shards=2)
-    task = a_task(**settings_)
-    config = study(*overrides)
-    prepare(data, tmp_path / "out", study=config, tasks=[task])
-    records = Records(rows, [task], config.visits)
-    assert len(records.cohort(task)) > 40
-    assert differences(tmp_path / "out", task, records, splits) == []
-    check_arrays(tmp_path / "out", task, records)
-    check_attrition(tmp_path / "out", task, records)

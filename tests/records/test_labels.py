@@ -5,18 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from meds.schema import LabelSchema
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.labels import IndexTimes, read_index_times
+from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.cohorts import a_task, moment, stored_cohort, study
@@ -163,18 +160,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_index_times(tmp_path / "m.parquet", cohort_id=9)
 
 
-@given(
-    known=st.lists(st.tuples(st.integers(-3, 9), st.integers(0, 5)), max_size=12),
-    asked=st.lists(st.integers(-4, 10), max_size=8),
-)
-def test_index_times_of_subjects_are_those_of_a_loop(known: list[tuple[int, int]], asked: list[int]) -> None:
-    distinct = sorted(set(known))
-    found = IndexTimes(*(np.array([pair[k] for pair in distinct], dtype=np.int64) for k in (0, 1)))
-    owner, moments = found.of(np.array(asked, dtype=np.int64))
-    expected = [(n, time) for n, subject in enumerate(asked) for who, time in distinct if who == subject]
-    assert list(zip(owner.tolist(), moments.tolist(), strict=True)) == expected
-
-
 # ---- out -------------------------------------------------------------------------------------------------------------
 
 
@@ -271,16 +256,3 @@ def test_splits_by_site_hold_out_whoever_was_there(tmp_path: Path) -> None:
         split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=site", "splits.held_out_sites=nort"))
     with pytest.raises(EhrseqError, match="has no column 'ward'"):
         split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=ward", "splits.held_out_sites=nort"))
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("splits.by=date", r"needs splits\.from"),
-        ("splits.by=site", r"needs splits\.column and splits\.held_out_sites"),
-        ("splits.from=soon", "not an ISO date"),
-    ],
-)
-def test_half_a_rule_is_refused(override: str, message: str) -> None:
-    with pytest.raises(EhrseqError, match=message):
-        load_study(None, [override])

@@ -23,7 +23,6 @@ from ehrsequencing.records import scales as samples_room
 from ehrsequencing.records.events import group_order, may_repeat, pieces
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import call_in_order, count_processes
-from ehrsequencing.records.parquet_rows import _check_codes
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.visits import count_at_or_before
@@ -295,20 +294,6 @@ def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
     assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(sum(counts)))
     assert {piece.start for piece in found} <= set(starts.tolist())
     assert all(piece.stop - piece.start < rows + 7 for piece in found)
-
-
-@pytest.mark.parametrize("odd", ["", " ", " A", "A\nB", "\n", "A\n", "A\x00", "A\rB", "[PAD]", "[UNK//LAB]"])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_an_odd_code_is_found_among_plain_ones(odd: str, place: int) -> None:
-    """The one look at all codes together sees what a look at each sees."""
-    codes = ["A", "B//x y"]
-    codes.insert(place, odd)
-    code = np.arange(3, dtype=np.int32)
-    if odd == " A" or odd.startswith("["):
-        _check_codes(code, tuple(codes), Path("shard"))
-        return
-    with pytest.raises(EhrseqError, match=f"row {place}, column code"):
-        _check_codes(code, tuple(codes), Path("shard"))
 
 
 def test_what_needs_no_fix_and_what_does_become_the_same(tmp_path: Path) -> None:

@@ -19,16 +19,14 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.events import STATIC
-from ehrsequencing.records.fixes import fix
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepare import prepare
-from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, table, write_meds
+from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, write_meds
 
 TASK = TaskConfig.model_validate(
     {"name": "t", "index": {"code": "A"}, "outcome": {"death": ["MEDS_DEATH"]}, "horizons": ["10d"]}
 )
-SHARD = "data/train/0.parquet"
 START = STARTS[1]
 
 
@@ -106,45 +104,6 @@ def test_two_births_under_another_name_are_refused_and_the_setting_is_named(tmp_
     rows = [*rows_of("BIRTH"), Row(3, START - 30 * DAY_US, "BIRTH")]
     with pytest.raises(EhrseqError, match=r"a subject has two births .*dialect\.birth"):
         prepared(write(tmp_path / "other", rows))
-
-
-def renamed(rows: Sequence[Row], *, others: Sequence[str] = ("BIRTH",), first_its_own: bool = True) -> list[Row]:
-    """Brute-force twin of the rule, subject by subject; `first_its_own=False` is its mutant."""
-    out = []
-    for row in rows:
-        has_own = any(r.subject == row.subject and r.code == "MEDS_BIRTH" and r.time is not None for r in rows)
-        is_birth = row.code in others and row.time is not None and not (has_own and first_its_own)
-        out.append(row._replace(code="MEDS_BIRTH") if is_birth else row)
-    return out
-
-
-BIRTHS = st.lists(
-    st.tuples(st.integers(1, 3), st.sampled_from([None, START]), st.sampled_from(["MEDS_BIRTH", "BIRTH", "A"])).map(
-        lambda drawn: Row(*drawn)
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
-def read_back(rows: Sequence[Row], folder: Path) -> list[tuple[int, str]]:
-    """Subject and code of every event that the reader keeps."""
-    path = folder / "0.parquet"
-    pq.write_table(table(rows), path)
-    log, dialect = Counter[str](), DialectConfig()
-    events = fix(read_events(path, log, dialect=dialect), path, log, dialect=dialect, extracted_us=None)
-    return sorted((int(s), events.codes[c]) for s, c in zip(events.subject_id, events.code, strict=True))
-
-
-def kept(rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """Subject and code of distinct rows of subjects with a timed row."""
-    timed = {row.subject for row in rows if row.time is not None}
-    return sorted((row.subject, row.code) for row in set(rows) if row.subject in timed)
-
-
-@given(rows=BIRTHS)
-def test_births_are_renamed_as_by_hand(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
-    assert read_back(rows, tmp_path_factory.mktemp("shard")) == kept(renamed(rows))
 
 
 # ---- columns and types ----------------------------------------------------------------------------------------------
@@ -294,22 +253,6 @@ def test_how_a_data_set_is_cut_into_files_does_not_matter(data: Path, tmp_path: 
             (other / "data" / split / "a=1" / "b").mkdir(parents=True)
             shutil.move(old, other / "data" / split / "a=1" / "b" / "x.parquet")
     assert prepared(other) == (files, {})
-
-
-def test_a_subject_in_two_files_is_refused_wherever_records_are_read(data: Path) -> None:
-    shard = pq.read_table(data / SHARD, partitioning=None)
-    pq.write_table(shard.slice(len(shard) - 3), data / "data" / "train" / "1.parquet")
-    pq.write_table(shard.slice(0, len(shard) - 3), data / SHARD)
-    with pytest.raises(EhrseqError, match=r"train/1\.parquet: a subject is in two shards, here and in .*train/0"):
-        list(MedsReader(data))
-
-
-def test_metadata_may_not_be_a_link_out_of_the_folder(data: Path, tmp_path: Path) -> None:
-    splits = data / "metadata" / "subject_splits.parquet"
-    shutil.move(splits, tmp_path / "splits.parquet")
-    splits.symlink_to(tmp_path / "splits.parquet")
-    with pytest.raises(EhrseqError, match="link out of the data set"):
-        prepared(data)
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------

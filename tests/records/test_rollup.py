@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
@@ -25,62 +25,6 @@ def no(code: str) -> bool:
     return False
 
 
-# ---- the twin --------------------------------------------------------------------------------------------------------
-
-
-class Twin:
-    """The rules of `records/rollup.py` by plain loops; each is a method, so that a test can break it."""
-
-    def __init__(self, carriers: Who, parents: Parents, enough: int) -> None:
-        self.carriers, self.parents, self.enough = carriers, parents, enough
-        self.names = sorted({*carriers, *parents, *(up for ups in parents.values() for up in ups)})
-
-    def distance(self, low: str, high: str) -> int | None:
-        """Fewest steps up from one code to another."""
-        here, steps = {low}, 0
-        while here and steps <= len(self.names):
-            if high in here:
-                return steps
-            here, steps = {up for code in here for up in self.parents.get(code, ())}, steps + 1
-        return None
-
-    def way(self, code: str) -> list[str]:
-        """A code's ancestors, the nearest first, then by name."""
-        found = [(self.distance(code, up), up) for up in self.names if up != code]
-        return [up for steps, up in sorted((steps, up) for steps, up in found if steps is not None)]
-
-    def height(self, code: str) -> int:
-        """Longest way down to a leaf."""
-        return max((1 + self.height(low) for low in self.names if code in self.parents.get(low, ())), default=0)
-
-    def is_frequent(self, code: str) -> bool:
-        return len(self.carriers.get(code, set())) >= self.enough
-
-    def stays(self, who: set[int]) -> bool:
-        """Enough subjects are at a node."""
-        return len(who) >= self.enough
-
-    def replacements(self) -> dict[str, str]:
-        where = {code: code for code, who in self.carriers.items() if who and code in self.parents}
-        kept = {code for code in self.names if self.is_frequent(code)}
-        where = {code: place for code, place in where.items() if code not in kept}
-        gone: set[str] = set()
-        for node in sorted(self.names, key=lambda code: (self.height(code), code)):
-            here = [code for code, place in where.items() if place == node]
-            if node in kept or self.stays(set().union(*(self.carriers[code] for code in here))):
-                kept.add(node)
-                continue
-            gone.add(node)
-            for code in here:
-                where[code] = next((up for up in self.way(code) if up not in gone), "")
-        out = {}
-        for code in self.parents:
-            targets = [up for up in self.way(code) if up in kept]
-            if targets and code not in kept:
-                out[code] = targets[0]
-        return out
-
-
 NODES = [f"N{n}" for n in range(9)]
 
 
@@ -94,16 +38,6 @@ def ontologies(draw: st.DrawFn) -> tuple[dict[str, set[int]], dict[str, list[str
     who = st.sets(st.integers(0, 6), max_size=4)
     carriers = {node: draw(who) for node in [*NODES, "LONE"] if draw(st.booleans())}
     return carriers, parents, draw(st.integers(1, 5))
-
-
-@settings(max_examples=300)
-@given(ontologies())
-def test_rollups_are_those_of_plain_loops(drawn: tuple[Who, Parents, int]) -> None:
-    carriers, parents, enough = drawn
-    twin = Twin(carriers, parents, enough)
-    capped = {code: set(sorted(who)[:enough]) for code, who in carriers.items()}
-    for who in (carriers, capped):  # of a frequent code, `enough` subjects say it all
-        assert fit_rollup(who, parents=parents, enough=enough, excluded=no) == twin.replacements()
 
 
 @given(ontologies())

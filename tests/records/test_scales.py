@@ -16,7 +16,6 @@ from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 from helpers.meds import DAY_US, Row, us, write_meds
 from reference import scales as twin
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "physionet2012_meds"
 Pairs = list[tuple[float, int]]
 
 
@@ -152,32 +151,3 @@ def test_the_order_of_shards_makes_no_difference(tmp_path: Path, enough: int) ->
                 tasks=[])  # fmt: skip
         made.append((out / "vocabulary.safetensors").read_bytes())
     assert made[0] == made[1]
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="../shared/data/physionet2012_meds is absent")
-@pytest.mark.slow
-def test_ranks_of_real_values_hardly_move(tmp_path: Path) -> None:
-    """Against the ranks among all training values; a sample of 2,048 without any grouping is as far from them."""
-    from ehrsequencing.records.codes import CodeMatcher
-    from ehrsequencing.records.meds import MedsReader
-    from ehrsequencing.records.splits import split_lookup
-
-    study = load_study(None, [])
-    prepare(REAL, tmp_path / "set", study=study, tasks=[])
-    found = Prepared(tmp_path / "set").vocabulary
-    lookup = split_lookup(REAL, study=study, tasks=[], excluded=CodeMatcher([]), parents={})
-    values: dict[int, list[np.ndarray]] = {}
-    for events in MedsReader(REAL):
-        training = (lookup(events.subject_id) == 0) & ~np.isnan(events.value)
-        token = found.ids(events.codes)[events.code]
-        for number in np.unique(token[training & (found.scale[token] >= 0)]).tolist():
-            values.setdefault(number, []).append(events.value[training & (token == number)])
-    errors = {}
-    for number, parts in values.items():
-        every = np.sort(np.concatenate(parts).astype(np.float64))
-        rank = (np.searchsorted(every, every, "left") + np.searchsorted(every, every, "right")) / 2 / len(every)
-        ranks = found._ranks.of(np.full(len(every), found.scale[number], np.int32), every)
-        errors[found.tokens[number]] = float(np.abs(ranks - rank).mean())
-    assert len(errors) > 30
-    assert max(errors.values()) < 0.02, max(errors, key=errors.__getitem__)
-    assert np.mean(list(errors.values())) < 0.006

@@ -215,13 +215,6 @@ def test_visits_are_those_of_plain_loops(data: DataSet, way: str, shards: int) -
     check_drawn(data, way, shards)
 
 
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None)
-@given(**DRAWN)
-def test_visits_are_those_of_plain_loops_at_length(data: DataSet, way: str, shards: int) -> None:
-    check_drawn(data, way, shards)
-
-
 def test_the_store_is_the_same_however_rows_and_shards_lie(tmp_path: Path) -> None:
     rows, _ = hand_rows("day")
     splits = {row.subject: SPLITS[row.subject % 3] if row.subject != 900 else "train" for row in rows}

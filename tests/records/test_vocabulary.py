@@ -129,24 +129,6 @@ def test_what_is_made_of_a_code_has_its_type_and_summaries_their_own() -> None:
     assert set(types.values()) == set(range(1 + 2 + len(SUMMARIES)))
 
 
-def test_a_vocabulary_without_prefixes_has_one_type() -> None:
-    assert vocabulary("A", "B").code_types.tolist() == [0, 0, 0, 0]
-
-
-heads = st.sampled_from(["", "A", "B", "LAB", "Z z", "é"])
-
-
-@given(st.lists(st.tuples(heads, st.integers(0, 9)), max_size=12, unique=True))
-def test_same_prefix_same_type(codes: list[tuple[str, int]]) -> None:
-    types = vocabulary(*(f"{head}//{n}" if head else str(n) for head, n in codes)).code_types[2:]
-    for (head, _), kind in zip(codes, types.tolist(), strict=True):
-        assert (kind == 0) == (head == "")
-        assert [h for (h, _), k in zip(codes, types.tolist(), strict=True) if k == kind] == [
-            h for h, _ in codes if h == head
-        ]
-    assert set(types.tolist()) | {0} == set(range(len({h for h, _ in codes} | {""})))  # dense: no row goes unused
-
-
 def test_types_of_a_prepared_set(sim_prepared: Path) -> None:
     found = Prepared(sim_prepared).vocabulary
     assert found.code_types.dtype == np.int64
@@ -157,9 +139,3 @@ def test_types_of_a_prepared_set(sim_prepared: Path) -> None:
     assert {"DX", "PROC", "RX", "LAB", *SUMMARIES} <= set(types)  # carried summaries are kinds of their own
     assert all(len(kinds) == 1 for kinds in types.values())
     assert len(set.union(*types.values())) == len(types)
-
-
-def test_types_survive_saving(sim_prepared: Path, tmp_path: Path) -> None:
-    found = Prepared(sim_prepared).vocabulary
-    found.save(tmp_path)
-    np.testing.assert_array_equal(Vocabulary.load(tmp_path).code_types, found.code_types)

@@ -1,7 +1,6 @@
 """The mechanisms of the simulation: each moves the hazards by its knob, is written in the record, and can be off."""
 
 from collections import defaultdict
-from dataclasses import replace
 from datetime import date, datetime
 from typing import Any
 
@@ -9,9 +8,9 @@ import numpy as np
 import pytest
 
 from ehrsequencing.simulate.codes import CodeTable
-from ehrsequencing.simulate.lives import CLASSES, NEVER_DAYS, Draws, Lives
+from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
 from ehrsequencing.simulate.process import MECHANISMS, Process
-from ehrsequencing.simulate.records import BLOCK, simulate_block
+from ehrsequencing.simulate.records import simulate_block
 from helpers.simulate import NO_EFFECTS, busy_world, courses_of
 
 
@@ -68,22 +67,6 @@ def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
         np.testing.assert_allclose(moved / plain, [[expected], [1.0]], rtol=1e-12)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_row_of_the_mechanisms_is_the_log_hazard_with_the_knob_on_minus_that_with_it_off(mechanism: str) -> None:
-    """At states of real courses, for everyone; `chronic` is part of the state and needs a second cohort."""
-    process, courses = courses_of(300)
-    off = Process(busy_world(**{f"{mechanism}_effect": 0.0}))
-    lives = courses.visits
-    without = off.hazards_per_day(replace(lives, chronic=0 * lives.chronic) if mechanism == "chronic" else lives)
-    ratios = process.log_ratios(lives)
-    row = ratios[MECHANISMS.index(mechanism)]
-    np.testing.assert_allclose(np.log(process.hazards_per_day(lives)[0] / without[0]), row, atol=1e-12)
-    assert row.std() > 0.09
-    assert np.all(off.log_ratios(lives)[MECHANISMS.index(mechanism)] == 0) or mechanism == "chronic"
-    if mechanism == "chronic":
-        assert not courses_of(300, chronic_effect=0)[1].visits.chronic.any()
-
-
 def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
     def hazards(*, male: bool, age_years: float, chronic: list[bool], **knobs: float) -> np.ndarray:
         config = busy_world(pair_visit_share=0, lab_effect=0, decay_effect=0, chronic_conditions=3, **knobs)
@@ -111,57 +94,6 @@ def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
     np.testing.assert_allclose(moved / plain, np.exp([0.2 + 0.4 * (0.5 + 1.5) - 0.1, 0.3 - 0.5]))
     off = hazards(male=True, age_years=50, chronic=[True, False, True], **dict.fromkeys(knobs, 0.0))
     np.testing.assert_allclose(off, plain)
-
-
-def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
-    def codes_of(**knobs: float) -> set[str]:
-        config = busy_world(**knobs)
-        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
-        return set(block.events["code"].to_pylist())
-
-    def prefixes(codes: set[str]) -> set[str]:
-        return {code.rstrip("0123456789") for code in codes}
-
-    everything = prefixes(codes_of())
-    assert {"DX//A", "RX//B", "DX//CHRONIC", "MEDS_DEATH", "LAB//MARKER", "PROC//ORDER_A", "DX//FLARE"} <= everything
-    assert everything - prefixes(codes_of(pair_visit_share=0)) == {"DX//A", "RX//B"}
-    assert everything - prefixes(codes_of(order_visit_share=0)) == {f"PROC//ORDER_{code}" for code in "ABC"}
-    assert everything - prefixes(codes_of(acute_visit_share=0)) == {"DX//FLARE"}
-    assert everything - prefixes(codes_of(stay_visit_share=0)) == {"STAY//ADMISSION", "STAY//DISCHARGE"}
-    assert everything - prefixes(codes_of(chronic_prevalence=0)) == {"DX//CHRONIC"}
-    assert everything - prefixes(codes_of(chronic_conditions=0)) == {"DX//CHRONIC"}
-    assert everything - prefixes(codes_of(death_per_year=0)) == {"MEDS_DEATH"}
-    assert everything - prefixes(codes_of(outcome_per_year=0)) == {"DX//OUTCOME"}
-    assert everything - prefixes(codes_of(other_lab_visit_share=0)) == {"LAB//OTHER"}
-    for none in ("background_codes", "background_per_visit"):
-        assert everything - prefixes(codes_of(**{none: 0})) == {"DX//N", "RX//N", "PROC//N"}
-    _, courses = courses_of(300, drop_out_per_year=0)
-    full = courses.first_day + courses.censoring_day == 18_262  # 2020-01-01
-    assert full.all()
-    _, courses = courses_of(300)
-    assert 0.7 < (courses.first_day + courses.censoring_day == 18_262).mean() < 0.95
-    _, courses = courses_of(300, visits_per_year=0)
-    assert set(np.bincount(courses.subject)) <= {1, 2}
-    assert (courses.visits.day == np.where(courses.visits.day > 0, courses.visits.enrolment_day, 0)).all()
-    _, courses = courses_of(300, history_max_years=0)
-    assert (courses.is_enrolment == (courses.visits.day == 0)).all()
-    _, courses = courses_of(300, lab_visit_share=0)
-    assert (courses.visits.has_lab == (courses.visits.day == 0)).all()
-    _, courses = courses_of(300, visit_rate_spread=0)
-    assert len(set(courses.visits.visit_rate)) == 1
-    assert len(set(courses.visits.frailty)) == 1
-    _, courses = courses_of(300, visit_rate_spread=0.5, frailty_spread=0.5)
-    assert len(set(courses.visits.visit_rate)) == len(set(courses.visits.frailty)) == CLASSES
-
-
-def test_the_marker_stays_standard_normal_and_remembers() -> None:
-    _, courses = courses_of(4000)
-    visits, first = courses.visits, courses.visits.day == 0
-    for values in (visits.lab[first], visits.lab[visits.has_lab & ~first]):
-        assert abs(values.mean()) < 4 / np.sqrt(len(values) / 5)  # neighbours correlate
-        assert abs(values.std() - 1) < 0.05
-    follows = np.flatnonzero(visits.has_lab[1:] & ~first[1:])
-    assert abs(np.corrcoef(visits.lab[follows], visits.lab[follows + 1])[0, 1] - 0.8) < 0.02
 
 
 def hazards_read_off(record: list[dict[str, Any]], p: datetime) -> tuple[list[float], dict[str, float]]:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.dataset import split_of
 from ehrsequencing.simulate.lives import Evidence, Lives
-from ehrsequencing.simulate.process import MECHANISMS, Process
+from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.truth import Curves, grid_days, true_curves
 from helpers.simulate import brute_prediction_times, busy_world
 
@@ -279,28 +279,6 @@ def test_hazards_integrate_to_the_risks(data: Path) -> None:
     assert (truth["risk_se"].to_numpy() >= 0).all()
 
 
-def test_mechanisms_stand_beside_the_truth_and_make_up_the_first_hazards(data: Path) -> None:
-    """After the visit's day the first bin's hazard is the state's own, but for what a visit within the week changes."""
-    table, truth = pq.read_table(data / "truth_mechanisms.parquet"), pq.read_table(data / "truth.parquet")
-    assert {field.name: str(field.type) for field in table.schema} == {
-        "subject_id": "int64",
-        "prediction_time": "timestamp[us]",
-        "mechanism": "string",
-        "log_hazard_ratio": "float",
-    }
-    times = truth.num_rows // 8
-    assert table["mechanism"].to_pylist() == list(MECHANISMS) * times
-    for name in ("subject_id", "prediction_time"):
-        np.testing.assert_array_equal(table[name].to_numpy()[:: len(MECHANISMS)], truth[name].to_numpy()[::8])
-    total = table["log_hazard_ratio"].to_numpy().reshape(times, -1).sum(axis=1)
-    hazards = pq.read_table(data / "truth_hazards.parquet")
-    first = hazards["hazard"].to_numpy().reshape(times, 2, -1)[:, 0, 0]
-    fraction = truth["prediction_time"].cast("int64").to_numpy()[::8] % 86_400_000_000 / 86_400_000_000
-    state = np.log(first * 7 / (6 + fraction) / (busy_world().outcome_per_year / YEAR))
-    assert np.corrcoef(state, total)[0, 1] > 0.995
-    assert np.median(np.abs(state - total)) < 0.05
-
-
 def cohort_of(data: Path, out: Path, *overrides: str) -> pa.Table:
     """What `prepare` makes of the simulation's own task."""
     prepare(data, out, study=load_study(None, list(overrides)), tasks=[load_task(data / "task.yaml")])
@@ -332,21 +310,6 @@ def test_prepare_asks_for_exactly_the_truth(tmp_path: Path) -> None:
     by_encounter = times_of(cohort_of(out, tmp_path / "by encounter", "visits.by=encounter"))
     assert by_encounter == truth - admissions
     assert len(admissions) > 100
-
-
-def test_no_possible_duration_lies_beyond_the_hazards(data: Path) -> None:
-    stop = max(pq.read_table(data / "truth_hazards.parquet")["stop_days"].to_pylist())
-    truth = pq.read_table(data / "truth.parquet")
-    last = {}
-    for shard in (data / "data").glob("*/*.parquet"):
-        table = pq.read_table(shard)
-        for subject, time in zip(table["subject_id"].to_pylist(), table["time"].to_pylist(), strict=True):
-            last[subject] = time or datetime.min
-    durations = (
-        last[subject] - time
-        for subject, time in zip(truth["subject_id"].to_pylist(), truth["prediction_time"].to_pylist(), strict=True)
-    )
-    assert max(durations) < timedelta(days=stop)
 
 
 def test_by_default_only_the_held_out_have_a_truth(data: Path, tmp_path: Path) -> None:

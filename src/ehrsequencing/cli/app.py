@@ -11,9 +11,8 @@ import typer
 
 from ehrsequencing.cli.codes import codes
 from ehrsequencing.cli.compare import compare
-from ehrsequencing.cli.console import bar, finish, say, stages, warn
+from ehrsequencing.cli.console import CommandLine, bar, finish, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
-from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.explain import explain
 from ehrsequencing.cli.explore import explore
 from ehrsequencing.cli.export import export

@@ -1,11 +1,14 @@
 """What commands print: text for people, or with `--json` one JSON object; and errors as one line with an exit code.
 
-`conventions.py` opens an `Output` around every command. Inside, `say` prints results, `note` and `warn` print remarks,
-`bar`, `stages` and `training_bar` show progress, and `finish` names what was written and the next command to type.
+`CommandLine.command` opens an `Output` around every command, and gives it `--quiet`, `--json`, `--debug`, an example.
+Inside, `say` prints results, `note` and `warn` print remarks, `bar` and `stages` show progress, and `finish` names what
+was written and the next command to type.
 
 Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 128 + n a signal.
 """
 
+import functools
+import inspect
 import json
 import math
 import os
@@ -13,11 +16,12 @@ import shlex
 import signal
 import sys
 import traceback
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -242,6 +246,92 @@ def as_parts(error: Exception) -> tuple[dict[str, str], int]:
     else:
         parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
     return {name: " ".join(plain(text).split()) for name, text in parts.items()}, code
+
+
+# ---- the command line ------------------------------------------------------------
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+SHARED: dict[str, Any] = {
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only")],
+    "as_json": Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")
+    ],
+    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")],
+}
+
+
+class CommandLine(typer.Typer):
+    """A Typer application whose commands keep the conventions.
+
+    Args:
+        group: Name of the command that these are commands of, as in `import`.
+        settings: Of `typer.Typer`.
+    """
+
+    def __init__(self, *, group: str = "", **settings: Any) -> None:
+        super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **settings)
+        self.group = group
+
+    def command(
+        self, name: str | None = None, *, example: str = "", **settings: Any
+    ) -> Callable[[Function], Function]:
+        """Declare a command.
+
+        Args:
+            name: What people type; by default the function's name.
+            example: A command line to copy, for the end of the help. Without it the docstring has one ("Example: …").
+            settings: Of `typer.Typer.command`.
+        """
+        if example:
+            # \b: Click breaks no line, so that it can be copied
+            settings["epilog"] = f"\b\nExample: {example}"
+
+        def declare(function: Function) -> Function:
+            path = f"{self.group} {name or function.__name__}".strip()
+            super(CommandLine, self).command(name, **settings)(with_conventions(function, path))
+            return function
+
+        return declare
+
+
+def with_conventions(function: Callable[..., Any], command: str) -> Callable[..., None]:
+    """The function with the options that it lacks, its output collected and its errors as one line."""
+    signature, hints = (
+        inspect.signature(function),
+        typing.get_type_hints(function, include_extras=True),
+    )
+    added = [name for name in SHARED if name not in signature.parameters]
+
+    @functools.wraps(function)
+    def with_shared_options(**given: Any) -> None:
+        shared = {name: bool(given.pop(name)) for name in added}
+        shared = {name: bool(given.get(name)) for name in SHARED} | shared
+        with (
+            output_of(command, as_json=shared["as_json"], quiet=shared["quiet"]),
+            errors(shared["debug"]),
+        ):
+            if command != "train":
+                _refuse_torchrun(command)
+            function(**given)
+
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=SHARED[name]
+        )
+        for name in added
+    ]
+    kept = [
+        p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()
+    ]
+    with_shared_options.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    with_shared_options.__annotations__ = hints | {name: SHARED[name] for name in added}
+    return with_shared_options
+
+
+def _refuse_torchrun(command: str) -> None:
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        fix = "start it without torchrun; only ehrseq train uses several processes"
+        raise EhrseqError("runs in one process", where=f"ehrseq {command}", fix=fix)
 
 
 def _name_setting(option: str) -> None:

@@ -1,4 +1,7 @@
-"""`ehrseq demo`: simulates records with known risks, prepares them, trains, evaluates, audits and reports."""
+"""`ehrseq demo`: simulates records with known risks, prepares them, trains, evaluates, audits and reports.
+
+With `--pretrain` it measures what records without labels are worth when 1,000 subjects have labels.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,19 +13,22 @@ from ehrsequencing.api.evaluate import report_audit, report_evaluation
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.cli.console import bar, stages, training_bar
 from ehrsequencing.cli.console import say as print_line
-from ehrsequencing.cli.demo_pretrain import run_pretraining_demo
 from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import entries, read_json, require_name
+from ehrsequencing.core.files import entries, read_json, require_name, write_json
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, altered, is_json_of, read_manifest
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.pretraining import pretraining_lines
 from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
@@ -47,6 +53,24 @@ SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
 )
 # Expected share of the gain over seeds 0 to 3 (`python bench/demo_seeds.py`): mean, standard deviation, seeds.
 OVER_SEEDS = (0.65, 0.02, 4)  # .631, .628, .669, .652
+
+# of `--pretrain`
+LABELLED = 1_000  # training subjects with labels; all of the demo's records are pretrained on
+RESULT = "pretraining-gain.json"
+_MODEL = ("model.size=small", "model.dim=32", "model.layers=1")
+_PRETRAINING = (
+    *_MODEL,
+    "training.learning_rate=2e-3",
+    "training.epochs=20",
+)
+# Both trainings have the same settings, so that only the start differs: what is given is no default of few events.
+_SAME = (
+    "model.dropout=0",
+    "model.code_dropout=0",
+    "model.wide_head=false",
+    "model.age_polynomial=false",
+)
+_TRAINING = (*_MODEL, *_SAME, "training.learning_rate=1e-3", "training.warmup_steps=20")
 
 
 def prepare_demo(
@@ -162,3 +186,83 @@ def summary(metrics: dict[str, Any]) -> list[str]:
             "No model can beat the true hazards in expected likelihood or Brier score, but in C one can.",
         ]
     return lines
+
+
+# ---- --pretrain ------------------------------------------------------------
+
+
+def run_pretraining_demo(
+    prepared: Prepared, out: Path, *, task: str, seed: int, say: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Pretrain on all records, train with few labels with and without it, and compare on held-out subjects.
+
+    Args:
+        prepared: The demo's set.
+        out: The demo's folder.
+        task: Its task.
+        seed: Of labels and trainings.
+        say: Prints a line.
+
+    Returns:
+        The mean NLL of both runs, the gain with its interval, and how many labels there were.
+    """
+    folders = {name: out / name for name in ("pretrained", "few-labels", "few-labels-pretrained")}
+    labels = FewLabels(prepared, task, min(LABELLED, prepared.manifest["subjects"] // 4), seed)
+    own = f"training.seed={seed}"
+    say("pretraining on the records of all training patients, without their labels")
+    asked = load_study(None, [*_PRETRAINING, own])
+    pretrainer = Pretrainer(prepared, folders["pretrained"], study=asked, task_name=task)
+    with training_bar("pretraining", "tuning loss") as show:
+        for line in pretraining_lines(
+            pretrainer.fit(resume=folders["pretrained"].is_dir(), on_progress=show)
+        ):
+            say(line)
+    study = load_study(None, [*_TRAINING, own])
+    starts = {"few-labels": None, "few-labels-pretrained": Pretrained(folders["pretrained"])}
+    for name, init in starts.items():
+        say(
+            f"training with the labels of {labels.n:,} patients, {'from scratch' if init is None else 'pretrained'}"
+        )
+        trainer = labels.trainer(folders[name], study=study, init=init)
+        with training_bar() as show:
+            trainer.fit(resume=folders[name].is_dir(), on_progress=show)
+    scratch, pretrained = (labels.held_out_nll(folders[name]) for name in starts)
+    rows = prepared.records(task, "held_out").rows
+    gain, error = paired_gain(scratch, pretrained, rows.subject)
+    found = {
+        "labelled": labels.n,
+        "labelled_with_event": labels.events,
+        "held_out_prediction_times": len(rows),
+        "nll": {"from scratch": float(scratch.mean()), "pretrained": float(pretrained.mean())},
+        "gain": gain,
+        "low": gain - 1.96 * error,
+        "high": gain + 1.96 * error,
+    }
+    write_json(out / RESULT, found)
+    for line in gain_lines(found):
+        say(line)
+    return found
+
+
+def gain_lines(found: dict[str, Any]) -> list[str]:
+    """The difference, as lines for a terminal.
+
+    >>> gain_lines({"labelled": 9, "labelled_with_event": 3, "nll": {"from scratch": 2.5, "pretrained": 2.4},
+    ...             "gain": 0.1, "low": -0.1, "high": 0.3})[-1]
+    'This does not show that pretraining helps here: the interval holds 0.'
+    """
+    nll = found["nll"]
+    verdict = (
+        "Pretraining helps here: the interval is above 0."
+        if found["low"] > 0
+        else "Pretraining does harm here: the interval is below 0."
+        if found["high"] < 0
+        else "This does not show that pretraining helps here: the interval holds 0."
+    )
+    return [
+        "",
+        f"{found['labelled']:,} labelled patients, {found['labelled_with_event']} of them with the event",
+        f"NLL on held-out patients: {nll['from scratch']:.4f} from scratch, {nll['pretrained']:.4f} pretrained",
+        f"gain {found['gain']:+.4f} ({found['low']:+.4f} to {found['high']:+.4f}), 95 % interval, one simulation",
+        verdict,
+    ]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ehrsequencing.cli.console import bar, finish, say, warn
-from ehrsequencing.cli.conventions import CommandLine
+from ehrsequencing.cli.console import CommandLine, bar, finish, say, warn
 from ehrsequencing.cli.options import Overwrite
 from ehrsequencing.core.errors import EhrseqError
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 LONGEST_YAML = 1_000_000  # characters: PyYAML takes some seconds for as many
-_MOST_NODES = 100_000  # of a YAML text with its aliases written out; a study file has a few hundred
+_MOST_NODES = 100_000  # of a YAML text; a study file has a few hundred
 _LONGEST_NUMBER = 3_000  # characters; Python writes no number of more than 4,300 digits
 # PyYAML raises any of them for bad tags
 _INVALID = (
@@ -33,8 +33,7 @@ def parse_yaml(text: str) -> Any:
     """Read YAML without tags that run code; `2015-01-01` stays text.
 
     Raises:
-        BadText: It is not valid, has a key twice, is too long or too deep, or too large once its aliases are written
-            out.
+        BadText: It is not valid, has a key twice or an alias, or is too long, too large or too deep.
 
     >>> parse_yaml("{from: 2015-01-01, seed: 3}")
     {'from': '2015-01-01', 'seed': 3}
@@ -91,7 +90,10 @@ class _Strict(yaml.SafeLoader):
         self._composed = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """One node; refused where too many came before it."""
+        """One node; refused where too many came before it, or where it stands for another one."""
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise BadText("has an alias (*), which may stand for any amount; write it out", line)
         self._composed += 1
         if self._composed > _MOST_NODES:
             raise BadText("is too large")
@@ -117,13 +119,6 @@ class _Strict(yaml.SafeLoader):
                 seen.add((key.tag, key.value))
         return node
 
-    def get_single_node(self) -> yaml.Node | None:
-        """The document; refused where its aliases would make it too large."""
-        node: yaml.Node | None = super().get_single_node()
-        if node is not None and _size(node, {}) > _MOST_NODES:
-            raise BadText("is too large with its aliases written out")
-        return node
-
 
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _NUMBERS = {  # as PyYAML's own, without base 60, of which 600 kB take a minute
@@ -143,21 +138,3 @@ _Strict.yaml_implicit_resolvers = {
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-
-
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of nodes below and including one; an alias counts as often as it is used."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) in known:
-        if not known[id(node)]:
-            raise BadText("holds an alias to itself", node.start_mark.line + 1)
-        return known[id(node)]
-    known[id(node)] = 0  # being counted
-    parts = (
-        node.value
-        if isinstance(node, yaml.SequenceNode)
-        else [part for pair in node.value for part in pair]
-    )
-    known[id(node)] = 1 + sum(_size(part, known) for part in parts)
-    return known[id(node)]

@@ -26,7 +26,7 @@ from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_js
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.process import safe_children
 from ehrsequencing.core.version import __version__
-from ehrsequencing.records.attrition import Tally
+from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -66,6 +66,7 @@ def prepare(
     processes: int | None = None,
     engine: str = PROCESSES,
     content: str | None = None,
+    allow_empty: bool = False,
 ) -> None:
     """Turn a MEDS data set into packed arrays and labels.
 
@@ -79,6 +80,7 @@ def prepare(
         processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
             result is the same, byte for byte. Inside `joblib.parallel_config` the default is that backend.
         engine: Where that work runs: `processes`, or a cluster as `dask://HOST:PORT`. Same bytes, too.
+        allow_empty: Whether a task may keep nobody.
         content: Digest of everything that goes in, for the manifest (`ehrsequencing.prepare` looks for it).
 
     Raises:
@@ -127,6 +129,10 @@ def prepare(
         for _ in range(left):  # there may be fewer ranges
             tick()
 
+        for task, tally in zip(tasks, tallies, strict=True):
+            nobody = nobody_left(task, tally.as_json())
+            if nobody is not None and not allow_empty:
+                raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
         codes, choices = list(fit.number), dict[str, dict[str, Any]]()
         for task in tasks:
             if task.outcomes is not None:
@@ -264,15 +270,25 @@ class _FirstPass(Part):
     """Fits the vocabulary, and keeps every shard's fixed rows in a file."""
 
     def __init__(self, work: ShardWork, jobs: int) -> None:
-        self.work, self.jobs, self.fit = work, jobs, work.new_fit().fit
+        self.work, self.jobs, self.training = work, jobs, work.new_fit()
+        self.fit = self.training.fit
         self.kept: list[KeptRows] = []
+
+    def add(self, events: Events) -> None:
+        """Add the next shard, in this process."""
+        self.training.add(events)
+        kept = keep(events, self.work.folder / _KEPT / f"{len(self.kept)}.rows")
+        kept.number_codes(self.fit.numbers(events.codes))
+        self.kept.append(kept)
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
+        if self.jobs == 1:
+            yield from super().shards(reader)
+            return
         # samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less
         n = len(reader.shards)
-        most = 1 if self.jobs == 1 else min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs))
-        step = max(1, most)
+        step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
         for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
             self.fit.merge(found.part)

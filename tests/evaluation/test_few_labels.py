@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.cli.demo_pretrain import LEAST_TUNING, FewLabels
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.files import sha256
+from ehrsequencing.evaluation.few_labels import LEAST_TUNING, FewLabels
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.training.train import Trainer
