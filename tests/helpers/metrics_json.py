@@ -164,8 +164,11 @@ def _trajectories(causes: tuple[str, ...], horizons: tuple[float, ...]) -> Itera
             for k, cause in enumerate(causes)
         }
         kinds = ["query", *(["visit"] * (count - 1))]
+        event = {"day": 1000.0, "cause": causes[0] if label == "A" else None}
+        last = {cause: [risks[-1]] for cause, risks in rising.items()}
         yield {"label": label, "outcome": outcome, "times_days": times, "kind": kinds, "curves": rising,
-               "horizons_days": list(horizons)}  # fmt: skip
+               "horizons_days": list(horizons), "now": count - 1, "event": event, "curve_days": list(horizons),
+               "curve_at": [count - 1], "full": last, "visits": [], "descriptions": {}}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ what issue 5 added
@@ -344,8 +347,9 @@ def _risk_groups(people: Cohort, horizons: list[float]) -> list[dict[str, float]
 
 
 def _recalibration(causes: tuple[str, ...], horizons: list[float]) -> dict[str, Any]:
-    before = {c: {"slope": 0.83, "intercept": -0.21, "oe": {str(h): 0.81 for h in horizons}} for c in causes}
-    after = {c: {"slope": 0.99, "intercept": -0.02, "oe": {str(h): 0.98 for h in horizons}} for c in causes}
+    before = {c: {name: [value] * len(horizons) for name, value in (("slope", 0.83), ("intercept", -0.21), ("oe", 0.81))}
+              for c in causes}  # fmt: skip
+    after = {c: {name: [0.99] * len(horizons) for name in ("slope", "intercept", "oe")} for c in causes}
     return {"before": before, "after": after, "fitted_on": "tuning"}
 
 

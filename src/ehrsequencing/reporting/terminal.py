@@ -9,7 +9,6 @@ from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
-from ehrsequencing.reporting.tables import blend
 from ehrsequencing.reporting.wording import verdict, with_interval
 
 COLUMNS, MOST_MODELS = 100, 6
@@ -44,7 +43,7 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     else:
         lines += [f"NLL of {name}: {text}" for name in shown if (text := _nll(table, name, place))]
     lines += [f"in the report: {rest}"] if (rest := _rest(table, others)) else []
-    lines += [*_blend_lines(metrics), *_oracle_lines(metrics.get("oracle"))]
+    lines += _oracle_lines(metrics.get("oracle"))
     return [part for line in lines for part in _cut(line)]
 
 
@@ -99,25 +98,6 @@ def _cut(line: str, *, indent: int = 4) -> list[str]:
         COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
     return wrap.wrap(line) if len(line) > COLUMNS else [line]
-
-
-def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """The weights of a blend, a line per cause."""
-    found = blend(metrics)
-    if found is None:
-        return []
-    lines = ["weights of the blend, fitted out of fold"]
-    for cause, weights in found["rows"]:
-        lines.append(
-            f"  {cause}: "
-            + ", ".join(f"{p} {w}" for p, w in zip(found["parts"], weights, strict=True))
-        )
-    if found["best"]:
-        lines.append(f"the blend minus {found['best']}, the part with the lowest tuning NLL")
-    for (landmark, horizon), told in found["gaps"]:
-        within = "" if horizon is None else f" within {format_days(horizon)}"
-        lines.append(f"  {_landmark(landmark)}{within}: {', '.join(told)}")
-    return lines
 
 
 def _difference_lines(table: Scores, landmark: float | None, horizon: float | None) -> list[str]:

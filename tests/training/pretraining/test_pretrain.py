@@ -15,7 +15,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.reporting.pretraining import verdict_of
+from ehrsequencing.reporting.pages import verdict_of
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import Pretrained, subjects_digest
 from ehrsequencing.training.train import Trainer
