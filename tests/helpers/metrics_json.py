@@ -94,7 +94,7 @@ def example(
         },
         "causes": list(causes), "horizons_days": list(horizons), "landmarks_days": list(landmarks),
         "attrition": [
-            {"step": "all subjects", "subjects": subjects + 431},
+            {"step": "all subjects", "subjects": subjects + 431, "excluded": 0},
             {"step": "with an index", "subjects": subjects + 120, "excluded": 311, "reason": "no ICU_ADMISSION"},
             {"step": "index inside the record", "subjects": subjects + 113, "excluded": 7,
              "reason": "the index falls after the last event"},
@@ -347,9 +347,8 @@ def _risk_groups(people: Cohort, horizons: list[float]) -> list[dict[str, float]
 
 
 def _recalibration(causes: tuple[str, ...], horizons: list[float]) -> dict[str, Any]:
-    before = {c: {name: [value] * len(horizons) for name, value in (("slope", 0.83), ("intercept", -0.21), ("oe", 0.81))}
-              for c in causes}  # fmt: skip
-    after = {c: {name: [0.99] * len(horizons) for name in ("slope", "intercept", "oe")} for c in causes}
+    measures = ("slope", "intercept", "oe")
+    before, after = ({c: {name: [value] * len(horizons) for name in measures} for c in causes} for value in (0.9, 0.99))
     return {"before": before, "after": after, "fitted_on": "tuning"}
 
 

@@ -64,7 +64,10 @@ def test_members_on_bootstrap_samples_are_called_that() -> None:
     metrics["instability"]["bootstrap"] = True
     text = text_of(metrics)
     assert "over 3 models, each trained on a bootstrap sample of the training subjects" in text
-    assert "is not included" not in text.split("Instability: would another training")[1].split("Spread of the risks")[0]
+    assert (
+        "is not included"
+        not in text.split("Instability: would another training")[1].split("Observed and predicted incidence")[0]
+    )
 
 
 def test_people_without_a_record_before_the_prediction_are_counted() -> None:

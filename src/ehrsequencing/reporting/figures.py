@@ -5,24 +5,12 @@ Callers pass real numbers (an undefined estimate is None) and only counts that m
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, plain, with_interval
-
-
-@dataclass(frozen=True)
-class CalibrationGroup:
-    """Predicted and observed risk of a group of people, the limits of it, and how many they are."""
-
-    predicted: float
-    observed: float
-    low: float | None
-    high: float | None
-    n: int
-
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -153,11 +141,17 @@ def shorten(words: str, most: int = 18) -> str:
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(
-    model: str, groups: Sequence[CalibrationGroup], *, title: str, curve: Curve | None = None
-) -> Figure:
-    """Observed against predicted risk: a smooth curve with its band, groups with intervals, and the diagonal."""
-    found = [v for p in groups for v in (p.predicted, p.observed, p.high or 0.0)]
+def calibration(row: Mapping[str, Any], *, title: str, curve: Curve | None = None) -> Figure:
+    """Observed against predicted risk: a smooth curve with its band, groups with intervals, and the diagonal.
+
+    Args:
+        row: A row of `calibration` of a redacted evaluation.
+        title: Name of the figure.
+        curve: The smooth curve.
+    """
+    names = ("predicted", "observed", "low", "high", "n")
+    groups = list(zip(*(row[name] for name in names), strict=True))
+    found = [value or 0.0 for group in groups for value in group[:4]]
     found += [] if curve is None else [*curve.x, *curve.y]
     top = min(1.0, max(1.08 * max(found, default=0.0), 0.01))
     chart = Chart(320, 320, (0, top), (0, top), left=50)
@@ -166,19 +160,14 @@ def calibration(
     chart.line(0, 0, top, top, "reference")
     if curve is not None:
         chart.curve(curve)
-        first, last = (
-            f"predicted {percent(curve.x[k])}, observed {percent(curve.y[k])}" for k in (0, -1)
-        )
-        chart.told.append(f"smooth curve from {first} to {last}")
-    for p in groups:
-        size = "" if not p.n else f", n = {p.n:,}"
-        observed = with_interval(p.observed, p.low, p.high, percent)
-        words = f"{model}: predicted {percent(p.predicted)}, observed {observed}{size}"
+    for predicted, observed, low, high, n in groups:
+        seen = with_interval(observed, low, high, percent)
+        words = f"predicted {percent(predicted)}, observed {seen}" + (f", n = {n:,}" if n else "")
         chart.told.append(words)
-        chart.rows.append((percent(p.predicted), observed, f"{p.n:,}" if p.n else "withheld"))
-        if p.low is not None and p.high is not None:
-            chart.whisker(0, (p.predicted, p.predicted), (p.low, p.high))
-        chart.mark(0, p.predicted, p.observed, words)
+        chart.rows.append((percent(predicted), seen, f"{n:,}" if n else "withheld"))
+        if low is not None and high is not None:
+            chart.whisker(0, (predicted, predicted), (low, high))
+        chart.mark(0, predicted, observed, words)
     chart.columns = ("predicted", "observed (95% interval)", "subjects")
     return chart.svg(title)
 

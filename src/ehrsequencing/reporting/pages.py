@@ -14,7 +14,6 @@ from ehrsequencing.reporting.figures import levels
 from ehrsequencing.reporting.report import environment
 from ehrsequencing.reporting.wording import with_interval
 
-
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
 
@@ -102,28 +101,21 @@ def _percentage_points(gain: Mapping[str, Any]) -> str:
     return f"{value:+.1f}{around}".replace("-", "−")
 
 
-_LOSSES = {"masked_codes": "nats a code"}  # of the others: nats a visit
-GUESSERS = ("model", "frequency", "last visit")
+GUESSERS = {  # in words
+    "model": "model",
+    "frequency": "most frequent first",
+    "last visit": "last visit's codes first",
+}
 TOP = (1, 5, 10)
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
-def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a terminal: held-out losses and recalls of every objective."""
-    yield from verdict_of(results).lines
-    yield f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}; {OPTIMISTIC}"
-    for name, found in results["objectives"].items():
-        measures = found["measures"]
-        yield f"{name} (weight {found['weight']:g}, losses in {_LOSSES.get(name, 'nats a visit')})"
-        for loss, ours, baseline in losses_of(measures):
-            yield f"  {loss:<28} {ours:8.3f}" + (
-                f"   frequencies {baseline:8.3f}" if baseline is not None else ""
-            )
-        if f"model recall@{TOP[0]}" in measures:
-            yield f"  recall@{', @'.join(map(str, TOP))}"
-            for who in GUESSERS:
-                values = "  ".join(f"{measures[f'{who} recall@{k}']:.3f}" for k in TOP)
-                yield f"    {shown(who):<26} {values}"
+def pretraining_lines(results: Mapping[str, Any]) -> tuple[str, ...]:
+    """Lines of a terminal: what was learned; the page has the numbers."""
+    measured = (
+        f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
+    )
+    return (*verdict_of(results).lines, f"{measured}; {OPTIMISTIC}")
 
 
 def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
@@ -165,15 +157,6 @@ def losses_of(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float
             yield name, value, measures.get(f"frequency {name}")
 
 
-def shown(who: str) -> str:
-    """Who guesses, in words."""
-    return {
-        "model": "model",
-        "frequency": "most frequent first",
-        "last visit": "last visit's codes first",
-    }[who]
-
-
 def render_pretraining(results: Mapping[str, Any]) -> str:
     """The page of `pretraining.json` as a string of HTML, without a script."""
     answer, tables = verdict_of(results), list[Table]()
@@ -187,7 +170,8 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
         if f"model recall@{TOP[0]}" in measures:
             columns = ("Share of target codes among", *(f"the first {k}" for k in TOP))
             rows = [
-                (shown(w), *(f"{measures[f'{w} recall@{k}']:.3f}" for k in TOP)) for w in GUESSERS
+                (GUESSERS[w], *(f"{measures[f'{w} recall@{k}']:.3f}" for k in TOP))
+                for w in GUESSERS
             ]
             tables.append((f"{name}: recall", columns, rows))
     left_out = f"; {results['left_out']:,} are none" if results["left_out"] else ""

@@ -10,7 +10,7 @@ from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.patient import largest_changes, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, place_of
-from ehrsequencing.reporting.wording import about, duration, from_landmark, signed, size
+from ehrsequencing.reporting.wording import duration, from_landmark, size
 
 Shown = Mapping[Any, str]
 
@@ -59,19 +59,17 @@ def forest_of(
     """C and IPA of some models for the cause of interest, a row for each place."""
     plots, cause = [], table.m["causes"][0]
     for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
-        groups = []
-        for place in places:
-            rows = [
-                table.values.get((name, place[0], cause, place[1], metric)) for name in table.models
-            ]
-            some = [
-                estimate for estimate in _estimates(table.models, rows) if estimate.name in models
-            ]
-            groups.append((_group_name(*place, shown), some))
+        values = {
+            (name, *place): table.values.get((name, place[0], cause, place[1], metric))
+            for name in models
+            for place in places
+        }
+        groups = _groups(table, shown, places, values)
+        name = METRICS[metric].name
+        title = f"{name} by horizon and landmark for {cause}"
         if any(estimate.value is not None for _, some in groups for estimate in some):
-            title = f"{METRICS[metric].name} by horizon and landmark for {cause}"
-            plots += _forest(
-                groups, title=title, label=METRICS[metric].name, reference=reference, floor=floor
+            plots.append(
+                figures.forest(groups, title=title, label=name, reference=reference, floor=floor)
             )
     return plots
 
@@ -80,36 +78,43 @@ def gap_forests(table: Scores, shown: Shown) -> list[Figure]:
     """Our model less each baseline in C and IPA for the cause of interest, and in NLL."""
     plots = []
     for metric in ("c", "ipa", "nll"):
-        groups = []
-        for place in (
-            table.combinations() if metric != "nll" else [(at, None) for at in table.landmarks]
-        ):
-            found = [
-                table.gap(name, *place, metric) if name in table.rivals else None
-                for name in table.models
-            ]
-            groups.append((_group_name(*place, shown), _estimates(table.models, found)))
+        places = table.combinations()
+        if metric == "nll":
+            places = [(landmark, None) for landmark in table.landmarks]
+        gaps = {
+            (name, *place): table.gap(name, *place, metric)
+            for name in table.rivals
+            for place in places
+        }
+        groups = _groups(table, shown, places, gaps)
         name, side = METRICS[metric].name, "right" if METRICS[metric].better > 0 else "left"
-        title, label = (
-            f"Difference in {name} to each baseline",
-            f"difference in {name} ({side}: ours is better)",
-        )
-        plots += _forest(groups, title=title, label=label, reference=0.0, floor=-0.5)
+        title = f"Difference in {name} to each baseline"
+        label = f"difference in {name} ({side}: ours is better)"
+        if groups:
+            plots.append(
+                figures.forest(groups, title=title, label=label, reference=0.0, floor=-0.5)
+            )
     return plots
 
 
-def _estimates(models: Sequence[str], rows: Sequence[Mapping[str, Any] | None]) -> list[Estimate]:
-    """The rows that exist and are not withheld."""
-    return [
-        Estimate(kind, name, row["value"], row["low"], row["high"])
-        for kind, (name, row) in enumerate(zip(models, rows, strict=True))
-        if row is not None and not row.get("hidden")
-    ]
-
-
-def _forest(groups: Sequence[tuple[str, list[Estimate]]], **options: Any) -> list[Figure]:
-    some = [group for group in groups if group[1]]
-    return [figures.forest(some, **options)] if some else []
+def _groups(
+    table: Scores,
+    shown: Shown,
+    places: Sequence[tuple[float | None, float | None]],
+    rows: Mapping[Any, Mapping[str, Any] | None],
+) -> list[tuple[str, list[Estimate]]]:
+    """A group of estimates for each place: of the rows that exist and are not withheld."""
+    groups = []
+    for place in places:
+        found = [(kind, name, rows.get((name, *place))) for kind, name in enumerate(table.models)]
+        some = [
+            Estimate(kind, name, row["value"], row["low"], row["high"])
+            for kind, name, row in found
+            if row is not None and not row.get("hidden")
+        ]
+        if some:
+            groups.append((_group_name(*place, shown), some))
+    return groups
 
 
 def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> str:
@@ -133,13 +138,10 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
         place_of(row): row for row in m.get("smooth_calibration") or [] if row["model"] == ours
     }
     for row in (row for row in m["calibration"] if row["model"] == ours):
-        columns = (row[name] for name in ("predicted", "observed", "low", "high", "n"))
-        groups = [figures.CalibrationGroup(*group) for group in zip(*columns, strict=True)]
         where = caption(row, shown)
         curve = smooth.get(place_of(row))
         figure = figures.calibration(
-            ours,
-            groups,
+            row,
             title=f"Calibration for {row['cause']}: {where}",
             curve=_smooth(curve) if curve is not None and len(curve["predicted"]) > 1 else None,
         )
@@ -249,7 +251,7 @@ def trajectory(t: Mapping[str, Any]) -> dict[str, Any]:
         "changes": largest_changes(patient),
         "banded": bool(patient.bands),
         "label": t["label"],
-        "outcome": f"{event['cause'] or 'event-free'} at {about(event['day'])}",
+        "outcome": f"{event['cause'] or 'event-free'} at {duration(round(event['day']))}",
         "times": len(t["times_days"]),
         "horizon": duration(patient.horizon_days),
         "has_event": bool(event["cause"]),
@@ -264,17 +266,9 @@ def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The model's NLL between that of no knowledge and that of the true hazards of a simulation."""
+    """The model's likelihood between that of no knowledge and that of the true hazards of a simulation."""
     if found is None:
         return None
-    differences: dict[
-        tuple[Any, ...], dict[str, Any]
-    ] = {}  # ours less the truth in C and O/E, by place
-    for row in found.get("differences", []):
-        if row["metric"] in ("c", "oe"):
-            place = dict(zip(("landmark", "cause", "horizon"), place_of(row), strict=True))
-            words = str(row["reason"]) if row.get("hidden") else signed(row, row["metric"])
-            differences.setdefault(place_of(row), place)[row["metric"]] = words
     z = found.get("beats_oracle_z")
     return {
         "nll": [found.get(name) for name in ("nll_null", "nll_model", "nll_oracle")],
@@ -283,5 +277,4 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "expected": found.get("gain_share_expected"),
         "z": z,
         "leak": z is not None and z > 3,
-        "differences": list(differences.values()),
     }

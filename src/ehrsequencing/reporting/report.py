@@ -33,7 +33,6 @@ from ehrsequencing.reporting.scores import (
     place_of,
 )
 from ehrsequencing.reporting.wording import (
-    about,
     duration,
     from_landmark,
     listed,
@@ -279,7 +278,7 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
     counts: dict[tuple[Any, ...], Any] = {}
     for i, step in enumerate(m["attrition"]):
         counts["flow", i] = step["subjects"]
-        counts["out", i] = excluded(m["attrition"], i) if i else 0
+        counts["out", i] = step["excluded"]
     counts |= {("subjects", split): count for split, count in m["data"]["subjects"].items()}
     for split, events in m["events"].items():
         counts |= {("events", split, name): count for name, count in events.items()}
@@ -297,14 +296,6 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         for key, count in counts.items()
         if count is not None
     }
-
-
-def excluded(steps: Sequence[Mapping[str, Any]], place: int) -> int | str:
-    """How many subjects a step of the cohort flow leaves out."""
-    stated: int | str | None = steps[place].get("excluded")
-    if stated is not None:
-        return stated
-    return int(steps[place - 1]["subjects"] - steps[place]["subjects"])
 
 
 def _page(told: Told, page: str) -> str:
@@ -325,7 +316,7 @@ def environment() -> Environment:
     made.filters.update(
         duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
     )
-    made.filters.update(size=size, about=about)
+    made.filters.update(size=size)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
@@ -376,7 +367,6 @@ def _context(told: Told, page: str) -> dict[str, Any]:
         "m": m,
         "shown": shown,
         "swatches": swatches,
-        "excluded": excluded,
         "oracle": panels.oracle(m["oracle"]),
     }
     common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}

@@ -160,27 +160,19 @@ def _levels(family: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def subgroup_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+def subgroup_rows(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The subgroups that the report shows: the cause of interest, at each landmark, by its longest defined horizon.
 
     All landmarks, causes and horizons are in `metrics.json`. Showing one horizon keeps the tables readable.
     """
-    rows = [row for row in metrics.get("subgroups") or [] if row["cause"] == metrics["causes"][0]]
-    shown: list[dict[str, Any]] = []
-    for landmark in (row["landmark_days"] for row in metrics["at_risk"]):
-        here = [
-            row
-            for row in rows
-            if row["landmark_days"] == landmark and row["horizon_days"] is not None
-        ]
-        defined = [
-            row["horizon_days"]
-            for row in here
-            if any((row.get(name) or {}).get("value") is not None for name in ("oe", "auc"))
-        ]
-        horizon = max(defined or [row["horizon_days"] for row in here], default=None)
-        shown += [row for row in here if row["horizon_days"] == horizon]
-    return shown
+    longest: dict[float | None, float] = {}
+    rows = [row for row in m.get("subgroups") or [] if row["cause"] == m["causes"][0]]
+    for row in rows:
+        landmark, horizon = row["landmark_days"], row["horizon_days"]
+        values = [(row.get(name) or {}).get("value") for name in ("oe", "auc")]
+        if horizon is not None and values != [None, None]:
+            longest[landmark] = max(longest.get(landmark, 0.0), horizon)
+    return [row for row in rows if row["horizon_days"] == longest.get(row["landmark_days"], -1.0)]
 
 
 # ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count

@@ -42,30 +42,19 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
         lines += [where, *_table(heads, cells), *_difference_lines(table, landmark, horizon)]
     else:
         lines += [f"NLL of {name}: {text}" for name in shown if (text := _nll(table, name, place))]
-    lines += [f"in the report: {rest}"] if (rest := _rest(table, others)) else []
     lines += _oracle_lines(metrics.get("oracle"))
     return [part for line in lines for part in _cut(line)]
 
 
 def _table(heads: Sequence[str], cells: Mapping[str, Sequence[str]]) -> list[str]:
-    """A row for each model; columns that find no room within the line follow below. Empty columns are left out."""
+    """A row for each model. Empty columns are left out."""
     rows = {"": heads, **cells}
-    first, blocks = 2 + max(map(len, rows)), [[""] * len(rows)]
-    for k in range(len(heads)):
-        column = [row[k] for row in rows.values()]
-        if not any(column[1:]):
-            continue
-        wide = max(map(len, column))
-        if first + max(map(len, blocks[-1])) + 2 + wide > COLUMNS:
-            blocks.append([""] * len(rows))
-        blocks[-1] = [
-            f"{line}  {cell:<{wide}}" for line, cell in zip(blocks[-1], column, strict=True)
-        ]
-    return [
-        f"  {name:<{first - 2}}{line}".rstrip()
-        for block in blocks
-        for name, line in zip(rows, block, strict=True)
-    ]
+    lines = [f"  {name:<{max(map(len, rows))}}" for name in rows]
+    for column in zip(*rows.values(), strict=True):
+        if any(column[1:]):
+            wide = max(map(len, column))
+            lines = [f"{a}  {b:<{wide}}" for a, b in zip(lines, column, strict=True)]
+    return [line.rstrip() for line in lines]
 
 
 def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
@@ -75,21 +64,6 @@ def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
     )
     known = row is not None and row["value"] is not None and row.get("reason") != TOO_FEW
     return f"{row['value']:.4f}" if row is not None and known else ""
-
-
-def _rest(table: Scores, models: Sequence[str]) -> str:
-    """What the table leaves out."""
-    landmarks = sum(landmark is not None for landmark in table.landmarks)
-    horizons = len(table.m["horizons_days"])
-    causes = [str(cause) for cause in table.causes if cause != table.m["causes"][0]]
-    places = f"{horizons} horizons" + (
-        f" at each of {landmarks} landmarks" if landmarks > 1 else ""
-    )
-    return "; ".join(
-        filter(
-            None, [", ".join(causes), places if landmarks * horizons > 1 else "", ", ".join(models)]
-        )
-    )
 
 
 def _cut(line: str, *, indent: int = 4) -> list[str]:
