@@ -159,7 +159,7 @@ def test_metrics_of_small_subgroups_are_not_shown() -> None:
     enough = {(r["landmark_days"], r["group"], r["level"]): enough_people(r["events"], r["n"]) for r in rows}
     assert set(enough.values()) == {True, False}
     redacted = redact(metrics)
-    places = tables.subgroups(redacted, Scores(redacted), count_texts(redacted))
+    places = tables.subgroups(redacted, count_texts(redacted))
     for landmark, place in zip(dict.fromkeys(r["landmark_days"] for r in rows), places, strict=True):
         for group, levels in place["families"].items():
             for level in levels:

@@ -21,7 +21,7 @@ def forest(
     title: str,
     label: str,
     reference: float,
-    floor: float,
+    floor: float = -math.inf,
     form: str = ".3f",
 ) -> Figure:
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
@@ -36,17 +36,22 @@ def forest(
     """
     row, gap = 13.0, 11.0
     height = 48 + sum(row * len(rows) + gap for _, rows in groups)
-    chart = _row_chart([e for _, rows in groups for e in rows], height, label, reference, floor)
+    known = [v for _, rows in groups for e in rows for v in (e.value, e.low, e.high)]
+    ends = [reference, *(v for v in known if v is not None)]
+    low, high = max(min(ends), floor), max(ends)
+    pad = 0.05 * (high - low) or 0.1
+    chart = Chart(440, height, (low - pad, high + pad), left=132, top=6)
+    chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
+    chart.verticals([reference], "reference")
+    chart.x_axis(label, plain)
     y = chart.y.high + gap / 2
     for name, rows in groups:
-        for k, words in enumerate(name.split("\n")):
-            chart.margin_text(4, y + row * len(rows) / 2 + 14 * (k - name.count("\n") / 2), words)
+        for k, line in enumerate(name.split("\n")):
+            place = y + row * len(rows) / 2 + 14 * (k - name.count("\n") / 2)
+            chart.margin_text(4, place, shorten(line, 22))
         for estimate in rows:
-            words = f"{estimate.name}: {with_interval(estimate.value, estimate.low, estimate.high, form)}"
-            _draw_estimate(
-                chart, estimate, y + row / 2, words, f"{estimate.name}: undefined", reference
-            )
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
+            _draw_estimate(chart, estimate, y + row / 2, numbers, reference)
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
         y += gap
@@ -57,73 +62,19 @@ def forest(
     return chart.svg(title)
 
 
-def levels(
-    groups: Sequence[tuple[str, Sequence[tuple[str, Estimate]]]],
-    *,
-    title: str,
-    label: str,
-    reference: float | None,
-) -> Figure:
-    """One row for each level of each group, with its interval and a dashed line.
-
-    Args:
-        groups: (group, its levels with their estimates), drawn from top to bottom.
-        title: Name of the figure.
-        label: Name of the horizontal axis.
-        reference: Value of the dashed line; None: no line.
-    """
-    row, head = 17.0, 20.0
-    height = 48 + sum(head + row * len(rows) for _, rows in groups)
-    chart = _row_chart([e for _, rows in groups for _, e in rows], height, label, reference)
-    y = chart.y.high
-    for name, rows in groups:
-        chart.margin_text(4, y + 11, shorten(name, 48), "strong")  # its line has no marks
-        y += head
-        for level, estimate in rows:
-            words = with_interval(estimate.value, estimate.low, estimate.high, ".2f")
-            chart.told.append(f"{name} {level}: {words}")
-            chart.rows.append((name, level, words))
-            chart.margin_text(14, y + row / 2, shorten(level))
-            _draw_estimate(
-                chart, estimate, y + row / 2, f"{level}: {words}", "not shown", chart.x.low
-            )
-            y += row
-    chart.columns = ("group", "level", label)
-    return chart.svg(title)
-
-
-def _row_chart(
-    estimates: Sequence[Estimate],
-    height: float,
-    label: str,
-    reference: float | None,
-    floor: float = -math.inf,
-) -> Chart:
-    """The frame of a chart of rows: a horizontal axis that holds all estimates, its grid and its reference."""
-    known = [v for e in estimates for v in (e.value, e.low, e.high) if v is not None]
-    known += [] if reference is None else [reference]
-    low, high = max(min(known, default=0.0), floor), max(known, default=1.0)
-    pad = 0.05 * (high - low) or 0.1
-    chart = Chart(440, height, (low - pad, high + pad), left=132, top=6)
-    chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
-    chart.verticals([] if reference is None else [reference], "reference")
-    chart.x_axis(label, plain)
-    return chart
-
-
 def _draw_estimate(
-    chart: Chart, estimate: Estimate, y: float, words: str, missing: str, beside: float
+    chart: Chart, estimate: Estimate, y: float, numbers: str, reference: float
 ) -> None:
-    """An estimate with its whisker; an arrow where it leaves the axis; `missing` right of `beside` where undefined."""
+    """An estimate with its whisker; an arrow where it leaves the axis; words where it is undefined."""
     if estimate.value is None:
-        chart.text(beside, y, missing, "muted", dx=6, dy=4)
+        chart.text(reference, y, f"{estimate.name}: undefined", "muted", dx=6, dy=4)
         return
     if estimate.low is not None and estimate.high is not None:
         chart.whisker(estimate.kind, (estimate.low, estimate.high), (y, y))
     if min(estimate.value, estimate.value if estimate.low is None else estimate.low) < chart.x.low:
         chart.text(chart.x.low, y, "‹", "mid", dx=-3, dy=4)
     if estimate.value >= chart.x.low:
-        chart.mark(estimate.kind, estimate.value, y, words, size=3.4)
+        chart.mark(estimate.kind, estimate.value, y, f"{estimate.name}: {numbers}", size=3.4)
 
 
 def shorten(words: str, most: int = 18) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.figures import levels
+from ehrsequencing.reporting.figures import forest
 from ehrsequencing.reporting.report import environment
 from ehrsequencing.reporting.wording import with_interval
 
@@ -18,7 +18,8 @@ Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, 
 
 
 def _page(**content: Any) -> str:
-    return environment().get_template("page.html.jinja").render(content)
+    page: dict[str, Any] = {"lines": (), "forests": {}}
+    return environment().get_template("page.html.jinja").render(page | content)
 
 
 # ------------------------------------------------------------------------------------------------------- pretraining
@@ -166,7 +167,8 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
             (what, f"{ours:.3f}", "–" if by_frequency is None else f"{by_frequency:.3f}")
             for what, ours, by_frequency in losses_of(measures)
         ]
-        tables.append((name, ("Loss, nats", "Model", "Frequencies of training"), losses))
+        heads = ("Loss, nats", "Model", "Frequencies of training")
+        tables.append((str(name), heads, [*losses]))
         if f"model recall@{TOP[0]}" in measures:
             columns = ("Share of target codes among", *(f"the first {k}" for k in TOP))
             rows = [
@@ -270,13 +272,12 @@ def render_pooled(result: Mapping[str, Any]) -> str:
         groups, name = [], METRICS[metric].name
         for row in (row for row in result["rows"] if row["metric"] == metric):
             parts = {**row["sites"], "all sites": {**row, "value": row["mean"]}}
-            estimates = [
-                (site, Estimate(site != "all sites", site, one["value"], one["low"], one["high"]))
-                for site, one in parts.items()
-            ]
-            groups.append((where(row), estimates))
+            for site, one in parts.items():
+                kind = int(site != "all sites")
+                estimate = Estimate(kind, site, one["value"], one["low"], one["high"])
+                groups.append((f"{site}\n{where(row)}", [estimate]))
         reference, title = _REFERENCES[metric], f"{name} of each site"
-        forests[name] = levels(groups, title=title, label=name, reference=reference)
+        forests[name] = forest(groups, title=title, label=name, reference=reference)
     for row in result["rows"]:
         low, high, i2 = row["next_low"], row["next_high"], row["i2"]
         another = "needs three sites" if low is None else f"{low:.3f} to {high:.3f}"

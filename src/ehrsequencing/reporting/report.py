@@ -145,12 +145,15 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
             ("auc", "AUC (dashed: all together)", overall),
         ):
             rows = [
-                (family, [(row["name"], row[metric]) for row in some])
+                (f"{family}\n{row['name']}", [row[metric]])
                 for family, some in kept.items()
+                for row in some
+                if row[metric].value is not None
             ]
-            if any(estimate.value is not None for _, some in rows for _, estimate in some):
+            if rows and line is not None:
+                title = f"{label} by subgroup"
                 drawn.append(
-                    figures.levels(rows, title=f"{label} by subgroup", label=label, reference=line)
+                    figures.forest(rows, title=title, label=label, reference=line, form=".2f")
                 )
         return {"caption": place["caption"], "figures": drawn}
     return None
@@ -363,12 +366,8 @@ def _context(told: Told, page: str) -> dict[str, Any]:
         "strongest": scores.strongest(),
         "undefined": scores.undefined,
     }
-    common = {
-        "m": m,
-        "shown": shown,
-        "swatches": swatches,
-        "oracle": panels.oracle(m["oracle"]),
-    }
+    common: dict[str, Any] = {"m": m, "shown": shown, "swatches": swatches}
+    common |= {"oracle": panels.oracle(m["oracle"])}
     common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
     common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
     return common | names | own

@@ -108,35 +108,21 @@ class Scores:
     # --------------------------------------------------------------------------------------------------- tables
 
     def blocks(self, part: str) -> list[tuple[str | None, list[dict[str, Any]]]]:
-        """Per cause: a table for each landmark, with a group of rows per horizon."""
+        """Per cause: a table for each landmark, with a group of rows per horizon; None is all horizons together."""
         out: dict[str | None, list[dict[str, Any]]] = {}
+        horizons = [*self.m["horizons_days"], None]
         for cause in self.causes:
             for landmark in self.landmarks:
-                columns, over = (
-                    self._columns(landmark, cause, part, overall) for overall in (False, True)
-                )
-                by = [
-                    (h, self._rows((landmark, cause, h), columns)) for h in self.m["horizons_days"]
-                ]
-                overall = self._rows((landmark, cause, None), over)
-                horizons = [(h, rows) for h, rows in by if rows]
-                if horizons or overall:
-                    block = {"landmark": landmark, "columns": columns, "horizons": horizons}
-                    out.setdefault(cause, []).append(
-                        block | {"overall_columns": over, "overall": overall}
-                    )
+                names = {key[4] for key in self.values if key[1:3] == (landmark, cause)}
+                columns = [metric.key for metric in in_columns(METRICS.values())]
+                columns = [key for key in columns if key in names and METRICS[key].part == part]
+                columns += sorted(names - set(METRICS)) if part == "accuracy" else []
+                groups = [(h, self._rows((landmark, cause, h), columns)) for h in horizons]
+                groups = [(horizon, rows) for horizon, rows in groups if rows]
+                if groups:
+                    block = {"landmark": landmark, "columns": columns, "horizons": groups}
+                    out.setdefault(cause, []).append(block)
         return list(out.items())
-
-    def _columns(
-        self, landmark: float | None, cause: str | None, part: str, overall: bool
-    ) -> list[str]:
-        names = {
-            k[4] for k in self.values if (k[1], k[2], k[3] is None) == (landmark, cause, overall)
-        }
-        known = [
-            one.key for one in in_columns(METRICS.values()) if one.key in names and one.part == part
-        ]
-        return [*known, *(sorted(names - set(METRICS)) if part == "accuracy" else [])]
 
     def _rows(self, place: Place, columns: Sequence[str]) -> list[tuple[int, str, list[Cell]]]:
         """(mark, model, cells) of each model that has any of the metrics there."""

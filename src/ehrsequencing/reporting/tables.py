@@ -117,11 +117,8 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
         words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
-    model = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}.get(
-        str(censoring.get("model")), censoring.get("model")
-    )
-    thin = [h for (_, h), row in still.items() if row["thin"]]
-    return {"rows": rows, "model": model, "thin": thin, "places": len(still)}
+    names = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}
+    return {"rows": rows, "model": names.get(censoring.get("model"), "")}
 
 
 def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:

@@ -108,11 +108,6 @@ def interval(low: float | None, high: float | None, show: Show, to: str = " to "
     return to.join(f"{end:{show}}" if isinstance(show, str) else show(end) for end in (low, high))
 
 
-def signed(row: Mapping[str, Any], metric: str) -> str:
-    """A difference in a metric with its sign and interval, in the metric's digits."""
-    return with_interval(row["value"], row["low"], row["high"], f"+.{METRICS[metric].digits}f")
-
-
 def rounded(value: float, sign: str = "") -> str:
     """A number in prose: two significant digits, at most four after the point.
 

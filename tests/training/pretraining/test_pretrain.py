@@ -32,7 +32,7 @@ def pretrained(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("pretrained") / "model"
     found = CliRunner().invoke(app, ["pretrain", str(sim_prepared), "--out", str(out), "--task", "simulated", *TINY])
     assert found.exit_code == 0, found.output
-    assert "recall@1, @5, @10" in found.output
+    assert "slightly optimistic" in found.output
     return out
 
 
