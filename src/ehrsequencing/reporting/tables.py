@@ -118,7 +118,7 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
     names = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}
-    return {"rows": rows, "model": names.get(censoring.get("model"), "")}
+    return {"rows": rows, "model": names.get(str(censoring.get("model")), "")}
 
 
 def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:
