@@ -124,3 +124,24 @@ def test_a_task_that_keeps_nobody_is_refused_with_what_helps(
         cohort(rows, tmp_path, **task)
     assert said in str(caught.value)
     assert not (tmp_path / "prep").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("visits.csv", "import csv"),
+        ("omop/PERSON.csv.gz", "import omop"),
+        ("synthea/patients.csv", "import synthea"),
+        ("fhir/Patient.ndjson.gz", "import fhir"),
+        ("other/readme.txt", "name the folder of a MEDS data set"),
+    ],
+)
+def test_what_is_no_meds_is_told_the_import_that_reads_it(name: str, command: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    if "synthea" in name:
+        (path.parent / "encounters.csv").touch()
+    with pytest.raises(EhrseqError) as caught:
+        MedsReader(path.parent if "/" in name else path)
+    assert command in str(caught.value)

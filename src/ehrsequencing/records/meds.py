@@ -38,7 +38,7 @@ def find_shards(data: Path) -> list[Path]:
         EhrseqError: No such folder, no shard in it, a folder that cannot be listed, or a link that leads out of the
             data set, to another folder or nowhere.
     """
-    fix = "name the folder of a MEDS data set"
+    fix = _import_of(data) or "name the folder of a MEDS data set"
     if not data.is_dir():
         raise EhrseqError("is not a folder", where=str(data), fix=fix)
     shards, home = parquet_files(data / "data"), data.resolve()
@@ -49,6 +49,34 @@ def find_shards(data: Path) -> list[Path]:
             what, fix = "is a link out of the data set", "copy the file into the folder"
             raise EhrseqError(what, where=str(path), fix=fix)
     return shards
+
+
+def _import_of(source: Path) -> str | None:
+    """The import that reads a file or folder which is no MEDS data set; None for one that none reads."""
+
+    def holds(*patterns: str) -> bool:
+        return any(next(source.glob(pattern), None) is not None for pattern in patterns)
+
+    if source.is_file():
+        name = source.name.lower().removesuffix(".gz")
+        kinds = {
+            ".csv": "csv",
+            ".tsv": "csv",
+            ".parquet": "csv",
+            ".ndjson": "fhir",
+            ".json": "fhir",
+        }
+        kind = kinds.get(Path(name).suffix)
+    elif holds("[Pp][Ee][Rr][Ss][Oo][Nn].*", "[Pp][Ee][Rr][Ss][Oo][Nn]/"):
+        kind = "omop"
+    elif holds("patients.csv*") and holds("encounters.csv*"):
+        kind = "synthea"
+    else:
+        kind = "fhir" if holds("*.ndjson*", "*.json", "*.json.gz") else None
+    if kind is None:
+        return None
+    more = " --map map.yaml" if kind == "csv" else ""
+    return f"make one with ehrseq import {kind} {source}{more} meds"
 
 
 def _own_manifest(data: Path) -> dict[str, Any]:
