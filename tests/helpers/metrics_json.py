@@ -57,7 +57,7 @@ def example(
     rng, split, score = people.rng, people.split, people.score
     outcome, last = people.outcome, people.last
     judged = split == "held_out"
-    at_risk, risks, calibration = [], [], []
+    at_risk, calibration = [], []
     for landmark in landmarks:
         here = judged & (last > landmark)
         by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
@@ -69,12 +69,7 @@ def example(
             for h in horizons:
                 risk = people.risk(k, h)
                 event = here & (outcome == c) & (last <= landmark + h)
-                unknown = here & (outcome == "censored") & (last <= landmark + h)
-                edges = np.linspace(0, 1, 21)
                 place = {"landmark_days": landmark, "cause": c, "horizon_days": h}
-                groups = (("event", event), ("no_event", here & ~event & ~unknown), ("unknown", unknown))
-                counts = {name: np.histogram(risk[who], edges)[0].tolist() for name, who in groups}
-                risks.append({**place, "edges": edges.tolist(), **counts})
                 for model, blur in zip(MODELS[:2], (0.0, 0.4), strict=True):
                     calibration.append({"model": model, **place, **_groups(risk * np.exp(-blur * score), event, here)})
     return {
@@ -107,7 +102,7 @@ def example(
         },
         "models": MODELS,
         "metrics": _values(causes, landmarks, horizons, rng, undefined=undefined),
-        "at_risk": at_risk, "calibration": calibration, "risk_distribution": risks,
+        "at_risk": at_risk, "calibration": calibration,
         "trajectories": list(_trajectories(causes, horizons)),
         "history": [
             {"epoch": e, "train_loss": 2 * np.exp(-e / 5) + 1, "tuning_nll": 1 + 0.4 * np.exp(-e / 3) + 0.004 * e,

@@ -154,7 +154,7 @@ def test_oracle_panel_warns_only_of_a_leak() -> None:
 
 def test_bare_metrics_still_make_a_page() -> None:
     metrics = example()
-    for name in ("metrics", "at_risk", "calibration", "risk_distribution", "trajectories", "history", "attrition"):
+    for name in ("metrics", "at_risk", "calibration", "trajectories", "history", "attrition"):
         metrics[name] = []
     metrics["models"], metrics["config"] = ["ehrsequencing"], {}
     Page(render(metrics))

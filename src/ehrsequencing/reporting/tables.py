@@ -190,9 +190,9 @@ def repeated(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     for landmark, cause, horizon in sorted(
         blocks, key=lambda place: (place[0] is not None, place[2] is not None)
     ):
-        where = "mean of all landmarks and horizons"
-        if horizon is not None:
-            where = f"{from_landmark(landmark)}, by {duration(horizon)}"
+        where = from_landmark(landmark) + ("" if horizon is None else f", by {duration(horizon)}")
+        if landmark is horizon is None:
+            where = "mean of all landmarks and horizons"
         rows = blocks[landmark, cause, horizon]
         told.append({"caption": f"{cause}: {where}", "rows": rows})
     return told
