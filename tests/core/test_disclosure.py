@@ -112,7 +112,7 @@ def test_a_cell_without_enough_people_has_no_metric_and_others_have_three_decima
             kept += 1
             assert row["value"] == round(value, 4 if row["metric"] == "nll" else 3)
     assert kept > 20
-    for name in ("calibration", "smooth_calibration", "decision", "risk_distribution"):
+    for name in ("calibration", "smooth_calibration", "decision"):
         assert told[name]
         assert not {(row["landmark_days"], row["cause"], row["horizon_days"]) for row in told[name]} & few
 

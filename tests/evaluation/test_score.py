@@ -60,7 +60,7 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
             for name in ("value", "low", "high"):
                 assert (ours[key][name] is None) == (row[name] is None), key
                 assert row[name] is None or ours[key][name] == pytest.approx(row[name], abs=1e-6, rel=1e-6), key
-    for part in ("calibration", "smooth_calibration", "decision", "subgroups", "risk_distribution"):
+    for part in ("calibration", "smooth_calibration", "decision", "subgroups"):
         assert len(found[part]) == len(expected[part]) > 0
     assert "left out: they need the risks of 5 or more horizons" in " ".join(found["warnings"])
     truth = by_key(expected["oracle"]["differences"], ORACLE)

@@ -24,10 +24,9 @@ from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
 from ehrsequencing.evaluation.results import at_risk, follow_up
 from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.metrics.bootstrap import interval_around
-from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.comparison import CAUSES, HORIZONS, world
-from helpers.report_words import compared, how_well, not_for
 
 
 @pytest.fixture(autouse=True)
@@ -156,14 +155,14 @@ def test_nobody_is_better_by_a_handful(n: int) -> None:
     risk = np.linspace(0.9, 0.1, n)[:, None, None] * np.full((1, 2, 2), 0.5)
     metrics = metrics_of(replace(scope, risk={OURS: risk, "rival": risk[::-1].copy()}))
     scores, lines = Scores(metrics), metric_lines(metrics)
-    text = "\n".join([*lines, compared(scores), how_well(scores), not_for(scores)])
+    text = "\n".join(lines)
     assert "better" not in text
     assert "WORSE" not in text
     assert "1.000" not in text
     assert TOO_FEW in text
     assert "nothing is compared" in text
-    assert "too few subjects or events" in compared(scores)
-    assert scores.best((0.0, "outcome", float(HORIZONS[-1])), "c") is None
+    case = cause_verdict(scores, "outcome", {})
+    assert (case["rank"], case["against"]) == ("too few", "")
     assert all(row["low"] is None and row["reason"] == TOO_FEW for row in metrics["differences"])
 
 

@@ -216,23 +216,6 @@ def test_codes_of_few_patients_have_no_name(explorer: Explorer, sim_data: Path) 
     assert np.isnan(found.patients["item_value"][found.patients["item_code"] == rare]).all()
 
 
-def test_without_individuals_nobody_is_in_the_page(explorer: Explorer, sim_data: Path) -> None:
-    settings = ExplorerSettings(patients=200, individuals=False)
-    found = collect(NewRecords(explorer.run, sim_data), settings)
-    text = page(found)
-    about = json.loads(re.search(r'id="about">(.*?)</script>', text, flags=re.DOTALL)[1])  # type: ignore[index]
-    assert about["blocks"] == {}
-    assert about["codes"] == []
-    assert about["patients"] == 0
-    counts = [bar[2] for one in about["aggregates"] for bar in one["histogram"]]
-    counts += [group[2] for one in about["aggregates"] for group in one["calibration"]]
-    assert counts
-    assert not [count for count in counts if 1 <= count <= 10]
-    latest = [one for one in about["aggregates"] if one["moment"] == 0]
-    assert {sum(bar[2] for bar in one["histogram"]) for one in latest} == {200}
-    assert len(latest) == len(about["causes"]) * len(about["horizons_days"])
-
-
 def test_ages_over_ninety_are_ninety(explorer: Explorer, read: ReadPage) -> None:
     known = read.patients["age"][read.patients["age"] < 65535]
     assert len(known)

@@ -293,13 +293,3 @@ def test_a_very_long_and_an_empty_record_are_shown(open_page: Opener, explorer: 
     shown.evaluate(f"probe.selectPatient({len(patients) - 1})")
     assert shown.locator("#no-target").is_visible()
     assert "predicted risk" in text_of(shown, "#sentence")
-
-
-@pytest.mark.slow
-def test_the_cohort_alone(open_page: Opener, explorer: Explorer) -> None:
-    alone = replace(explorer, settings=replace(explorer.settings, individuals=False), removals=None, removed=None)
-    shown = open_page(page(alone))
-    assert shown.locator("#list").count() == 0
-    before = shown.locator("#histogram").inner_html()
-    shown.select_option("#horizon", "0")
-    assert shown.locator("#histogram").inner_html() != before

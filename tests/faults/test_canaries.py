@@ -230,10 +230,6 @@ COMMANDS: dict[str, Told] = {
     "explore": Told(
         lambda d, o: ["explore", o / "run", d, "--out", o / "patients.html"], needs="train", writes=("patients.html",)
     ),
-    "explore --no-individuals": Told(
-        lambda d, o: ["explore", o / "run", d, "--no-individuals", "--out", o / "cohort.html"], needs="train",
-        writes=("cohort.html",), quick=True,
-    ),
     "export --format share": Told(
         lambda d, o: ["export", o / "run", "--format", "share", "--out", o / "shared"], needs="train",
         writes=("shared",),

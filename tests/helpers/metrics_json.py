@@ -57,7 +57,7 @@ def example(
     rng, split, score = people.rng, people.split, people.score
     outcome, last = people.outcome, people.last
     judged = split == "held_out"
-    at_risk, risks, calibration = [], [], []
+    at_risk, calibration = [], []
     for landmark in landmarks:
         here = judged & (last > landmark)
         by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
@@ -69,12 +69,7 @@ def example(
             for h in horizons:
                 risk = people.risk(k, h)
                 event = here & (outcome == c) & (last <= landmark + h)
-                unknown = here & (outcome == "censored") & (last <= landmark + h)
-                edges = np.linspace(0, 1, 21)
                 place = {"landmark_days": landmark, "cause": c, "horizon_days": h}
-                groups = (("event", event), ("no_event", here & ~event & ~unknown), ("unknown", unknown))
-                counts = {name: np.histogram(risk[who], edges)[0].tolist() for name, who in groups}
-                risks.append({**place, "edges": edges.tolist(), **counts})
                 for model, blur in zip(MODELS[:2], (0.0, 0.4), strict=True):
                     calibration.append({"model": model, **place, **_groups(risk * np.exp(-blur * score), event, here)})
     return {
@@ -94,7 +89,7 @@ def example(
         },
         "causes": list(causes), "horizons_days": list(horizons), "landmarks_days": list(landmarks),
         "attrition": [
-            {"step": "all subjects", "subjects": subjects + 431},
+            {"step": "all subjects", "subjects": subjects + 431, "excluded": 0},
             {"step": "with an index", "subjects": subjects + 120, "excluded": 311, "reason": "no ICU_ADMISSION"},
             {"step": "index inside the record", "subjects": subjects + 113, "excluded": 7,
              "reason": "the index falls after the last event"},
@@ -107,7 +102,7 @@ def example(
         },
         "models": MODELS,
         "metrics": _values(causes, landmarks, horizons, rng, undefined=undefined),
-        "at_risk": at_risk, "calibration": calibration, "risk_distribution": risks,
+        "at_risk": at_risk, "calibration": calibration,
         "trajectories": list(_trajectories(causes, horizons)),
         "history": [
             {"epoch": e, "train_loss": 2 * np.exp(-e / 5) + 1, "tuning_nll": 1 + 0.4 * np.exp(-e / 3) + 0.004 * e,
@@ -164,8 +159,11 @@ def _trajectories(causes: tuple[str, ...], horizons: tuple[float, ...]) -> Itera
             for k, cause in enumerate(causes)
         }
         kinds = ["query", *(["visit"] * (count - 1))]
+        event = {"day": 1000.0, "cause": causes[0] if label == "A" else None}
+        last = {cause: [risks[-1]] for cause, risks in rising.items()}
         yield {"label": label, "outcome": outcome, "times_days": times, "kind": kinds, "curves": rising,
-               "horizons_days": list(horizons)}  # fmt: skip
+               "horizons_days": list(horizons), "now": count - 1, "event": event, "curve_days": list(horizons),
+               "curve_at": [count - 1], "full": last, "visits": [], "descriptions": {}}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ what issue 5 added
@@ -344,8 +342,8 @@ def _risk_groups(people: Cohort, horizons: list[float]) -> list[dict[str, float]
 
 
 def _recalibration(causes: tuple[str, ...], horizons: list[float]) -> dict[str, Any]:
-    before = {c: {"slope": 0.83, "intercept": -0.21, "oe": {str(h): 0.81 for h in horizons}} for c in causes}
-    after = {c: {"slope": 0.99, "intercept": -0.02, "oe": {str(h): 0.98 for h in horizons}} for c in causes}
+    measures = ("slope", "intercept", "oe")
+    before, after = ({c: {name: [value] * len(horizons) for name in measures} for c in causes} for value in (0.9, 0.99))
     return {"before": before, "after": after, "fitted_on": "tuning"}
 
 

@@ -12,10 +12,9 @@ from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.context import QUESTIONS, read_tripod, template
 from ehrsequencing.evaluation.curves import incidence_rows, risk_groups
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.reporting import verdict
-from ehrsequencing.reporting.incidence import incidence_of
+from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.report import ANSWER, count_texts, render
-from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.scores import Scores, cause_verdict, caveats
 from helpers.metrics_json import ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
 
@@ -99,19 +98,19 @@ def test_a_cause_that_the_model_fails_is_named(name: str) -> None:
             row.update(value=1.0, low=0.9, high=1.1)
         if row["cause"] == "other" and row["model"] == "ehrsequencing" and row["metric"] in values:
             row.update(zip(("value", "low", "high"), values[row["metric"]], strict=True))
-    found = verdict.of_cause(Scores(metrics), "other", count_texts(metrics))
+    found = cause_verdict(Scores(metrics), "other", count_texts(metrics))
     assert (found["rank"], found["state"]) == (rank, state)
     assert answer(metrics).count("✕") == (state == "fails")
 
 
 def test_the_gravest_caveats_come_first() -> None:
     metrics = complete() | {"warnings": ["Some subjects have no end.", "Fewer than 50 subjects of held_out had it."]}
-    kinds = [case["kind"] for case in verdict.caveats(Scores(metrics), [{"rank": "good"}], most=9)]
+    kinds = [case["kind"] for case in caveats(Scores(metrics), [{"rank": "good"}], most=9)]
     assert kinds[0] == "warning"
     assert kinds.count("warning") == 1
     metrics["data"]["simulated"] = True
-    assert verdict.caveats(Scores(metrics), [{"rank": "too few"}])[0]["kind"] == "few"
-    assert verdict.caveats(Scores(metrics), [{"rank": "good"}])[0]["kind"] == "simulated"
+    assert caveats(Scores(metrics), [{"rank": "too few"}])[0]["kind"] == "few"
+    assert caveats(Scores(metrics), [{"rank": "good"}])[0]["kind"] == "simulated"
 
 
 # ---- incidence -------------------------------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ def test_counts_of_real_people_are_rounded_and_those_of_a_simulation_exact() -> 
     rows = incidence_rows(rows_of(903), ["a", "b"], model="ours", horizon_days=365.25)
     metrics = example(subjects=6000)
     for simulated in (False, True):
-        drawn = incidence_of(redact(with_incidence(metrics, rows, simulated=simulated))["incidence"][0])
+        drawn = figures.incidence(redact(with_incidence(metrics, rows, simulated=simulated))["incidence"][0])
         assert drawn is not None
         cells = [cell for row in drawn.rows for cell in row[3:]]
         assert all(cell in ("<11", "0") or int(cell) % 5 == 0 for cell in cells) != simulated

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ehrsequencing.reporting.outcomes import outcome_lines, render_outcomes
+from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
 
 
 def rare_outcomes() -> dict[str, Any]:
@@ -24,4 +24,3 @@ def test_rare_outcomes_are_answered_together() -> None:
     ]
     page = render_outcomes(rare_outcomes(), title="t")
     assert f"N{lines[0][1:]}." in page
-    assert "Hover over a mark" not in page

@@ -43,30 +43,6 @@ def test_untold_tuning_trials_are_for_people_to_provide(checks: dict[str, Any] |
     assert text.count("to be filled in by the authors") == len(QUESTIONS) + 2
 
 
-def test_a_single_training_says_how_to_get_the_instability() -> None:
-    metrics = complete()
-    metrics["instability"] = None
-    text = text_of(metrics)
-    assert "Not measured, because there was one training only." in text
-    assert "training.members=3" in text
-    assert "training.bootstrap=true" in text
-    assert "Instability (12e) not in this evaluation" in text
-
-
-def test_members_that_share_their_subjects_are_not_called_more_than_that() -> None:
-    text = text_of(complete())
-    assert "over 3 models, trained on the same subjects, which differ only by the randomness of training" in text
-    assert "The effect of other training subjects is not included" in text
-
-
-def test_members_on_bootstrap_samples_are_called_that() -> None:
-    metrics = complete()
-    metrics["instability"]["bootstrap"] = True
-    text = text_of(metrics)
-    assert "over 3 models, each trained on a bootstrap sample of the training subjects" in text
-    assert "is not included" not in text.split("Instability: would another training")[1].split("Spread of the risks")[0]
-
-
 def test_people_without_a_record_before_the_prediction_are_counted() -> None:
     metrics = complete()
     n = next(row["subjects"] for row in metrics["at_risk"] if row["landmark_days"] == 0)

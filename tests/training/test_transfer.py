@@ -12,7 +12,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.reporting.pretraining import transfer_advice
+from ehrsequencing.reporting.pages import transfer_advice
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer

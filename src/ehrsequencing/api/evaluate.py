@@ -23,7 +23,7 @@ from ehrsequencing.evaluation.repeated_splits import add_splits
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.evaluation.score import score as score_file
 from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
-from ehrsequencing.reporting.outcomes import outcome_lines, render_outcomes
+from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report
 
 OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"

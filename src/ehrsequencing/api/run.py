@@ -215,7 +215,6 @@ class TrainedRun(Run):
         overwrite: bool = False,
         patients: int = 10_000,
         fewest: int = 11,
-        individuals: bool = True,
         what_if: bool = True,
         recalibrated: bool = False,
         force: bool = False,
@@ -230,7 +229,6 @@ class TrainedRun(Run):
             overwrite: Whether an explorer that is there, and that nobody has changed, is replaced.
             patients: At most so many, drawn at random.
             fewest: Codes that fewer patients have are shown as "rare code".
-            individuals: Whether the page holds patients, not only the cohort.
             what_if: Whether each code and each visit is struck in advance.
             recalibrated: As in `predict`.
             force: As in `predict`.
@@ -250,7 +248,6 @@ class TrainedRun(Run):
         settings = ExplorerSettings(
             patients=patients,
             fewest=fewest,
-            individuals=individuals,
             what_if=what_if,
             recalibrated=recalibrated,
         )

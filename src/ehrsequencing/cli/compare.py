@@ -29,7 +29,7 @@ def compare(
     from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
     from ehrsequencing.evaluation.pooling import pool, read_sites
     from ehrsequencing.metrics.registry import METRICS
-    from ehrsequencing.reporting.pooling import mean, render_pooled, where
+    from ehrsequencing.reporting.pages import mean, render_pooled, where
 
     result = pool(read_sites(files))
     with complete_folder(out, POOLED, overwrite=overwrite) as folder:

@@ -23,7 +23,7 @@ from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.pretraining import pretraining_lines
+from ehrsequencing.reporting.pages import pretraining_lines
 from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts

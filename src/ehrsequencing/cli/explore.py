@@ -26,9 +26,6 @@ def explore(
             "--fewest", help="Codes that fewer patients have are shown as one, 'rare code'"
         ),
     ] = 11,
-    individuals: Annotated[
-        bool, typer.Option("--individuals/--no-individuals", help="Patients, or the cohort only")
-    ] = True,
     what_if: Annotated[
         bool,
         typer.Option("--what-if/--no-what-if", help="Strike each code and each visit in advance"),
@@ -53,8 +50,8 @@ def explore(
 ) -> None:
     """Write the explorer: a page on which to look at a cohort, at one patient, and at what moved the risk.
 
-    The file opens by double click and asks no server. It holds pseudonyms and days, no ids and no dates, but with
-    --individuals it is patient data all the same.
+    The file opens by double click and asks no server. It holds pseudonyms and days, no ids and no dates, but it is
+    patient data all the same.
     """
     keep_freed_memory()
     study = read_study(config, overrides, "explore")
@@ -67,7 +64,6 @@ def explore(
     settings = ExplorerSettings(
         patients=patients,
         fewest=fewest,
-        individuals=individuals,
         what_if=what_if,
         megabytes=megabytes,
         recalibrated=recalibrate,

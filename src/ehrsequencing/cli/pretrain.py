@@ -32,11 +32,10 @@ def pretrain(
     study = read_study(config, overrides, "pretrain")
     from ehrsequencing.api.training import train_pretraining
     from ehrsequencing.config import refuse_changes
-    from ehrsequencing.core.files import read_json_lines, write_bytes
-    from ehrsequencing.core.outputs import HISTORY
+    from ehrsequencing.core.files import write_bytes
     from ehrsequencing.prediction.run import add_to_run
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.reporting.pretraining import pretraining_lines, render_pretraining
+    from ehrsequencing.reporting.pages import pretraining_lines, render_pretraining
     from ehrsequencing.reporting.report import ANSWER
 
     store = Prepared(prepared)
@@ -48,7 +47,7 @@ def pretrain(
         )
     say("\n".join(pretraining_lines(results)))
     page = out / ANSWER
-    html = render_pretraining(results, read_json_lines(out / HISTORY)).encode()
+    html = render_pretraining(results).encode()
     add_to_run(out, ANSWER, lambda path: write_bytes(path, html))
     finish(
         wrote={"pretrained": out, "report": page},

@@ -42,7 +42,7 @@ def train(
     from ehrsequencing.cli.results import kept_epochs
     from ehrsequencing.config import refuse_changes, refuse_other_task
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
+    from ehrsequencing.reporting.pages import transfer_advice, transfer_lines
 
     store = Prepared(prepared)
     refuse_changes(study, store.study, "train", file=config, by=prepared)

@@ -147,7 +147,6 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
         "calibration": _drawn(result, "calibration", cells, _groups),
         "smooth_calibration": _drawn(result, "smooth_calibration", cells, _counted),
         "decision": _drawn(result, "decision", cells, _decision),
-        "risk_distribution": _drawn(result, "risk_distribution", cells, _histogram),
         "incidence": [
             {**row, "groups": [_risk_group(group) for group in row["groups"]]}
             for row in result.get("incidence") or []
@@ -358,12 +357,6 @@ def _groups(row: Row) -> dict[str, Any]:
         for name in ("predicted", "observed", "low", "high")
     }
     return _counted({**row, **joined, "n": [int(people[g].sum()) for g in groups]})
-
-
-def _histogram(row: Row) -> dict[str, Any]:
-    """A risk distribution; a bin of 1 to 10 people is `<11`."""
-    bins = {name: row[name] for name in ("event", "no_event", "unknown")}
-    return {**row, **_counts({**bins, "people": {name: sum(bins[name]) for name in bins}})}
 
 
 def _risk_group(group: Row) -> dict[str, Any]:

@@ -201,11 +201,6 @@ class Evaluation:
                 "subgroups": [
                     row for comparison in comparisons for row in self._subgroups(comparison)
                 ],
-                "risk_distribution": [
-                    row
-                    for s in comparisons
-                    for row in results.distribution(s, causes, model=self.ours)
-                ],
                 "trajectories": self._trajectories(risks[self.ours]),
                 "incidence": self._incidence(risks, comparisons),
                 "tripod": read_tripod(self.settings.tripod),

@@ -169,31 +169,6 @@ def calibration(
     return out
 
 
-def distribution(scope: Comparison, causes: Sequence[str], *, model: str) -> list[dict[str, Any]]:
-    """Histograms of the predicted risk: those with the event by the horizon, without it, and not known."""
-    duration, cause, risk = scope.duration_days, scope.cause, scope.risk[model]
-    out = []
-    for e, h in np.ndindex(len(causes), len(scope.horizons_days)):
-        horizon = scope.horizons_days[h]
-        edges = np.linspace(0, max(float(risk[:, e, h].max()), 1e-6), 21)
-        event = (cause == e + 1) & (duration <= horizon)
-        free = ~event & ((duration > horizon) | (cause > 0))
-        groups = {"event": event, "no_event": free, "unknown": ~event & ~free}
-        out.append(
-            {
-                "landmark_days": scope.landmark_days,
-                "cause": causes[e],
-                "horizon_days": float(horizon),
-                "edges": edges.tolist(),
-                **{
-                    name: np.histogram(risk[which, e, h], bins=edges)[0].tolist()
-                    for name, which in groups.items()
-                },
-            }
-        )
-    return out
-
-
 SHARED = "metrics.json"
 
 

@@ -106,7 +106,7 @@ def collect(
         )
     words = read_descriptions(records.data)
     shown = shown_codes(patients, gathered.codes, run.vocabulary, words, fewest=settings.fewest)
-    if not (settings.individuals and settings.what_if):
+    if not settings.what_if:
         return Explorer(run, settings, gathered, shown, days)
     removals = single_removals(patients, shown, latest_only=False)
     per_answer = len(asked.causes) * len(run.task.horizons) * _BYTES

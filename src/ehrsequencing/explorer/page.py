@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -25,7 +25,6 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.outputs import EXPLORER, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
-from ehrsequencing.explorer.cohort import aggregates
 from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
 from ehrsequencing.prediction.run import saved_audit
@@ -107,9 +106,6 @@ def pack(
     return {"size": len(whole), "arrays": listed}, text
 
 
-if TYPE_CHECKING:
-    from ehrsequencing.explorer.collect import Explorer
-
 KEYS = (
     (("←", "→"), "prediction before, prediction after"),
     (("↑", "↓"), "code above, code below; in the list of patients, patient above and below"),
@@ -164,22 +160,15 @@ def moment_words(landmarks: list[float]) -> list[str]:
     return ["at the latest prediction", "at the first prediction", *later]
 
 
-def note(explorer: "Explorer") -> str:
+def note(explorer: Explorer) -> str:
     """What the page hides, and what it does not."""
-    settings, gathered = explorer.settings, explorer.gathered
-    shown = f"{len(gathered.patients):,}"
-    some = (
-        f"{shown} of {gathered.in_all:,}, drawn at random"
-        if len(gathered.patients) < gathered.in_all
-        else shown
+    fewest, shown, in_all = (
+        explorer.settings.fewest,
+        len(explorer.gathered.patients),
+        explorer.gathered.in_all,
     )
-    if not settings.individuals:
-        return f"Patients: {some}. Nobody's record is in this file; groups of fewer than 11 are hidden."
-    hidden = (
-        f" Codes of fewer than {settings.fewest} patients are shown as one."
-        if settings.fewest > 1
-        else ""
-    )
+    some = f"{shown:,} of {in_all:,}, drawn at random" if shown < in_all else f"{shown:,}"
+    hidden = f" Codes of fewer than {fewest} patients are shown as one." if fewest > 1 else ""
     return (
         f"Patients: {some}. This file holds records of individual people under pseudonyms, in days since the first "
         f"visit.{hidden} Treat it as patient data."
@@ -206,8 +195,7 @@ def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> Non
     Raises:
         EhrseqError: Something else is there, or the file cannot be written.
     """
-    owner_only = explorer.settings.individuals
-    with output_file(out, EXPLORER, overwrite=overwrite, owner_only=owner_only) as temporary:
+    with output_file(out, EXPLORER, overwrite=overwrite, owner_only=True) as temporary:
         temporary.write_bytes(page(explorer).encode())
 
 
@@ -220,7 +208,7 @@ def page(explorer: Explorer, *, live: str | None = None) -> str:
             sends it `{"patient": number, "codes": [shown codes], "visits": [numbers]}` and expects
             `{"risk": [prediction time][cause][horizon]}`, which `explain.edited_risks` gives for `Explorer.edit`.
     """
-    blocks = _blocks(explorer) if explorer.settings.individuals else {}
+    blocks = _blocks(explorer)
     about = _about(explorer, live) | {
         "blocks": {name: listed for name, (listed, _) in blocks.items()}
     }
@@ -274,7 +262,6 @@ def _clean(text: str) -> str:
 def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
     """What the page knows beside its arrays."""
     run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
-    individuals = settings.individuals
     codes = [
         {
             "name": _clean(name),
@@ -295,12 +282,10 @@ def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
         "start_days": float(task.blanking),
         "curve_days": [float(day) for day in explorer.curve_days],
         "moments": moment_words(_landmarks(explorer)),
-        "individuals": individuals,
-        "patients": len(explorer.gathered.patients) if individuals else 0,
-        "codes": codes if individuals else [],
-        "together": shown.together.tolist() if individuals else [],
-        "sexes": _sexes(explorer) if individuals else [],
-        "aggregates": [] if individuals else aggregates(explorer, _landmarks(explorer)),
+        "patients": len(explorer.gathered.patients),
+        "codes": codes,
+        "together": shown.together.tolist(),
+        "sexes": [_clean(level) for level in np.unique(explorer.gathered.patients.sex).tolist()],
         "smallest": SMALLEST_COUNT,
         "fewest": settings.fewest,
         "oldest": OLDEST,
@@ -323,10 +308,6 @@ def _causes(explorer: Explorer) -> tuple[str, ...]:
 def _landmarks(explorer: Explorer) -> list[float]:
     """Landmarks at which predictions may be compared with what happened; the index itself is the first."""
     return [0.0, *(days for days in explorer.run.task.landmarks if days)]
-
-
-def _sexes(explorer: Explorer) -> list[str]:
-    return [_clean(level) for level in np.unique(explorer.gathered.patients.sex).tolist()]
 
 
 def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, Any], str]]:

@@ -34,7 +34,6 @@ class ExplorerSettings:
     Attributes:
         patients: At most so many patients; where there are more, they are drawn at random.
         fewest: A code that fewer patients have is shown as "rare code".
-        individuals: Whether the page holds patients, not only the cohort.
         what_if: Whether single removals are computed in advance.
         megabytes: The what-if answers cover every prediction time where the file stays below this size; else only the
             latest one of each patient.
@@ -46,7 +45,6 @@ class ExplorerSettings:
 
     patients: int = 10_000
     fewest: int = SMALLEST_COUNT
-    individuals: bool = True
     what_if: bool = True
     megabytes: float = 15.0
     recalibrated: bool = False

@@ -71,37 +71,29 @@ class Patient:
     moves: Sequence[Mapping[str, Any]] = ()
 
 
-def patient_of(row: Mapping[str, Any], horizon_days: float | None = None) -> Patient:
+def patient_of(row: Mapping[str, Any]) -> Patient:
     """A patient from one row of `trajectories` in the content of `metrics.json`.
 
-    Args:
-        row: The row. One of an earlier version has no whole curves; those at the horizons are drawn then.
-        horizon_days: The horizon of the line over the past; default: the middle one.
+    The line over the past is the risk within the middle horizon.
     """
-    horizons, causes, now = (
-        row["horizons_days"],
-        list(row["curves"]),
-        row.get("now", len(row["times_days"]) - 1),
-    )
-    middle = float(horizons[len(horizons) // 2])
-    horizon = horizon_days if horizon_days is not None and horizon_days in horizons else middle
+    horizons, causes, now = row["horizons_days"], list(row["curves"]), row["now"]
+    middle, event = len(horizons) // 2, row["event"]
     days, curves = horizons, {name: row["curves"][name][now] for name in causes}
-    if row.get("full"):
-        place = row["curve_at"].index(now)
-        days, curves = row["curve_days"], {name: row["full"][name][place] for name in causes}
-    at, event = horizons.index(horizon), row.get("event")
+    if row.get("full"):  # a file of predictions has risks at the horizons only
+        shown, days = row["curve_at"].index(now), row["curve_days"]
+        curves = {name: row["full"][name][shown] for name in causes}
     return Patient(
         times_days=row["times_days"][: now + 1],
-        risk=[risks[at] for risks in row["curves"][causes[0]][: now + 1]],
-        horizon_days=horizon,
+        risk=[risks[middle] for risks in row["curves"][causes[0]][: now + 1]],
+        horizon_days=float(horizons[middle]),
         curve_days=days,
         curves=curves,
         bands={name: (band["low"], band["high"]) for name, band in (row.get("band") or {}).items()},
-        visits=[Seen(visit["day"], visit["codes"]) for visit in row.get("visits") or ()],
-        event=None if event is None else (event["day"], event["cause"] or "end of follow-up"),
-        censored=event is not None and event["cause"] is None,
-        descriptions=row.get("descriptions") or {},
-        moves=(row.get("moves") or ()) if horizon == middle else (),
+        visits=[Seen(visit["day"], visit["codes"]) for visit in row["visits"]],
+        event=(event["day"], event["cause"] or "end of follow-up"),
+        censored=event["cause"] is None,
+        descriptions=row["descriptions"],
+        moves=row.get("moves") or (),
     )
 
 
@@ -321,30 +313,10 @@ def largest_changes(patient: Patient, most: int = 3) -> list[dict[str, Any]]:
     """Where the risk moved most from one prediction time to the next, and which codes moved it.
 
     Returns:
-        By time: `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change
-        where somebody explained it, else those that were recorded for the first time) and `more` (how many others).
-        Where nothing was explained, times without a new code are left out: there only time has passed.
+        By time: `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change)
+        and `more` (how many others). Empty where nothing was explained.
     """
-    if patient.moves:
-        return [_moved(row, patient.descriptions) for row in patient.moves[:most]]
-    moves: list[dict[str, Any]] = []
-    for k in range(1, len(patient.times_days)):
-        since, until = patient.times_days[k - 1], patient.times_days[k]
-        earlier = {code for visit in patient.visits if visit.day <= since for code in visit.codes}
-        between = [visit for visit in patient.visits if since < visit.day <= until]
-        new = [
-            code
-            for code in dict.fromkeys(c for visit in between for c in visit.codes)
-            if code not in earlier
-        ]
-        if new:
-            words = list(dict.fromkeys(words_of(code, patient.descriptions) for code in new))
-            row = {"day": until, "before": patient.risk[k - 1], "after": patient.risk[k]}
-            moves.append(
-                row | {"codes": words[:3], "more": max(len(words) - 3, 0), "explained": False}
-            )
-    top = sorted(moves, key=lambda row: -abs(row["after"] - row["before"]))[:most]
-    return sorted(top, key=lambda row: row["day"])
+    return [_moved(row, patient.descriptions) for row in patient.moves[:most]]
 
 
 def _moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
@@ -358,4 +330,4 @@ def _moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str,
         points = 100 * part["change"]
         told.append(f"{name} {'+' if points > 0 else MINUS}{abs(points):.1f}")
     kept = {name: row[name] for name in ("day", "before", "after")}
-    return kept | {"codes": told, "more": max(len(parts) - 3, 0), "explained": True}
+    return kept | {"codes": told, "more": max(len(parts) - 3, 0)}

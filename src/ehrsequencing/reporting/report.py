@@ -22,14 +22,17 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
-from ehrsequencing.reporting import panels, tables, verdict
+from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
-from ehrsequencing.reporting.codes import codes
-from ehrsequencing.reporting.figures import levels
-from ehrsequencing.reporting.incidence import incidence_of
-from ehrsequencing.reporting.scores import Scores, place_of
+from ehrsequencing.reporting.scores import (
+    Scores,
+    audit_case,
+    card,
+    cause_verdict,
+    caveats,
+    place_of,
+)
 from ehrsequencing.reporting.wording import (
-    about,
     duration,
     from_landmark,
     listed,
@@ -45,16 +48,16 @@ Shown = Mapping[Any, str]
 
 def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]:
     """Content of the short page, by name."""
-    verdicts = [verdict.of_cause(scores, cause, shown) for cause in m["causes"]]
+    verdicts = [cause_verdict(scores, cause, shown) for cause in m["causes"]]
     return {
         "verdicts": verdicts,
         "hopeless": all(case["rank"] == "too few" for case in verdicts),
-        "card": verdict.card(scores),
-        "caveats": verdict.caveats(scores, verdicts),
-        "audited": verdict.audit_case(m),
+        "card": card(scores),
+        "caveats": caveats(scores, verdicts),
+        "audited": audit_case(m),
         "incidence": _main_incidence(m, scores),
         "patients": two_patients(m),
-        "codes": codes(m),
+        "codes": tables.codes(m),
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
@@ -70,12 +73,12 @@ def _main_incidence(m: Mapping[str, Any], scores: Scores) -> Figure | None:
         for row in m.get("incidence") or []
         if (row["landmark_days"], row["cause"]) == (landmark, cause)
     ]
-    return incidence_of(rows[0]) if rows else None
+    return figures.incidence(rows[0]) if rows else None
 
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The last of the examples with the event of interest, and the first without any; those that there are."""
-    found = [panels.trajectory(m, row) for row in m["trajectories"] if row["times_days"]]
+    found = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
     had = [row for row in found if row["has_event"]]
     free = [row for row in found if not row["has_event"]]
     return [*had[-1:], *free[:1]] if had and free else found[:2]
@@ -124,7 +127,7 @@ def forest(scores: Scores, shown: Shown) -> list[Figure]:
 
 def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any] | None:
     """O/E and AUC by subgroup at the first landmark, of levels that may be told; None where nothing can be compared."""
-    for place in tables.subgroups(m, scores, shown)[:1]:
+    for place in tables.subgroups(m, shown)[:1]:
         kept = {
             family: some
             for family, rows in place["families"].items()
@@ -142,12 +145,15 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
             ("auc", "AUC (dashed: all together)", overall),
         ):
             rows = [
-                (family, [(row["name"], row[metric]) for row in some])
+                (f"{family}\n{row['name']}", [row[metric]])
                 for family, some in kept.items()
+                for row in some
+                if row[metric].value is not None
             ]
-            if any(estimate.value is not None for _, some in rows for _, estimate in some):
+            if rows and line is not None:
+                title = f"{label} by subgroup"
                 drawn.append(
-                    levels(rows, title=f"{label} by subgroup", label=label, reference=line)
+                    figures.forest(rows, title=title, label=label, reference=line, form=".2f")
                 )
         return {"caption": place["caption"], "figures": drawn}
     return None
@@ -181,7 +187,6 @@ _REQUIRED = (
         "metrics",
         "at_risk",
         "calibration",
-        "risk_distribution",
         "trajectories",
         "history",
     ),
@@ -270,13 +275,13 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
 
     Returns:
         Texts under `("flow", step)`, `("out", step)`, `("subjects", split)`, `("events", split, cause or "censored")`,
-        `("at_risk", landmark)`, `("by", landmark, cause, horizon)`, `("risk", landmark, cause, horizon, group)`,
-        `("curve", landmark, cause, horizon)` and `("external",)`.
+        `("at_risk", landmark)`, `("by", landmark, cause, horizon)`, `("curve", landmark, cause, horizon)`
+        and `("external",)`.
     """
     counts: dict[tuple[Any, ...], Any] = {}
     for i, step in enumerate(m["attrition"]):
         counts["flow", i] = step["subjects"]
-        counts["out", i] = excluded(m["attrition"], i) if i else 0
+        counts["out", i] = step["excluded"]
     counts |= {("subjects", split): count for split, count in m["data"]["subjects"].items()}
     for split, events in m["events"].items():
         counts |= {("events", split, name): count for name, count in events.items()}
@@ -285,10 +290,6 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         for cause, events in row["events"].items():
             for horizon, count in zip(m["horizons_days"], events, strict=True):
                 counts["by", row["landmark_days"], cause, horizon] = count
-    for row in m["risk_distribution"]:
-        people = row.get("people") or {}
-        for name in ("event", "no_event", "unknown"):
-            counts["risk", *place_of(row), name] = people[name] if people else sum(row[name])
     for row in m.get("smooth_calibration") or []:
         counts["curve", *place_of(row)] = row.get("n")
     if m.get("external"):
@@ -298,14 +299,6 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         for key, count in counts.items()
         if count is not None
     }
-
-
-def excluded(steps: Sequence[Mapping[str, Any]], place: int) -> int | str:
-    """How many subjects a step of the cohort flow leaves out."""
-    stated: int | str | None = steps[place].get("excluded")
-    if stated is not None:
-        return stated
-    return int(steps[place - 1]["subjects"] - steps[place]["subjects"])
 
 
 def _page(told: Told, page: str) -> str:
@@ -326,7 +319,7 @@ def environment() -> Environment:
     made.filters.update(
         duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
     )
-    made.filters.update(size=size, about=about)
+    made.filters.update(size=size)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
@@ -340,8 +333,8 @@ def standalone(figure: str) -> str:
         figure: What a function of `reporting.figures` or `reporting.patient` returns.
 
     Example:
-        >>> from ehrsequencing.reporting.figures import oracle_bar
-        >>> standalone(oracle_bar(2.0, 1.5, 1.0, title="Gain"))[:43]
+        >>> from ehrsequencing.reporting.chart import Chart
+        >>> standalone(Chart(100, 50, (0, 1)).svg("Empty"))[:43]
         '<svg xmlns="http://www.w3.org/2000/svg" cla'
     """
     parts = [
@@ -373,13 +366,8 @@ def _context(told: Told, page: str) -> dict[str, Any]:
         "strongest": scores.strongest(),
         "undefined": scores.undefined,
     }
-    common = {
-        "m": m,
-        "shown": shown,
-        "swatches": swatches,
-        "excluded": excluded,
-        "oracle": panels.oracle(m["oracle"]),
-    }
+    common: dict[str, Any] = {"m": m, "shown": shown, "swatches": swatches}
+    common |= {"oracle": panels.oracle(m["oracle"])}
     common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
     common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
     return common | names | own
@@ -389,30 +377,22 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
     """What only the page with the details prints."""
     by_cause = partial(panels.by_cause, m)
     return {
-        "how_well": verdict.how_well(scores),
-        "compared": verdict.compared(scores),
-        "not_for": verdict.not_for(scores),
-        "headline": scores.headline(),
         "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m),
-        "per_parameter": tables.per_parameter(m),
         "follow_up": tables.follow_up(m, shown),
         "incidences": by_cause(panels.incidences(m, shown)),
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
-        "forests": panels.forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
         "calibrations": by_cause(panels.calibrations(m, scores, shown)),
         "calibration": scores.blocks("calibration"),
         "recalibration": tables.recalibration(m),
         "decisions": by_cause(panels.decisions(m, scores.models, shown)),
-        "subgroups": tables.subgroups(m, scores, shown),
-        "repeated": tables.repeated(m, scores.models),
-        "instability": tables.instability(m),
-        "blend": tables.blend(m),
-        "codes": codes(m),
-        "risks": by_cause(panels.risks(m, shown)),
-        "trajectories": [panels.trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
+        "subgroups": tables.subgroups(m, shown),
+        "repeated": tables.repeated(m),
+        "weights": tables.blend_weights(m),
+        "codes": tables.codes(m),
+        "trajectories": [panels.trajectory(t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],
         "settings": _flat(m["config"]),
     }

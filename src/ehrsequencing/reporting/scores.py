@@ -1,6 +1,6 @@
-"""The metric values of an evaluation as tables: by cause, landmark and horizon, with marks for the best and the off.
+"""The metric values of an evaluation: look-ups, tables, and which verdict and which caveats hold.
 
-In: the content of `metrics.json`. Out: blocks of cells for the page, and look-ups for its figures and sentences.
+In: the content of `metrics.json`. Out: cells and cases; the sentences are in `answer_sentences.html.jinja`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,13 @@ from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns
+from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.wording import interval
+from ehrsequencing.reporting.wording import interval, verdict
 
 Row = Mapping[str, Any]
+Case = dict[str, Any]
+Shown = Mapping[Any, str]
 # landmark, cause, horizon; None: all of them together
 Place = tuple[float | None, str | None, float | None]
 _KEY = ("model", "landmark_days", "cause", "horizon_days", "metric")
@@ -25,7 +28,6 @@ class Cell:
     state: str  # value | undefined | absent | hidden
     text: str = ""
     interval: str = ""
-    best: bool = False
     off: bool = False
 
 
@@ -103,124 +105,52 @@ class Scores:
         named = self.m.get("strongest")
         return named if named in self.rivals else next(iter(self.rivals), None)
 
-    def best(self, place: Place, metric: str) -> str | None:
-        """The model whose interval lies wholly on the good side of every other model's; else none."""
-        if metric not in METRICS or not METRICS[metric].better:
-            return None
-        rows = {name: self.values.get((name, *place, metric)) for name in self.models}
-        spans = {
-            name: span(metric, row)
-            for name, row in rows.items()
-            if row is not None and row["value"] is not None
-        }
-        known = {name: ends for name, ends in spans.items() if ends is not None}
-        if len(known) < max(len(spans), 2):
-            return None
-        top = max(known, key=lambda name: known[name][0])
-        return (
-            top
-            if all(known[top][0] > ends[1] for name, ends in known.items() if name != top)
-            else None
-        )
-
     # --------------------------------------------------------------------------------------------------- tables
 
     def blocks(self, part: str) -> list[tuple[str | None, list[dict[str, Any]]]]:
-        """Per cause: a table for each landmark, with a group of rows per horizon."""
+        """Per cause: a table for each landmark, with a group of rows per horizon; None is all horizons together."""
         out: dict[str | None, list[dict[str, Any]]] = {}
+        horizons = [*self.m["horizons_days"], None]
         for cause in self.causes:
             for landmark in self.landmarks:
-                columns, over = (
-                    self._columns(landmark, cause, part, overall) for overall in (False, True)
-                )
-                by = [
-                    (h, self._rows((landmark, cause, h), columns)) for h in self.m["horizons_days"]
-                ]
-                overall = self._rows((landmark, cause, None), over)
-                horizons = [(h, rows) for h, rows in by if rows]
-                if horizons or overall:
-                    block = {"landmark": landmark, "columns": columns, "horizons": horizons}
-                    out.setdefault(cause, []).append(
-                        block | {"overall_columns": over, "overall": overall}
-                    )
+                names = {key[4] for key in self.values if key[1:3] == (landmark, cause)}
+                columns = [metric.key for metric in in_columns(METRICS.values())]
+                columns = [key for key in columns if key in names and METRICS[key].part == part]
+                columns += sorted(names - set(METRICS)) if part == "accuracy" else []
+                groups = [(h, self._rows((landmark, cause, h), columns)) for h in horizons]
+                groups = [(horizon, rows) for horizon, rows in groups if rows]
+                if groups:
+                    block = {"landmark": landmark, "columns": columns, "horizons": groups}
+                    out.setdefault(cause, []).append(block)
         return list(out.items())
-
-    def headline(self) -> dict[str, Any]:
-        """The small table of the summary: our model beside the strongest baseline at the first landmark."""
-        landmark, columns, two = (
-            self.main()[0],
-            ["c", "ipa", "oe"],
-            [*self.models[:1], self.strongest()],
-        )
-        by = [
-            (h, self._rows((landmark, self.m["causes"][0], h), columns))
-            for h in self.m["horizons_days"]
-        ]
-        kept = [(h, [row for row in rows if row[1] in two]) for h, rows in by]
-        return {
-            "landmark": landmark,
-            "columns": columns,
-            "horizons": [(h, rows) for h, rows in kept if rows],
-        }
-
-    def _columns(
-        self, landmark: float | None, cause: str | None, part: str, overall: bool
-    ) -> list[str]:
-        names = {
-            k[4] for k in self.values if (k[1], k[2], k[3] is None) == (landmark, cause, overall)
-        }
-        known = [
-            one.key for one in in_columns(METRICS.values()) if one.key in names and one.part == part
-        ]
-        return [*known, *(sorted(names - set(METRICS)) if part == "accuracy" else [])]
 
     def _rows(self, place: Place, columns: Sequence[str]) -> list[tuple[int, str, list[Cell]]]:
         """(mark, model, cells) of each model that has any of the metrics there."""
-        best = {metric: self.best(place, metric) for metric in columns}
-        present = [
-            name
-            for name in self.models
-            if any((name, *place, metric) in self.values for metric in columns)
-        ]
-        return [
-            (
-                self.models.index(name),
-                name,
-                [self._cell(name, place, metric, best[metric]) for metric in columns],
-            )
-            for name in present
-        ]
+        rows = []
+        for kind, name in enumerate(self.models):
+            found = [self.values.get((name, *place, metric)) for metric in columns]
+            if any(row is not None for row in found):
+                chance = self.values.get((name, *place, "ici_null"), {}).get("value")
+                cells = [_metric_cell(row, chance) for row in found]
+                rows.append((kind, name, cells))
+        return rows
 
-    def _cell(self, model: str, place: Place, metric: str, best: str | None) -> Cell:
-        row = self.values.get((model, *place, metric))
-        if row is None or row["value"] is None:
-            hidden = row is not None and row.get("hidden")
-            state = "absent" if row is None else "hidden" if hidden else "undefined"
-            return Cell(state, str(row["reason"]) if row is not None and hidden else "")
-        digits, scale = (
-            (METRICS[metric].digits, METRICS[metric].scale) if metric in METRICS else (4, 1.0)
-        )
-        low, high = row["low"], row["high"]
-        around = (
-            interval(low, high, lambda end: f"{scale * end:z.{digits}f}") or row.get("reason") or ""
-        )
-        bounded = low is not None and high is not None
-        target = METRICS[metric].target if metric in METRICS else None
-        off = target is not None and bounded and not low <= target <= high
-        off = (
-            off
-            or (metric == "ks_p" and row["value"] < 0.05)
-            or self._beyond_chance(model, place, metric, row)
-        )
-        return Cell("value", f"{scale * row['value']:z.{digits}f}", around, best == model, off)
 
-    def _beyond_chance(self, model: str, place: Place, metric: str, row: Row) -> bool:
-        chance = (
-            self.values.get((model, *place, "ici_null"), {}).get("value")
-            if metric == "ici"
-            else None
-        )
-        return chance is not None and row["value"] > chance
+def _metric_cell(row: Row | None, chance: float | None) -> Cell:
+    """One value of the metric table; `off` where it is not what a calibrated model shows."""
+    if row is None or row["value"] is None:
+        hidden = row is not None and row.get("hidden")
+        state = "absent" if row is None else "hidden" if hidden else "undefined"
+        return Cell(state, str(row["reason"]) if row is not None and hidden else "")
+    metric, value, low, high = row["metric"], row["value"], row["low"], row["high"]
+    known = METRICS.get(metric)
+    digits, scale = (4, 1.0) if known is None else (known.digits, known.scale)
+    around = interval(low, high, lambda end: f"{scale * end:z.{digits}f}")
+    target = None if known is None else known.target
+    off = target is not None and low is not None and high is not None and not low <= target <= high
+    off |= metric == "ks_p" and value < 0.05
+    off |= metric == "ici" and chance is not None and value > chance
+    return Cell("value", f"{scale * value:z.{digits}f}", around or row.get("reason") or "", off)
 
 
 def place_of(row: Row) -> tuple[Any, Any, Any]:
@@ -228,9 +158,162 @@ def place_of(row: Row) -> tuple[Any, Any, Any]:
     return row["landmark_days"], row["cause"], row["horizon_days"]
 
 
-def span(metric: str, row: Row) -> tuple[float, float] | None:
-    """Interval with its sign turned so that more is better; the model that is IPA's reference is 0 without one."""
+# ------------------------------------------------------------------------------------------------- the answer in words
+
+_RANKS = ((0.6, "poor"), (0.7, "moderate"), (0.8, "good"))
+NO_EFFECT = 0.005  # a share of the prediction error that prints as 0%
+
+
+def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
+    """What may be said of one cause at the main landmark and horizon.
+
+    Returns:
+        `rank` is `too few` (nothing can be concluded), `undefined`, `worse than chance`, `chance`, `poor` (C below
+        .6), `moderate` (below .7), `good` (below .8) or `very good`; `risks` is `agree`, `too low`, `too high` or
+        `unknown`; `error` is `smaller`, `same`, `larger` or `unknown`, beside giving everyone the average risk;
+        `against` is the verdict of the paired difference in C to the strongest baseline, or empty; `loses` says whether
+        our prediction error is the larger one. `state` is `fails` (not to be used for this cause), `mixed` or `holds`.
+    """
+    landmark, horizon = table.main()
+    rows = {
+        name: table.values.get((table.models[0], landmark, cause, horizon, name), {})
+        for name in ("c", "ipa", "oe")
+    }
+    case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon, **rows}
+    case["events"] = shown.get(("by", landmark, cause, horizon))
+    case["subjects"] = shown.get(("at_risk", landmark))
+    rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
+    rival = table.strongest()
+    gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "c"))
+    against = "" if gap is None or gap["value"] is None or gap["low"] is None else verdict(gap, "c")
+    gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "ipa"))
+    loses = gap is not None and gap["high"] is not None and verdict(gap, "ipa") == "WORSE"
+    poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
+    fails = poor or risks.startswith("too") or error == "larger" or against == "WORSE"
+    state = "fails" if fails else "mixed" if loses or error == "same" else "holds"
+    words = {"rank": rank, "risks": risks, "error": error, "against": against, "rival": rival}
+    return case | words | {"loses": loses, "state": state}
+
+
+def _rank(row: Mapping[str, Any]) -> str:
+    if (row.get("reason") and row.get("value") is None) or row.get("hidden"):
+        return "too few"
+    if row.get("value") is None:
+        return "undefined"
+    if row.get("reason"):
+        return "too few"
     low, high = row["low"], row["high"]
+    if high is not None and high < 0.5:
+        return "worse than chance"
+    if low is not None and low <= 0.5:
+        return "chance"
+    return next((name for limit, name in _RANKS if row["value"] < limit), "very good")
+
+
+def _risks(row: Mapping[str, Any]) -> str:
+    low, high = row.get("low"), row.get("high")
     if low is None or high is None:
-        return (0.0, 0.0) if metric == "ipa" and row["value"] == 0 else None
-    return (low, high) if METRICS[metric].better >= 0 else (-high, -low)
+        return "unknown"
+    return "too low" if low > 1 else "too high" if high < 1 else "agree"
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    value, low, high = row.get("value"), row.get("low"), row.get("high")
+    if value is None:
+        return "unknown"
+    if high is not None and high < 0:
+        return "larger"
+    return "smaller" if (value if low is None else low) > 0 and value >= NO_EFFECT else "same"
+
+
+def card(table: Scores) -> Case:
+    """Our model beside the strongest baseline at the main landmark and horizon, a row for each of three metrics."""
+    (landmark, horizon), rival, cause = table.main(), table.strongest(), table.m["causes"][0]
+    rows = []
+    for metric, name, scale in (
+        ("c", "C: ranking", 1.0),
+        ("ipa", "Prediction error removed", 100.0),
+        ("oe", "O/E", 1.0),
+    ):
+        cells = [
+            _cell(table.values.get((model, landmark, cause, horizon, metric)), scale)
+            for model in (table.models[0], *([rival] if rival else []))
+        ]
+        gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
+        told = gap is not None and gap["value"] is not None and gap["low"] is not None
+        word = verdict(gap, metric) if told and gap is not None and metric != "oe" else ""
+        difference = ("", "") if gap is None or not told else _cell(gap, scale, "+")
+        rows.append(
+            {
+                "metric": metric,
+                "name": name,
+                "cells": cells,
+                "difference": difference,
+                "verdict": word,
+            }
+        )
+    return {"landmark": landmark, "horizon": horizon, "cause": cause, "rival": rival, "rows": rows}
+
+
+def _cell(row: Mapping[str, Any] | None, scale: float, sign: str = "") -> tuple[str, str]:
+    """A value and its interval as text."""
+    if row is None or row.get("value") is None:
+        words = "too few events" if row is not None and row.get("reason") else "undefined"
+        return words if row is not None else "–", ""
+    unit = "" if scale == 1 else " points" if sign else "%"
+    digits = 2 if scale == 1 else 1 if sign else 0
+
+    def show(value: float) -> str:
+        return f"{scale * value:{sign}z.{digits}f}{'' if sign else unit}"
+
+    return show(row["value"]) + (unit if sign else ""), interval(row["low"], row["high"], show)
+
+
+def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
+    """What speaks most against the numbers, the gravest first: kinds of sentence with their values."""
+    m, found = table.m, list[Case]()
+    if all(case["rank"] == "too few" for case in verdicts):
+        found.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
+    if m["data"].get("simulated"):
+        found.append({"kind": "simulated"})
+    thin = [
+        row for row in (m.get("censoring") or {}).get("smallest_g") or [] if _is_thin(row, table)
+    ]
+    skip = ("Nothing is compared", "Fewer than 50 subjects")
+    found += [
+        {"kind": "warning", "text": text} for text in m["warnings"] if not text.startswith(skip)
+    ]
+    first = verdicts[0]
+    if first.get("against") in ("not distinguishable", "level", "WORSE"):
+        found.append({"kind": "no better", "rival": first["rival"]})
+    if thin:
+        found.append({"kind": "thin"})
+    if m.get("score"):
+        found.append({"kind": "file"})
+    if not m.get("external"):
+        found.append({"kind": "one split" if not m.get("repeated_splits") else "same source"})
+    found.append({"kind": "missing"})
+    return found[:most]
+
+
+def _is_thin(row: Mapping[str, Any], table: Scores) -> bool:
+    """Whether so few are still followed at the main horizon that single subjects carry a number."""
+    return (row["landmark_days"], row["horizon_days"]) == table.main() and row["thin"]
+
+
+def audit_case(m: Mapping[str, Any]) -> Case:
+    """The audit's verdict: `state` is `none`, `impossible`, `leak`, `warning` or `clean`, with its counts."""
+    audit = m.get("audit")
+    if not audit:
+        return {"state": "impossible" if m.get("score") else "none"}
+    verdicts = [check["verdict"] for check in audit["checks"]]
+    passed, not_tested = verdicts.count("passed"), verdicts.count("not_tested")
+    state = "leak" if audit["leaks"] else "warning" if audit.get("warnings") else "clean"
+    return {
+        "state": state,
+        "passed": passed,
+        "leaks": audit["leaks"],
+        "warnings": audit.get("warnings") or 0,
+        "not_tested": not_tested,
+        "date": audit["created"],
+    }

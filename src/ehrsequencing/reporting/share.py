@@ -202,8 +202,12 @@ def model_card(
         license_id: Identifier of a licence.
     """
     rows = _rows(metrics)
-    front = _front_matter(run.task.name, rows, license_id)
-    head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
+    front = {
+        "license": license_id or _LICENCE_UNKNOWN,
+        "library_name": "ehrsequencing",
+        "tags": list(TAGS),
+    }
+    head = yaml.safe_dump(front, sort_keys=False)
     fewest = run.study.vocabulary.min_subjects
     people = None if metrics is None else metrics["data"]["subjects"].get("train")
     trained_on = (
@@ -254,35 +258,6 @@ person's record may find out whether it was used. Ask those who are responsible 
 Ids, dates, predictions, results of single people, exact counts, the training history, checkpoints, paths, the name of \
 the data set, sites and dates of extraction are not in the folder.
 """
-
-
-def _front_matter(
-    name: str, rows: list[Mapping[str, Any]], license_id: str | None
-) -> dict[str, Any]:
-    head: dict[str, Any] = {
-        "license": license_id or _LICENCE_UNKNOWN,
-        "library_name": "ehrsequencing",
-        "tags": list(TAGS),
-    }
-    if not rows:  # hubs expect values for each metric that is listed
-        return head
-    results = [
-        {
-            "type": row["metric"],
-            "name": f"{METRICS[row['metric']].name}, {_place(row)}",
-            "value": row["value"],
-        }
-        for row in rows
-    ]
-    listed = {row["metric"] for row in rows}
-    head["metrics"] = [metric for metric in _OF_CARD if metric in listed]
-    found = {
-        "task": {"type": "survival-analysis", "name": name},
-        "dataset": {"name": "held-out patients of the training data", "type": "meds"},
-        "metrics": results,
-    }
-    head["model-index"] = [{"name": name, "results": [found]}]
-    return head
 
 
 def _question(task: TaskConfig) -> str:

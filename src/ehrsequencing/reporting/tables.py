@@ -8,16 +8,13 @@ from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
-from ehrsequencing.metrics.registry import METRICS, in_columns
-from ehrsequencing.reporting import figures
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.scores import Scores, place_of
+from ehrsequencing.reporting.scores import place_of
 from ehrsequencing.reporting.wording import (
     duration,
     from_landmark,
-    interval,
     percent,
-    signed,
     size,
     verdict,
     with_interval,
@@ -57,9 +54,7 @@ def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         if any(by_split[s].get(name) is not None for s in splits)
     ]
     sizes = [shown.get(("subjects", s), "–") for s in splits]
-    drift = (found.get("drift") or [])[:15]
-    reach = max((abs(row["smd"] or 0.0) for row in drift), default=0.0)
-    drifted = [_drifted(row, reach) for row in drift]
+    drifted = [_drifted(row) for row in (found.get("drift") or [])[:15]]
     far = sum(row["far"] for row in drifted)
     return {"splits": splits, "sizes": sizes, "rows": rows, "drift": drifted, "far": far}
 
@@ -73,22 +68,15 @@ def _input(rates: Mapping[str, float | None], name: str, kind: str) -> str:
     return percent(value) if kind == "tokens" else f"{value:.1f}"
 
 
-def _drifted(row: Mapping[str, Any], reach: float) -> dict[str, Any]:
+def _drifted(row: Mapping[str, Any]) -> dict[str, Any]:
     """Means of an input on both sides and their standardised difference."""
     both, smd = (row["train"], row["judged"]), row["smd"]
     if row["feature"].endswith("(rank)"):  # a mean rank, from -1.7 to 1.7
         means = ["undefined" if value is None else f"{value:.3g}" for value in both]
     else:
         means = [share(value) for value in both]
-    bar = None if smd is None else figures.drift_bar(smd, max(reach, 0.2))
     words = "undefined" if smd is None else f"{smd:+.2f}"
-    return {
-        "feature": row["feature"],
-        "means": means,
-        "words": words,
-        "bar": bar,
-        "far": abs(smd or 0.0) >= 0.1,
-    }
+    return {"feature": row["feature"], "means": means, "words": words, "far": abs(smd or 0) >= 0.1}
 
 
 def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -102,17 +90,6 @@ def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
         for row in m.get("records_before") or []
         if row["without_record_before"]
     ]
-
-
-def per_parameter(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Events per parameter, or parameters per event; None where the training events are few or not known."""
-    parameters = (m.get("checks") or {}).get("parameters")
-    events = (m["events"].get("train") or {}).get(m["causes"][0])
-    if not parameters or not events or isinstance(events, str):
-        return None
-    if events >= parameters:
-        return {"events": f"{events / parameters:.3g}"}
-    return {"parameters": f"{parameters / events:,.0f}"}
 
 
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
@@ -140,15 +117,12 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
         words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
-    model = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}.get(
-        str(censoring.get("model")), censoring.get("model")
-    )
-    thin = [h for (_, h), row in still.items() if row["thin"]]
-    return {"rows": rows, "model": model, "thin": thin, "places": len(still)}
+    names = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}
+    return {"rows": rows, "model": names.get(str(censoring.get("model")), "")}
 
 
-def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[str, Any]]:
-    """Per landmark: a table of the levels, and a figure each for O/E and AUC."""
+def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:
+    """Per landmark: a table of the levels."""
     out = []
     rows = subgroup_rows(m)
     for landmark in dict.fromkeys(row["landmark_days"] for row in rows):
@@ -159,21 +133,9 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
         }
         horizon = here[0]["horizon_days"]
         place = f"{from_landmark(landmark)}, by {duration(horizon)}".capitalize()
-        overall = table.number(table.models[0], landmark, horizon, "auc").value
-        plots = []
-        for metric, label, line in (
-            ("oe", "O/E (1: right)", 1.0),
-            ("auc", "AUC (dashed: all together)", overall),
-        ):
-            groups = [
-                (group, [(level["name"], level[metric]) for level in some])
-                for group, some in families.items()
-            ]
-            title = f"{METRICS[metric].name} in subgroups, {place}"
-            plots.append(figures.levels(groups, title=title, label=label, reference=line))
         n = shown.get(("at_risk", landmark))
         caption = place if n is None else f"{place}, {size(n)}"
-        out.append({"caption": caption, "families": families, "figures": plots})
+        out.append({"caption": caption, "families": families})
     return out
 
 
@@ -195,144 +157,105 @@ def _levels(family: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def subgroup_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+def subgroup_rows(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The subgroups that the report shows: the cause of interest, at each landmark, by its longest defined horizon.
 
     All landmarks, causes and horizons are in `metrics.json`. Showing one horizon keeps the tables readable.
     """
-    rows = [row for row in metrics.get("subgroups") or [] if row["cause"] == metrics["causes"][0]]
-    shown: list[dict[str, Any]] = []
-    for landmark in (row["landmark_days"] for row in metrics["at_risk"]):
-        here = [
-            row
-            for row in rows
-            if row["landmark_days"] == landmark and row["horizon_days"] is not None
-        ]
-        defined = [
-            row["horizon_days"]
-            for row in here
-            if any((row.get(name) or {}).get("value") is not None for name in ("oe", "auc"))
-        ]
-        horizon = max(defined or [row["horizon_days"] for row in here], default=None)
-        shown += [row for row in here if row["horizon_days"] == horizon]
-    return shown
+    longest: dict[float | None, float] = {}
+    rows = [row for row in m.get("subgroups") or [] if row["cause"] == m["causes"][0]]
+    for row in rows:
+        landmark, horizon = row["landmark_days"], row["horizon_days"]
+        values = [(row.get(name) or {}).get("value") for name in ("oe", "auc")]
+        if horizon is not None and values != [None, None]:
+            longest[landmark] = max(longest.get(landmark, 0.0), horizon)
+    return [row for row in rows if row["horizon_days"] == longest.get(row["landmark_days"], -1.0)]
 
 
-# --------------------------------------------------------------------------- refits, repeated splits, recalibration
+# ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count
 
 
-def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Spread of the risks over refits, in groups of at least 11 subjects of similar risk."""
-    found = m.get("instability")
-    if not found:
-        return None
-    spreads = [figures.Spread(**group) for group in found["groups"]]
-    title = f"Risk by {duration(found['horizon_days'])} over {found['resamples']} refits"
-    figure = figures.instability(spreads, title=title) if spreads else None
-    return {**found, "bootstrap": bool(found.get("bootstrap")), "figure": figure, "title": title}
-
-
-def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | None:
+def repeated(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Means over random splits with corrected intervals: all landmarks and horizons together first."""
-    found = m.get("repeated_splits")
-    if not found:
-        return None
-    rows = {(place_of(row), row["model"], row["metric"]): row for row in found["rows"]}
+    found = m.get("repeated_splits") or {"rows": [], "differences": []}
     gaps = {(place_of(row), row["model"], row["metric"]): row for row in found["differences"]}
-    blocks = []
-    places = dict.fromkeys(place for place, _, _ in rows)
-    for place in sorted(places, key=lambda p: (p[0] is not None, p[2] is not None)):
-        here = [(model, metric) for at, model, metric in rows if at == place]
-        metrics = [
-            one.key
-            for one in in_columns(METRICS.values())
-            if one.key in {metric for _, metric in here}
-        ]
-        landmark, cause, horizon = place
-        where = (
-            "mean of all landmarks and horizons"
-            if landmark is horizon is None
-            else from_landmark(landmark)
-        )
-        where += "" if horizon is None else f", by {duration(horizon)}"
-        table = []
-        for name in dict.fromkeys(model for model, _ in here):
-            keys = [(place, name, metric) for metric in metrics]
-            cells = [(_mean(rows.get(key), key[2]), _gap(gaps.get(key), key[2])) for key in keys]
-            table.append((models.index(name) if name in models else 9, name, cells))
-        blocks.append({"caption": f"{cause}: {where}", "metrics": metrics, "rows": table})
-    return {"splits": found["splits"], "seeds": found.get("seeds") or [], "blocks": blocks}
+    blocks: dict[Any, list[tuple[str, ...]]] = {}
+    for row in found["rows"]:
+        gap = gaps.get((place_of(row), row["model"], row["metric"]))
+        cells = [row["model"], METRICS[row["metric"]].name, _mean(row), _mean(gap, "+")]
+        if gap is not None and gap["mean"] is not None and METRICS[row["metric"]].better:
+            cells[3] += f", ours: {verdict(gap, row['metric'])}"
+        blocks.setdefault(place_of(row), []).append(tuple(cells))
+    told = []
+    for landmark, cause, horizon in sorted(
+        blocks, key=lambda place: (place[0] is not None, place[2] is not None)
+    ):
+        where = from_landmark(landmark) + ("" if horizon is None else f", by {duration(horizon)}")
+        if landmark is horizon is None:
+            where = "mean of all landmarks and horizons"
+        rows = blocks[landmark, cause, horizon]
+        told.append({"caption": f"{cause}: {where}", "rows": rows})
+    return told
 
 
-def _mean(row: Mapping[str, Any] | None, metric: str) -> tuple[str, str]:
-    """A mean and its interval."""
-    if row is None or row["mean"] is None:
-        return (str(row["reason"]) if row is not None and row.get("hidden") else "undefined"), ""
-    show = f".{METRICS[metric].digits}f"
-    return f"{row['mean']:{show}}", interval(row["low"], row["high"], show)
+def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
+    """A mean over splits with its interval; empty where none was computed."""
+    if row is None:
+        return ""
+    if row["mean"] is None and row.get("hidden"):
+        return str(row["reason"])
+    show = f"{sign}.{METRICS[row['metric']].digits}f"
+    return with_interval(row["mean"], row["low"], row["high"], show)
 
 
-def _gap(row: Mapping[str, Any] | None, metric: str) -> list[str]:
-    """The paired difference to a baseline, and whether our model is better."""
-    if row is None or row["mean"] is None or not METRICS[metric].better:
-        return []
-    return [signed({**row, "value": row["mean"]}, metric), f"ours: {verdict(row, metric)}"]
-
-
-def recalibration(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Calibration before and after, a row per cause and measure."""
-    found = m.get("recalibration")
-    if not found:
-        return None
-    rows = []
+def recalibration(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Calibration before and after, a row per cause, measure and horizon."""
+    found, rows = m.get("recalibration") or {"before": {}}, list[tuple[str, ...]]()
     for cause, before in found["before"].items():
-        after = found["after"].get(cause) or {}
         for measure in ("oe", "intercept", "slope"):
-            two = [_by_horizon(side.get(measure), m["horizons_days"]) for side in (before, after)]
-            for horizon in dict.fromkeys([*two[0], *two[1]]):
-                words = METRICS[measure].name + (
-                    "" if horizon is None else f" by {duration(horizon)}"
-                )
-                rows.append((cause, words, *(_number(side.get(horizon)) for side in two)))
-    return {"rows": rows, "fitted_on": found.get("fitted_on")}
+            two = zip(before[measure], found["after"][cause][measure], strict=True)
+            for horizon, pair in zip(m["horizons_days"], two, strict=True):
+                words = f"{METRICS[measure].name} by {duration(horizon)}"
+                numbers = ["undefined" if value is None else f"{value:.2f}" for value in pair]
+                rows.append((cause, words, *numbers))
+    return rows
 
 
-def blend(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The weights of a blend as text, a row per cause and a column per part; and the blend minus its best part."""
-    found = m.get("blend")
-    if not found:
-        return None
+def blend_weights(m: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The weights of a blend as text: cause → one for each part."""
     by_cause: dict[str, list[str]] = {}
-    for row in found["weights"]:
-        by_cause.setdefault(row["cause"], []).append(
-            with_interval(row["value"], row["low"], row["high"], ".2f", "–")
+    for row in (m.get("blend") or {"weights": []})["weights"]:
+        weight = with_interval(row["value"], row["low"], row["high"], ".2f", "–")
+        by_cause.setdefault(row["cause"], []).append(weight)
+    return by_cause
+
+
+MOST_NAMED = 3  # codes of each sign in the sentence of the short page
+LEAST_NAMED = 0.0005  # smaller effects would be printed there as none
+
+
+def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Mean effects of codes on the risk, and those to name in a sentence; None where nothing was explained."""
+    found = m.get("codes")
+    if not found or not found["codes"]:
+        return None
+    rows, named = list[tuple[str, str, str, str]](), dict[bool, list[str]]({True: [], False: []})
+    for row in found["codes"]:
+        value, low, high = (
+            None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high")
         )
-    best, gaps = found.get("best_part"), dict[tuple[float | None, float | None], list[str]]()
-    for row in m.get("differences") or []:
-        is_asked = (row["model"], row["cause"]) == (best, m["causes"][0]) and row[
-            "metric"
-        ] in _OF_BLEND
-        if is_asked and row["value"] is not None and not row.get("reason"):
-            told = f"{METRICS[row['metric']].name} {signed(row, row['metric'])} {verdict(row, row['metric'])}"
-            gaps.setdefault((row["landmark_days"], row["horizon_days"]), []).append(told)
-    facts = {"folds": found["folds"], "parts": found["parts"], "rows": list(by_cause.items())}
-    in_order = sorted(gaps.items(), key=lambda pair: pair[0][1] is not None)  # likelihoods first
-    return facts | {"best": best, "tuning_nll": found.get("tuning_nll") or {}, "gaps": in_order}
-
-
-_OF_BLEND = ("nll", "c", "ipa")  # in which a blend is compared with its best part
-
-
-def _by_horizon(value: Any, horizons: Sequence[float]) -> dict[float | None, Any]:
-    """A number for all horizons, a list in their order, or a mapping by their days."""
-    if isinstance(value, Mapping) and "value" not in value:
-        return {float(days): inner for days, inner in value.items()}
-    if isinstance(value, Sequence):
-        return dict(zip(horizons, value, strict=False))
-    return {} if value is None else {None: value}
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = value.get("value")
-    return "undefined" if value is None else f"{value:.2f}"
+        share = "–" if row["share"] is None else f"{row['share']:.0%}"
+        effect = with_interval(value, low, high, "+.2f")
+        rows.append((row["code"], row["description"] or "", share, effect))
+        is_sure = low is not None and high is not None and (low > 0 or high < 0)
+        if is_sure and abs(row["effect"]) >= LEAST_NAMED:
+            words = f"{row['description'] or row['code']} ({value:+.1f})"
+            named[row["effect"] > 0].append(words)
+    return {
+        "question": f"{found['cause']} by {duration(found['horizon_days'])}",
+        "subjects": found["subjects"],
+        "risk": percent(found["risk"]),
+        "rows": rows,
+        "raise": named[True][:MOST_NAMED],
+        "lower": named[False][:MOST_NAMED],
+    }

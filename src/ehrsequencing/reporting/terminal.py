@@ -9,7 +9,6 @@ from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
-from ehrsequencing.reporting.tables import blend
 from ehrsequencing.reporting.wording import verdict, with_interval
 
 COLUMNS, MOST_MODELS = 100, 6
@@ -43,30 +42,19 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
         lines += [where, *_table(heads, cells), *_difference_lines(table, landmark, horizon)]
     else:
         lines += [f"NLL of {name}: {text}" for name in shown if (text := _nll(table, name, place))]
-    lines += [f"in the report: {rest}"] if (rest := _rest(table, others)) else []
-    lines += [*_blend_lines(metrics), *_oracle_lines(metrics.get("oracle"))]
+    lines += _oracle_lines(metrics.get("oracle"))
     return [part for line in lines for part in _cut(line)]
 
 
 def _table(heads: Sequence[str], cells: Mapping[str, Sequence[str]]) -> list[str]:
-    """A row for each model; columns that find no room within the line follow below. Empty columns are left out."""
+    """A row for each model. Empty columns are left out."""
     rows = {"": heads, **cells}
-    first, blocks = 2 + max(map(len, rows)), [[""] * len(rows)]
-    for k in range(len(heads)):
-        column = [row[k] for row in rows.values()]
-        if not any(column[1:]):
-            continue
-        wide = max(map(len, column))
-        if first + max(map(len, blocks[-1])) + 2 + wide > COLUMNS:
-            blocks.append([""] * len(rows))
-        blocks[-1] = [
-            f"{line}  {cell:<{wide}}" for line, cell in zip(blocks[-1], column, strict=True)
-        ]
-    return [
-        f"  {name:<{first - 2}}{line}".rstrip()
-        for block in blocks
-        for name, line in zip(rows, block, strict=True)
-    ]
+    lines = [f"  {name:<{max(map(len, rows))}}" for name in rows]
+    for column in zip(*rows.values(), strict=True):
+        if any(column[1:]):
+            wide = max(map(len, column))
+            lines = [f"{a}  {b:<{wide}}" for a, b in zip(lines, column, strict=True)]
+    return [line.rstrip() for line in lines]
 
 
 def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
@@ -78,46 +66,12 @@ def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
     return f"{row['value']:.4f}" if row is not None and known else ""
 
 
-def _rest(table: Scores, models: Sequence[str]) -> str:
-    """What the table leaves out."""
-    landmarks = sum(landmark is not None for landmark in table.landmarks)
-    horizons = len(table.m["horizons_days"])
-    causes = [str(cause) for cause in table.causes if cause != table.m["causes"][0]]
-    places = f"{horizons} horizons" + (
-        f" at each of {landmarks} landmarks" if landmarks > 1 else ""
-    )
-    return "; ".join(
-        filter(
-            None, [", ".join(causes), places if landmarks * horizons > 1 else "", ", ".join(models)]
-        )
-    )
-
-
 def _cut(line: str, *, indent: int = 4) -> list[str]:
     """A line, or several where it is too long."""
     wrap = textwrap.TextWrapper(
         COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
     return wrap.wrap(line) if len(line) > COLUMNS else [line]
-
-
-def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """The weights of a blend, a line per cause."""
-    found = blend(metrics)
-    if found is None:
-        return []
-    lines = ["weights of the blend, fitted out of fold"]
-    for cause, weights in found["rows"]:
-        lines.append(
-            f"  {cause}: "
-            + ", ".join(f"{p} {w}" for p, w in zip(found["parts"], weights, strict=True))
-        )
-    if found["best"]:
-        lines.append(f"the blend minus {found['best']}, the part with the lowest tuning NLL")
-    for (landmark, horizon), told in found["gaps"]:
-        within = "" if horizon is None else f" within {format_days(horizon)}"
-        lines.append(f"  {_landmark(landmark)}{within}: {', '.join(told)}")
-    return lines
 
 
 def _difference_lines(table: Scores, landmark: float | None, horizon: float | None) -> list[str]:

@@ -29,17 +29,6 @@ def duration(days: float) -> str:
     return f"{amount} {unit}" + ("" if amount == "1" else "s")
 
 
-def about(days: float) -> str:
-    """A stretch of time in prose: years from one year on, else whole days.
-
-    >>> about(488.4), about(39.6), about(2.25)
-    ('1.3 years', '40 days', '2.2 days')
-    """
-    if days >= DAYS_PER_YEAR:
-        return f"{days / DAYS_PER_YEAR:.1f} years"
-    return duration(round(days) if days >= 10 else round(days, 1))
-
-
 def from_landmark(days: float | None) -> str:
     """Where the clock of a prediction starts."""
     if days is None:
@@ -117,11 +106,6 @@ def interval(low: float | None, high: float | None, show: Show, to: str = " to "
     if low is None or high is None:
         return ""
     return to.join(f"{end:{show}}" if isinstance(show, str) else show(end) for end in (low, high))
-
-
-def signed(row: Mapping[str, Any], metric: str) -> str:
-    """A difference in a metric with its sign and interval, in the metric's digits."""
-    return with_interval(row["value"], row["low"], row["high"], f"+.{METRICS[metric].digits}f")
 
 
 def rounded(value: float, sign: str = "") -> str:

@@ -15,7 +15,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.reporting.pretraining import verdict_of
+from ehrsequencing.reporting.pages import verdict_of
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import Pretrained, subjects_digest
 from ehrsequencing.training.train import Trainer
@@ -32,7 +32,7 @@ def pretrained(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("pretrained") / "model"
     found = CliRunner().invoke(app, ["pretrain", str(sim_prepared), "--out", str(out), "--task", "simulated", *TINY])
     assert found.exit_code == 0, found.output
-    assert "recall@1, @5, @10" in found.output
+    assert "slightly optimistic" in found.output
     return out
 
 
@@ -42,10 +42,10 @@ def test_the_page_shows_the_numbers(pretrained: Path) -> None:
     assert "DX//OUTCOME" not in page  # no target
     for found in results["objectives"].values():
         assert f"{found['measures']['loss']:.3f}" in page
-        assert f"most frequent first: {found['measures']['frequency recall@1']:.3f}" in page
+        assert f"{found['measures']['frequency recall@1']:.3f}" in page
     verdict = verdict_of(results)
     assert f"<h1>{verdict.headline}</h1>" in page
-    assert page.index(verdict.headline) < page.index("<svg")
+    assert page.index(verdict.headline) < page.index("<table")
     assert "slightly optimistic" in page
     assert "<script" not in page
 

@@ -173,7 +173,6 @@ function mergedBins(counts) {
 const HISTOGRAM = { width: 360, height: 150, left: 8, right: 352, top: 12, base: 116 };
 
 function histogramBins() {
-  if (!about.individuals) return aggregate().histogram;
   return remembered("bins", () => {
     const top = Math.max(0.05, Math.sqrt(cohort.sorted.at(-1) ?? 1)), counts = new Array(BINS).fill(0);
     for (const risk of cohort.sorted) counts[Math.min(BINS - 1, Math.floor((Math.sqrt(risk) / top) * BINS))]++;
@@ -194,7 +193,7 @@ function drawHistogram() {
   const marks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1].filter((tick) => Math.sqrt(tick) <= most);
   const roomy = marks.filter((tick, k) => !k || x(tick) - x(marks[k - 1]) > 24);
   const axis = [line(left, base, right, base, "axis"), roomy.map((tick) => [line(x(tick), base, x(tick), base + 4, "axis"), words(x(tick), base + 16, percent(tick), "mid")])];
-  const own = about.individuals && state.patient >= 0 ? riskNow(state.patient) : NaN;
+  const own = state.patient >= 0 ? riskNow(state.patient) : NaN;
   const here = Number.isNaN(own) ? [] : [line(x(own), top - 8, x(own), base, "now"), words(x(own), top - 2, "▾", "mid strong")];
   const picture = show("histogram", {
     width, height, columns: ["risk", "patients"],
@@ -202,7 +201,7 @@ function drawHistogram() {
     sentence: `Histogram of the risk of ${about.causes[state.cause]} within ${horizonWords()}, ${momentWords()}: ${bins.length ? `from ${percent(bins[0][0])} to ${percent(bins.at(-1)[1])}` : "too few patients to show"}`,
     marks: [bars, axis, words((left + right) / 2, height - 3, `risk of ${shortened(about.causes[state.cause], 24)} within ${horizonWords()}`, "mid"), here],
   });
-  if (about.individuals) brushing(picture, (pixels) => (Math.min(Math.max((pixels - left) / (right - left), 0), 1) * most) ** 2);
+  brushing(picture, (pixels) => (Math.min(Math.max((pixels - left) / (right - left), 0), 1) * most) ** 2);
 }
 
 /** Drag over the histogram to keep the patients with these risks; a click keeps all. */
@@ -285,7 +284,6 @@ function compared(rows) {
 
 /** Five groups by risk; neighbours are joined until each may be shown. */
 function calibrationGroups() {
-  if (!about.individuals) return aggregate().calibration.map(([predicted, observed, n]) => ({ predicted, observed, n }));
   const rows = comparable(cohort.listed).sort((a, b) => a[0] - b[0]), groups = [];
   let pool = [];
   for (let k = 0; k < 5; k++) {

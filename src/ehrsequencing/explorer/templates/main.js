@@ -7,7 +7,6 @@ const state = {
 
 const horizonWords = () => duration(about.horizons_days[state.horizon]);
 const momentWords = () => about.moments[state.moment];
-const aggregate = () => about.aggregates.find((one) => one.cause === state.cause && one.horizon === state.horizon && one.moment === state.moment);
 
 let spoken = 0;
 /** Tell screen readers, once the keys rest. */
@@ -43,14 +42,8 @@ function refreshTime() {
 
 /** Another cause, horizon or moment. */
 function refreshQuestion() {
-  if (!about.individuals) return refreshAggregates();
   refreshCohort();
   refreshTime();
-}
-
-function refreshAggregates() {
-  drawHistogram();
-  drawCalibration();
 }
 
 // ---- controls ------------------------------------------------------------------------------------------------------
@@ -71,7 +64,6 @@ function listen() {
   fillSelect("moment", about.moments, state.moment, (k) => { state.moment = k; refreshQuestion(); });
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   byId("help-close").addEventListener("click", () => byId("help").close());
-  if (!about.individuals) return;
   document.querySelectorAll("[data-order]").forEach((button) => button.addEventListener("click", () => {
     state.order = button.dataset.order;
     pressed("order", state.order);
@@ -120,15 +112,10 @@ function onKey(event) {
 
 async function begin() {
   listen();
-  if (about.individuals) {
-    await load();
-    refreshCohort();
-    if (cohort.listed.length) selectPatient(cohort.listed[Math.floor(cohort.listed.length * 0.1)]);
-    requestAnimationFrame(() => requestAnimationFrame(() => loadRemovals().then(refreshTime).then(() => (document.body.dataset.state = "ready"))));
-  } else {
-    refreshAggregates();
-    document.body.dataset.state = "ready";
-  }
+  await load();
+  refreshCohort();
+  if (cohort.listed.length) selectPatient(cohort.listed[Math.floor(cohort.listed.length * 0.1)]);
+  requestAnimationFrame(() => requestAnimationFrame(() => loadRemovals().then(refreshTime).then(() => (document.body.dataset.state = "ready"))));
   performance.mark("painted");
 }
 

@@ -178,7 +178,6 @@ function timelineRows(times, visits, outcome) {
 
 /** Quartiles of the cohort's curves: [[day, low, middle, high]]. */
 function cohortCurve() {
-  if (!about.individuals) return aggregate().curve;
   return remembered("curve", () => {
     const rows = cohort.rows.filter((row) => row >= 0), every = Math.max(1, Math.floor(rows.length / 2000)), some = rows.filter((_, k) => k % every === 0);
     if (rows.length < about.smallest) return [];

@@ -1,0 +1,306 @@
+"""Three pages of figures and tables from one template: a pretraining, every outcome of a run, and pooled sites.
+
+The lines that the commands print are here too.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ehrsequencing.config import format_days
+from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.reporting.chart import Estimate
+from ehrsequencing.reporting.figures import forest
+from ehrsequencing.reporting.report import environment
+from ehrsequencing.reporting.wording import with_interval
+
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
+
+
+def _page(**content: Any) -> str:
+    page: dict[str, Any] = {"lines": (), "forests": {}}
+    return environment().get_template("page.html.jinja").render(page | content)
+
+
+# ------------------------------------------------------------------------------------------------------- pretraining
+
+TOP_K = 10  # of the recall that the answer is about
+_GUESSED = {
+    "masked_codes": "codes taken from a visit",
+    "time_to_code": "codes recorded next",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether anything was learned, and what.
+
+    Attributes:
+        learned: Whether the interval of one objective's gain over frequencies lies above zero.
+        headline: The answer, a sentence.
+        parts: One sentence an objective.
+    """
+
+    learned: bool
+    headline: str
+    parts: tuple[str, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For a terminal."""
+        return (self.headline, *(f"  {part}" for part in self.parts))
+
+
+def verdict_of(results: Mapping[str, Any]) -> Verdict:
+    """The answer.
+
+    Args:
+        results: The content of `pretraining.json`; without `gains` nothing is concluded.
+    """
+    found = {name: one for name, one in results["objectives"].items() if one.get("gains")}
+    if not found:
+        return Verdict(
+            False,
+            "Too little was measured on tuning subjects to say whether anything was learned.",
+            (),
+        )
+    gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in found.items()}
+    learned = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
+    parts = tuple(_part(name, found[name], gains[name]) for name in found)
+    if not learned:
+        return Verdict(False, "Nothing was learned that frequencies do not tell.", parts)
+    if len(learned) == len(found):
+        return Verdict(True, "The model guesses better than frequencies do.", parts)
+    return Verdict(
+        True,
+        f"The model guesses better than frequencies do in {' and '.join(learned)} alone.",
+        parts,
+    )
+
+
+def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
+    """One objective: what it guesses, how often, and how often frequencies do."""
+    measures, measure = found["measures"], f"recall@{TOP_K}"
+    ours, frequency, last = (
+        f"{measures[f'{who} {measure}']:.0%}" for who in ("model", "frequency", "last visit")
+    )
+    return (
+        f"{name}: its first {TOP_K} guesses hold {ours} of the {_GUESSED.get(name, 'codes')}, and those of most "
+        f"frequent first {frequency}: a gain of {_percentage_points(gain)} percentage points. "
+        f"Last visit's codes first hold {last}."
+    )
+
+
+def _percentage_points(gain: Mapping[str, Any]) -> str:
+    """A gain with its interval."""
+    value, low, high = (
+        None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
+    )
+    if value is None:
+        return "an unknown number of"
+    around = "" if low is None or high is None else f" ({low:+.1f} to {high:+.1f})"
+    return f"{value:+.1f}{around}".replace("-", "−")
+
+
+GUESSERS = {  # in words
+    "model": "model",
+    "frequency": "most frequent first",
+    "last visit": "last visit's codes first",
+}
+TOP = (1, 5, 10)
+OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
+
+
+def pretraining_lines(results: Mapping[str, Any]) -> tuple[str, ...]:
+    """Lines of a terminal: what was learned; the page has the numbers."""
+    measured = (
+        f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
+    )
+    return (*verdict_of(results).lines, f"{measured}; {OPTIMISTIC}")
+
+
+def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
+    """Lines of a terminal: how many codes of a training correspond to codes of the model that it starts from."""
+    if started_from is None:
+        return
+    overlap = started_from["overlap"]
+    found = [
+        f"{each['share']:.0%} by {reason}"
+        for reason, each in overlap.items()
+        if reason != "none" and each["codes"]
+    ]
+    yield (
+        f"starts from {started_from['folder']}: {', '.join(found) or 'none'} of the records' codes;"
+        f" {overlap['none']['share']:.0%} not found"
+    )
+
+
+FEW_FOUND = 0.5  # share of the records' codes below which little is transferred
+
+
+def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
+    """What to do where the model that a training starts from knows few of the records' codes; None where it does."""
+    if (
+        started_from is None
+        or (found := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND
+    ):
+        return None
+    return (
+        f"little is transferred: the model knows {found:.0%} of the records' codes. Give codes the names of the other"
+        " data, or name their parents in metadata/codes.parquet. Compare with a training without --init."
+    )
+
+
+def losses_of(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float | None]]:
+    """Name, our loss, and that of frequencies where it is known."""
+    for name, value in measures.items():
+        if name.endswith("loss") and not name.startswith("frequency"):
+            yield name, value, measures.get(f"frequency {name}")
+
+
+def render_pretraining(results: Mapping[str, Any]) -> str:
+    """The page of `pretraining.json` as a string of HTML, without a script."""
+    answer, tables = verdict_of(results), list[Table]()
+    for name, found in results["objectives"].items():
+        measures = found["measures"]
+        losses = [
+            (what, f"{ours:.3f}", "–" if by_frequency is None else f"{by_frequency:.3f}")
+            for what, ours, by_frequency in losses_of(measures)
+        ]
+        heads = ("Loss, nats", "Model", "Frequencies of training")
+        tables.append((str(name), heads, [*losses]))
+        if f"model recall@{TOP[0]}" in measures:
+            columns = ("Share of target codes among", *(f"the first {k}" for k in TOP))
+            rows = [
+                (GUESSERS[w], *(f"{measures[f'{w} recall@{k}']:.3f}" for k in TOP))
+                for w in GUESSERS
+            ]
+            tables.append((f"{name}: recall", columns, rows))
+    left_out = f"; {results['left_out']:,} are none" if results["left_out"] else ""
+    notes = [
+        OPTIMISTIC[0].upper()
+        + OPTIMISTIC[1:]
+        + ". Intervals (95 %) are over tuning subjects. The numbers do not say"
+        " that pretraining helps a task: compare trainings with and without it.",
+        f"Learned from {results['subjects']:,} training subjects; {results['targets']:,} codes are targets{left_out}."
+        f" The weights of epoch {results['best_epoch']} were kept. Numbers: pretraining.json.",
+    ]
+    return _page(
+        title=answer.headline, kicker="Pretraining", lines=answer.parts, tables=tables, notes=notes
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- every outcome
+
+
+def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
+    """The page of every outcome of a run as a string of HTML, without a script; `result` is of `evaluate_outcomes`."""
+    rows, pooled = [], result["pooled"]
+    for row in result["outcomes"]:
+        numbers = (_estimate(row[name]) for name in ("auc", "c", "oe"))
+        rows.append((row["code"], str(row["events"]), *numbers))
+    if pooled["outcomes"]:
+        name = f"{pooled['outcomes']} outcomes with fewer than {result['fewest_events']} events, pooled"
+        auc, oe = _estimate(pooled["auc"]), _estimate(pooled["oe"])
+        rows.append((name, str(pooled["events"]), auc, "not computed", oe))
+    far, strata = format_days(result["horizons_days"][1]), " and ".join(result["strata"])
+    notes = [
+        f"Events: subjects with the event within {far} after a landmark.",
+        f"AUC within {strata}: how often a subject with the event had a higher risk than one without it, of the same"
+        f" {strata} (5 years of age). A case counts at its last prediction time at least 36.5 days before the event, a"
+        " subject without the event at one random prediction time in each band. The mean over all bands counts each"
+        " band once, as in Delphi-2M's evaluation. In the pooled AUC each case counts once.",
+        f"C: of two subjects at a landmark, how often the one with the earlier event had the higher risk, by {far}."
+        " O/E: events observed, over those expected; above 1 the predicted risks are too low.",
+        f"Intervals are of {result['resamples']} resamples of subjects. Numbers: outcome-metrics.json.",
+    ]
+    columns = ("Outcome", "Events", f"AUC within {strata}", "C", "O/E")
+    lines = [f"{line[0].upper()}{line[1:]}." for line in outcome_lines(result)]
+    kicker = (
+        f"Every outcome · {result['split'].replace('_', '-')} split, {result['subjects']} subjects"
+    )
+    tables = [("All outcomes", columns, rows)]
+    return _page(title=title, kicker=kicker, lines=lines, tables=tables, notes=notes)
+
+
+def _estimate(one: Mapping[str, float | None]) -> str:
+    """A number with its interval."""
+    return with_interval(one["value"], one["low"], one["high"], ".3f")
+
+
+def outcome_lines(result: Mapping[str, Any]) -> list[str]:
+    """The summary of all outcomes as sentences, for the terminal and the page."""
+    found, fewest = result["summary"], result["fewest_events"]
+    pooled = result["pooled"]
+    within = "sex and age" if "sex" in result["strata"] else "age"
+    if not found["outcomes"] and pooled["outcomes"]:
+        return [
+            f"no outcome has {fewest} events or more; of the {pooled['outcomes']} with fewer, pooled, the AUC within"
+            f" {within} is {_estimate(pooled['auc'])}, and observed/expected is {_estimate(pooled['oe'])}"
+        ]
+    lines = [
+        f"{found['outcomes']} outcomes with {fewest} events or more, {pooled['outcomes']} with fewer"
+    ]
+    if found["median_auc"] is not None:
+        lines.append(f"median AUC within {within}: {found['median_auc']:.3f}")
+    if found["oe_within_10_percent"] is not None:
+        lines.append(
+            f"observed/expected within .9 to 1.1: {found['oe_within_10_percent']:.0%} of the outcomes; with so few"
+            f" events, true hazards would reach {found['oe_within_10_percent_if_true']:.0%}"
+        )
+    if found["oe_intervals_that_hold_1"] is not None:
+        lines.append(
+            f"intervals of observed/expected that hold 1: {found['oe_intervals_that_hold_1']:.0%}"
+        )
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------------ pooled sites
+
+_REFERENCES = {
+    "c": 0.5,
+    "oe": 1.0,
+    "ipa": 0.0,
+    "slope": 1.0,
+}  # no skill for C and IPA, else perfect
+
+
+def render_pooled(result: Mapping[str, Any]) -> str:
+    """The page of `evaluation.pooling.pool` as a string of HTML, without a script: a forest plot for each metric."""
+    forests, rows = {}, []
+    for metric in dict.fromkeys(row["metric"] for row in result["rows"]):
+        groups, name = [], METRICS[metric].name
+        for row in (row for row in result["rows"] if row["metric"] == metric):
+            parts = {**row["sites"], "all sites": {**row, "value": row["mean"]}}
+            for site, one in parts.items():
+                kind = int(site != "all sites")
+                estimate = Estimate(kind, site, one["value"], one["low"], one["high"])
+                groups.append((f"{site}\n{where(row)}", [estimate]))
+        reference, title = _REFERENCES[metric], f"{name} of each site"
+        forests[name] = forest(groups, title=title, label=name, reference=reference)
+    for row in result["rows"]:
+        low, high, i2 = row["next_low"], row["next_high"], row["i2"]
+        another = "needs three sites" if low is None else f"{low:.3f} to {high:.3f}"
+        share = "" if i2 is None else f"{100 * i2:.0f} %"
+        name = METRICS[row["metric"]].name
+        rows.append((where(row), name, str(row["pooled"]), mean(row), another, share))
+    columns = ("Event and horizon", "Metric", "Sites", "Mean of the sites", "Another site", "I²")
+    notes = [
+        "Random-effects means with Hartung–Knapp intervals (95 %). “Another site” is where the true value of a further"
+        " hospital lies with 95 %. I² is the share of the differences between sites that chance does not explain. A"
+        " site without an interval is drawn and not pooled."
+    ]
+    kicker = f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}"
+    tables = [("All sites", columns, rows)]
+    return _page(title=result["task"], kicker=kicker, forests=forests, tables=tables, notes=notes)
+
+
+def where(row: Mapping[str, Any]) -> str:
+    """Cause, horizon and landmark in words."""
+    at = f", {format_days(row['landmark_days'])} after the index" if row["landmark_days"] else ""
+    return f"{row['cause']} by {format_days(row['horizon_days'])}{at}"
+
+
+def mean(row: Mapping[str, Any]) -> str:
+    """The mean of the sites with its interval."""
+    return _estimate({**row, "value": row["mean"]})
