@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import before_and_after, recalibrate
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared

@@ -22,7 +22,7 @@ from ehrsequencing.evaluation.estimates import (
 )
 from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
 from ehrsequencing.evaluation.results import at_risk, follow_up
-from ehrsequencing.evaluation.subgroups import subgroup_rows
+from ehrsequencing.evaluation.curves import subgroup_rows
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.terminal import metric_lines

@@ -7,8 +7,7 @@
 | two rows for one prediction time, cause and horizon | error |
 | a prediction time with some of its causes and horizons | error |
 | `start_days` that is not the task's blanking | error |
-| somebody at risk at a landmark has no prediction, others there have one | error |
-| nobody at a landmark has a prediction | warning; the landmark is left out |
+| somebody at risk at a landmark has no prediction | error |
 | a prediction time between landmarks has no prediction | warning with the count; only landmarks are evaluated |
 | prediction times outside the cohort, causes that are not the task's | warning with the count; they are ignored |
 | risks that fall with the horizon, causes that sum to more than 1 | warning with the count; no likelihood |
@@ -18,25 +17,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import StudyConfig, TaskConfig, format_days
+from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.risk_source import nll_through, risk_through
+from ehrsequencing.evaluation.risk_source import RiskSource, nll_through, risk_through
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import RiskTable
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.records.vocabulary import Vocabulary
 
 # Horizons from which the curve through them has nearly the model's likelihood: in the simulator's default world five
 # evenly spaced ones keep 97 % of what the true hazards gain over the cohort's, three 89 %, one 75 %.
 FEWEST_KNOTS = 5
 _SAME_DAYS = 1e-6  # relative difference up to which two horizons are the same
-_SECTIONS = ("data", "visits", "values", "vocabulary", "splits", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -208,37 +204,19 @@ def people(count: int) -> str:
     return f"{count:,}" if count >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
 
 
-@dataclass(frozen=True)
-class FileRisks:
-    """Risks of a file as what is evaluated, see `RiskSource`.
+@dataclass(frozen=True, kw_only=True)
+class FileRisks(RiskSource):
+    """Risks of a file as what is evaluated.
 
     Attributes:
-        name: What the model is called.
-        where: The file.
-        task: The question.
-        study: How the records were read.
-        vocabulary: Of the prepared set.
-        edges_days: Inner edges of the grid that baselines are fitted on.
         horizons_days: (H,) horizons of the file, among them the task's.
         values: (R, causes, H) the risks.
         labels: The prediction times with their labels.
     """
 
-    name: str
-    where: str
-    task: TaskConfig
-    study: StudyConfig
-    vocabulary: Vocabulary
-    edges_days: tuple[float, ...]
     horizons_days: Floats
     values: Floats
     labels: TaskRecords
-    run: None = None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """See `RiskSource`."""
-        return self.study.model_dump(mode="json", include=set(_SECTIONS))
 
     @cached_property
     def falling(self) -> Bools:

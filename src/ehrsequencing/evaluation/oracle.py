@@ -4,7 +4,7 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,8 @@ from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
 from ehrsequencing.evaluation.comparison import ORACLE, Comparison
 from ehrsequencing.evaluation.estimates import Estimate, long_rows
-from ehrsequencing.evaluation.risk_source import hazards_through
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import RunRisks, hazards_through
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
@@ -377,36 +378,40 @@ def _at(values: NDArray[Any], asked: NDArray[Any]) -> tuple[Ints, Bools]:
 # ---- the part of the result ----------------------------------------------------------------
 
 
+def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, list[str]]:
+    """The truth of a population's prediction times, if a simulation answers this very task; and why it does not."""
+    if population.source is None:
+        return None, []
+    other = other_settings(population.source, task)
+    if other:
+        what = f"its task has another {', '.join(other)}."
+        return None, [f"No comparison with the truth of the simulation: {what}"]
+    return Truth.read(population.source, population.records, causes=task.causes), []
+
+
 def oracle_table(
-    truth: Truth,
-    risk: Callable[[Floats], Floats],
-    nll: Floats,
-    rows: TaskRows,
-    *,
-    train: TaskRows,
-    edges_days: Sequence[float],
-    task: TaskConfig,
+    truth: Truth, source: RunRisks, records: TaskRecords, nll: Floats, *, train: TaskRows
 ) -> dict[str, Any]:
     """Content of `oracle`.
 
     Args:
         truth: Of the prediction times.
-        risk: Days (H,) → the run's risks (R, causes, H).
+        source: The run.
+        records: The prediction times.
         nll: (R,) the run's NLL.
-        rows: The prediction times.
         train: Training prediction times, on which the hazards of no knowledge are fitted.
-        edges_days: Their grid.
-        task: The question.
     """
-    hazards = bin_hazards(risk(truth.edges_days[1:]), truth.edges_days)
+    rows = records.rows
+    risk = source.from_zero(records, truth.edges_days[1:])
+    hazards = bin_hazards(risk, truth.edges_days)
     gap = oracle_gap(
         nll,
         truth.nll(rows),
         foresight=foresight(hazards, truth, rows),
         train=train,
         rows=rows,
-        edges_days=edges_days,
-        n_causes=len(task.causes),
+        edges_days=source.edges_days,
+        n_causes=len(source.task.causes),
     )
     return gap | {
         "name": ORACLE,

@@ -28,8 +28,7 @@ class Population:
         attrition: As `attrition.json`: `steps` of the flow, and under `splits` at least this split's `steps`,
             `prediction_times` and `events`.
         source: Folder of the MEDS records, where a simulation keeps its truth; None where it is not known.
-        left_out: Landmarks at which nothing is evaluated, since a file of predictions has none there; None among
-            them: all prediction times together.
+        only_landmarks: Whether only landmarks are evaluated, since a file of predictions has none elsewhere.
     """
 
     split: str
@@ -37,7 +36,7 @@ class Population:
     records: TaskRecords
     attrition: Mapping[str, Any]
     source: Path | None
-    left_out: tuple[float | None, ...] = ()
+    only_landmarks: bool = False
 
     @classmethod
     def of_split(cls, prepared: Prepared, task: TaskConfig, split: str) -> "Population":
@@ -84,9 +83,7 @@ class Population:
             "prediction_times": len(rows),
             "queries": int(rows.is_query.sum()),
             "events": dict(zip(names, outcomes, strict=True)),
-            "records_before": [
-                _records_before(records, row["landmark_days"]) for row in whole["records_before"]
-            ],
+            "records_before": [],  # counted for everybody only
         }
         attrition = {**self.attrition, "splits": {**self.attrition["splits"], self.split: counts}}
         return replace(self, records=records, attrition=attrition)
@@ -119,21 +116,3 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     return np.sort(
         np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False)
     )
-
-
-def _records_before(records: TaskRecords, landmark_days: float) -> dict[str, Any]:
-    """Subjects with a query at a landmark, those of them without a visit before it, and with one only after it."""
-    timelines, rows = records.timelines, records.rows
-    at = np.flatnonzero(rows.at_landmark(landmark_days))
-    owner, visits = rows.subject[at], np.diff(timelines.subject_offsets)
-    has_visit = visits[owner] > 0
-    first = timelines.subject_offsets[:-1][owner[has_visit]]
-    later = timelines.start_us[first] > rows.prediction_us[at[has_visit]]
-    only_later = np.unique(owner[has_visit][later])
-    without = np.union1d(only_later, owner[~has_visit])
-    return {
-        "landmark_days": landmark_days,
-        "subjects": len(np.unique(owner)),
-        "without_record_before": len(without),
-        "first_record_later": len(only_later),
-    }

@@ -27,7 +27,7 @@ from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import add_result, number
-from ehrsequencing.evaluation.risk_source import refuse_visit_head
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
@@ -280,7 +280,7 @@ def repeated_splits(
         raise EhrseqError(
             "an interval over splits needs two splits", where="--splits", fix="use 25"
         )
-    refuse_visit_head(run)
+    RunRisks(run)  # refuses the visit head
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
         raise EhrseqError(
