@@ -23,8 +23,8 @@ from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import results
-from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
-from ehrsequencing.evaluation.context import Context, question, read_tripod
+from ehrsequencing.evaluation.comparison import ORACLE, Comparison, draw_subjects
+from ehrsequencing.evaluation.context import Context, read_tripod
 from ehrsequencing.evaluation.curves import (
     decision_rows,
     groups_of_rows,
@@ -46,7 +46,7 @@ from ehrsequencing.evaluation.oracle import (
     oracle_warnings,
     truth_of,
 )
-from ehrsequencing.evaluation.population import Population, drawn_subjects
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import SHARED, add_result, before_and_after, recalibrate
 from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, nll_through
 from ehrsequencing.evaluation.trained_baselines import (
@@ -63,8 +63,6 @@ from ehrsequencing.metrics.censoring import (
 )
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.records.prepared import Prepared
-
-__all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
 GRID_POINTS = 12  # of the integrated Brier score
 Say = Callable[[str], None]
@@ -126,8 +124,6 @@ class Evaluation:
         trials = settings.tuning_trials
         self.trials = self.source.study.evaluation.tuning_trials if trials is None else trials
 
-    # ---- the result ----------------------------------------------------------------------------------------------
-
     def result(self, *, progress: Say = lambda _: None) -> dict[str, Any]:
         """The exact result: everything that the report is drawn from.
 
@@ -137,6 +133,7 @@ class Evaluation:
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
+        at = self.settings.decision_thresholds
         strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
         metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
@@ -147,12 +144,6 @@ class Evaluation:
             )
             smooth += curves
             metrics += indices
-        at = self.settings.decision_thresholds
-        decision = [
-            row
-            for s in comparisons
-            for row in decision_rows(s, causes, models=strongest, thresholds=at)
-        ]
         on_grid = self._comparisons({self.ours: risks[self.ours]}, self.grid)
         progress("subgroups, inputs, checks, codes that move the risk")
         found = (
@@ -176,7 +167,11 @@ class Evaluation:
                     for row in results.calibration(s, causes, models=strongest)
                 ],
                 "smooth_calibration": smooth,
-                "decision": decision,
+                "decision": [
+                    row
+                    for s in comparisons
+                    for row in decision_rows(s, causes, models=strongest, thresholds=at)
+                ],
                 "subgroups": [
                     row for comparison in comparisons for row in self._subgroups(comparison)
                 ],
@@ -265,18 +260,13 @@ class Evaluation:
 
     @cached_property
     def _fitting_data(self) -> FittingData:
-        train, tuning, source = (
-            self.context.records("train"),
-            self.context.records("tuning"),
-            self.source,
-        )
         assert self.prepared is not None  # only then is anything fitted
         return FittingData(
             self.task,
-            source.vocabulary,
-            train,
-            tuning,
-            source.edges_days,
+            self.source.vocabulary,
+            self.context.records("train"),
+            self.context.records("tuning"),
+            self.source.edges_days,
             self.settings.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
         )
@@ -451,11 +441,8 @@ def evaluate(
     source = RunRisks(run)
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
-    population, settings = (
-        Population.of_split(store, run.task, split),
-        settings or run.study.evaluation,
-    )
-    population = population.take(drawn_subjects(population.records, settings))
+    settings = settings or run.study.evaluation
+    population = Population.of_split(store, run.task, split).drawn(settings)
     fitted = recalibrate(run, store) if settings.recalibrate else None
     evaluation = Evaluation(source, population, prepared=store, settings=settings)
     result = evaluation.result(progress=progress)

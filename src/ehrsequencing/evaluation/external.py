@@ -20,7 +20,7 @@ from ehrsequencing.core.files import private_folder, refuse_overlap
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population, drawn_subjects
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import before_and_after, recalibrate, write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, refuse_shared
@@ -216,8 +216,7 @@ def validate(
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         found = read_external(run, data, facts=facts, progress=progress)
-        whole = found.population
-        found = replace(found, population=whole.take(drawn_subjects(whole.records, settings)))
+        found = replace(found, population=found.population.drawn(settings))
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
         summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
         result = evaluation.result(progress=progress)

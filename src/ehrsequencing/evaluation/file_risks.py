@@ -9,11 +9,10 @@
 | `start_days` that is not the task's blanking | error |
 | somebody at risk at a landmark has no prediction | error |
 | a prediction time between landmarks has no prediction | warning with the count; only landmarks are evaluated |
-| prediction times outside the cohort, causes that are not the task's | warning with the count; they are ignored |
+| prediction times outside the split or cohort, causes that are not the task's | ignored; warning with the count |
 | risks that fall with the horizon, causes that sum to more than 1 | warning with the count; no likelihood |
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.population import RowFinder
 from ehrsequencing.evaluation.risk_source import RiskSource, nll_through, risk_through
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import RiskTable
@@ -60,7 +60,6 @@ def match(
     records: TaskRecords,
     task: TaskConfig,
     *,
-    others: Mapping[str, TaskRecords],
     path: Path,
 ) -> Matched:
     """Find the risks of each prediction time, and refuse what cannot be evaluated.
@@ -69,7 +68,6 @@ def match(
         table: The file.
         records: The prediction times that are evaluated.
         task: The question.
-        others: The other splits, whose prediction times the file may have too.
         path: The file, for messages.
 
     Raises:
@@ -107,7 +105,7 @@ def match(
         warnings.append(
             f"{int((place < 0).sum()):,} rows of {known} causes that the task does not have are ignored."
         )
-    owner = _owner(table, records)
+    owner = RowFinder(records)(table.subject_id, table.prediction_us)
     chosen = np.flatnonzero((owner >= 0) & (place >= 0))
     if not len(chosen):
         fix = "check subject_id and prediction_time: cohort.parquet of ehrseq prepare lists those of the task"
@@ -128,7 +126,13 @@ def match(
         raise EhrseqError(
             what, where=where, fix="give every prediction time all causes and the same horizons"
         )
-    warnings += _ignored(table, owner, others)
+    outside = owner < 0
+    if outside.any():
+        pairs = np.stack([table.subject_id[outside], table.prediction_us[outside]], axis=1)
+        warnings.append(
+            f"{people(len(np.unique(pairs, axis=0)))} prediction times of the file are not evaluated (another split, "
+            "not eligible, not at risk any more, or no prediction time of the task): ignored."
+        )
     return Matched(horizons, risk, warnings)
 
 
@@ -147,52 +151,6 @@ def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]
     distinct = np.where(near.any(axis=1), wanted[near.argmax(axis=1)], distinct)
     merged, again = np.unique(distinct, return_inverse=True)
     return merged, again[position]
-
-
-def _owner(table: RiskTable, records: TaskRecords) -> Ints:
-    """(n,) prediction time of the cohort that each row of the file is about; -1: none."""
-    ids, times = np.unique(records.subject_id), np.unique(records.rows.prediction_us)
-    if not len(ids):
-        return np.full(len(table), -1, dtype=np.int64)
-
-    def key(subject_id: Ints, prediction_us: Ints) -> Ints:
-        a, b = (
-            np.minimum(np.searchsorted(x, y), len(x) - 1)
-            for x, y in ((ids, subject_id), (times, prediction_us))
-        )
-        known = (ids[a] == subject_id) & (times[b] == prediction_us)
-        return np.where(known, a * len(times) + b, -1)
-
-    ours, theirs = (
-        key(records.subject_id, np.asarray(records.rows.prediction_us)),
-        key(table.subject_id, table.prediction_us),
-    )
-    order = np.argsort(ours)
-    at = np.minimum(np.searchsorted(ours[order], theirs), len(ours) - 1)
-    return np.where(ours[order][at] == theirs, order[at], -1)
-
-
-def _ignored(table: RiskTable, owner: Ints, others: Mapping[str, TaskRecords]) -> list[str]:
-    """How many prediction times of the file are not evaluated."""
-    out, outside = [], owner < 0
-    for split, records in others.items():
-        inside = outside & (_owner(table, records) >= 0)
-        if inside.any():
-            out.append(
-                f"{_times(table, inside)} of the file are of the {split.replace('_', '-')} split: ignored."
-            )
-        outside &= ~inside
-    if outside.any():
-        out.append(
-            f"{_times(table, outside)} of the file are not in the cohort (not eligible, not at risk any more, or no "
-            "prediction time of the task): ignored."
-        )
-    return out
-
-
-def _times(table: RiskTable, rows: Bools) -> str:
-    pairs = np.stack([table.subject_id[rows], table.prediction_us[rows]], axis=1)
-    return f"{people(len(np.unique(pairs, axis=0)))} prediction times"
 
 
 def people(count: int) -> str:
@@ -219,24 +177,16 @@ class FileRisks(RiskSource):
     labels: TaskRecords
 
     @cached_property
-    def falling(self) -> Bools:
-        """(R,) prediction times at which a risk falls with the horizon."""
-        return np.asarray(
-            (np.diff(self.values, axis=2) < -ROUNDING).any(axis=(1, 2)), dtype=np.bool_
-        )
-
-    @cached_property
-    def over_one(self) -> Bools:
-        """(R,) prediction times at which the causes' risks sum to more than 1."""
+    def incoherent(self) -> Bools:
+        """(R,) prediction times at which a risk falls with the horizon, or the causes' risks sum to more than 1."""
+        falling = (np.diff(self.values, axis=2) < -ROUNDING).any(axis=(1, 2))
         total = self.values.sum(axis=1).max(axis=1)
-        return np.asarray(total > 1 + ROUNDING * self.values.shape[1], dtype=np.bool_)
+        return np.asarray(falling | (total > 1 + ROUNDING * self.values.shape[1]), dtype=np.bool_)
 
     @property
     def is_curve(self) -> bool:
         """See `RiskSource`: there are enough horizons, and the risks are incidences."""
-        return len(self.horizons_days) >= FEWEST_KNOTS and not (
-            self.falling.any() or self.over_one.any()
-        )
+        return len(self.horizons_days) >= FEWEST_KNOTS and not self.incoherent.any()
 
     @cached_property
     def _rising(self) -> Floats:
@@ -277,19 +227,11 @@ class FileRisks(RiskSource):
 
     def warnings(self) -> list[str]:
         """Why there is no likelihood, or what kind of likelihood it is."""
-        out, n = [], len(self.values)
-        if self.falling.any():
-            out.append(
-                f"At {self.falling.sum() / n:.1%} of the prediction times a risk falls with the horizon."
-            )
-        if self.over_one.any():
-            out.append(
-                f"At {self.over_one.sum() / n:.1%} of the prediction times the causes' risks sum to over 1."
-            )
-        if out:
+        if self.incoherent.any():
             return [
-                *out,
-                "NLL and the integrated Brier score are left out: the risks are no cumulative incidences.",
+                f"At {self.incoherent.mean():.1%} of the prediction times a risk falls with the horizon, or the "
+                "causes' risks sum to over 1. NLL and the integrated Brier score are left out: these are no cumulative "
+                "incidences."
             ]
         if not self.is_curve:
             return [

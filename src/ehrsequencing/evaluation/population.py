@@ -63,6 +63,10 @@ class Population:
             source=None if source is None else Path(source),
         )
 
+    def drawn(self, settings: EvaluationConfig) -> "Population":
+        """At most `evaluation.subjects` of the subjects."""
+        return self.take(drawn_subjects(self.records, settings))
+
     def take(self, subjects: Ints | None) -> "Population":
         """Some of the subjects, with counts of those alone; all where `subjects` is None.
 
@@ -116,3 +120,32 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     return np.sort(
         np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False)
     )
+
+
+class RowFinder:
+    """Finds the prediction times that pairs of a subject's id and a moment are about."""
+
+    def __init__(self, records: TaskRecords) -> None:
+        moment_us = np.asarray(records.rows.prediction_us)
+        self.ids, self.times = np.unique(records.subject_id), np.unique(moment_us)
+        keys = self._keys(records.subject_id, moment_us)
+        self.order = np.argsort(keys)
+        self.keys = keys[self.order]
+
+    def __call__(self, subject_id: Ints, moment_us: Ints) -> Ints:
+        """(n,) number of each pair's prediction time; -1: none."""
+        place = _places(self.keys, self._keys(subject_id, moment_us))
+        return np.where(place < 0, -1, self.order[place]) if len(self.order) else place
+
+    def _keys(self, subject_id: Ints, moment_us: Ints) -> Ints:
+        """(n,) a number of each pair; -1 where there is nobody, or nothing, of that kind."""
+        a, b = _places(self.ids, subject_id), _places(self.times, moment_us)
+        return np.where((a < 0) | (b < 0), -1, a * len(self.times) + b)
+
+
+def _places(values: Ints, wanted: Ints) -> Ints:
+    """(n,) where each number stands in rising values; -1: nowhere."""
+    if not len(values):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    return np.where(values[place] == wanted, place, -1)

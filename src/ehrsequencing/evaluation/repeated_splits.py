@@ -25,7 +25,7 @@ from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population, drawn_subjects
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, number
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.registry import METRICS
@@ -422,8 +422,7 @@ def _judge(
     run_folder: Path, parts: Prepared, settings: EvaluationConfig, stage: Callable[[str], None]
 ) -> dict[str, Any]:
     run = Run(run_folder)
-    judged = Population.of_split(parts, run.task, "held_out")
-    judged = judged.take(drawn_subjects(judged.records, settings))
+    judged = Population.of_split(parts, run.task, "held_out").drawn(settings)
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
     sizes = {
         name: part["steps"][-1]["subjects"]

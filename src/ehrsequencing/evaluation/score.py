@@ -27,7 +27,6 @@ from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.trained_baselines import FLAT
 from ehrsequencing.prediction.prediction_file import SUFFIXES, read_predictions
-from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepare import data_name, prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import grid_edges
@@ -117,8 +116,7 @@ def score(
             prepare(data, temporary / _PREPARED, study=study, tasks=[task])
         store = _opened(prepared or temporary / _PREPARED, data, task, is_ours=prepared is None)
         whole = Population.of_split(store, task, split)
-        rest = {other: store.records(task.name, other) for other in SPLITS if other != split}
-        found = match(table, whole.records, task, others=rest, path=predictions)
+        found = match(table, whole.records, task, path=predictions)
         population, risk, notes = _evaluated(replace(whole, source=data), found, task, predictions)
         chosen = drawn_subjects(population.records, study.evaluation)
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
@@ -136,7 +134,7 @@ def score(
             values=risk,
             labels=population.records,
         )
-        models = [_beside(source, label, path, rest) for label, path in others.items()]
+        models = [_beside(source, label, path) for label, path in others.items()]
         evaluation = Evaluation(
             source, population, prepared=store, settings=study.evaluation, beside=models
         )
@@ -158,15 +156,13 @@ def score(
     return result, folder
 
 
-def _beside(
-    source: FileRisks, name: str, path: Path, others: Mapping[str, TaskRecords]
-) -> FileRisks:
+def _beside(source: FileRisks, name: str, path: Path) -> FileRisks:
     """Another model's file, at the prediction times of the first.
 
     Raises:
         EhrseqError: It cannot be used, or lacks some of these prediction times.
     """
-    found = match(read_predictions(path), source.labels, source.task, others=others, path=path)
+    found = match(read_predictions(path), source.labels, source.task, path=path)
     if not found.answered.all():
         what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
         raise EhrseqError(
