@@ -70,7 +70,7 @@ def test_all_trains_flat_once_into_the_run(
 
 
 def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
-    sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
+    sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = Run(sim_run).study
 
@@ -85,7 +85,6 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
         with pytest.raises(RuntimeError):
             train(study)
     assert not list(tmp_path.rglob("*.safetensors"))
-    (tmp_path / "baselines" / f".tmp-{dead}-new-flat-behrt").mkdir(parents=True)  # a killed process leaves this
     first = train(study)
     assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["flat-behrt"]
     assert first.run.manifest["seed"] == 0
