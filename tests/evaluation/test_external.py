@@ -137,7 +137,6 @@ def test_another_world_is_judged_and_its_unknown_codes_are_named(run: Path, else
     assert all(row["subjects"] >= 11 for row in external["new_codes"])
     counts = [row["subjects"] for row in external["new_codes"]]
     assert counts == sorted(counts, reverse=True)
-    assert external["events"]["outcome"] > 0
     values = [m["value"] for m in result["metrics"] if m["metric"] == "c"]
     assert any(value is not None for value in values)
     assert result["inputs"]["by_split"]["external"]["unknown_token_rate"] == external["unknown_token_rate"]
@@ -193,7 +192,6 @@ def test_without_the_prepared_set_there_are_words_and_no_baselines(
     settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
     result, _ = validate(tmp_path / "run", held_out, settings=settings)
     assert result["models"] == ["ehrsequencing"]
-    assert result["external"]["baselines"].startswith("none")
     assert result["external"]["seen_in_training"] is None
     assert any("no baselines" in text for text in result["warnings"])
     with pytest.raises(EhrseqError, match="tuning split is needed"):

@@ -210,8 +210,6 @@ class Evaluation:
         risks = self._risks(progress)
         return self._metrics(risks, list(self._comparisons(risks, self.horizons)), progress)[0]
 
-    # ---- risks -------------------------------------------------------------------------------------------------
-
     def _risks(self, progress: Say) -> dict[str, Floats]:
         """Model → (R, causes, grid), given no event in the blanking period; ours, then baselines, strongest first."""
         progress("risk curves")
@@ -278,8 +276,6 @@ class Evaluation:
             if self.prepared is None
             else likelihood_of_parts(self.run, self.fitted, self.context.records("tuning"))
         )
-
-    # ---- metrics -----------------------------------------------------------------------------------------------
 
     def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
         """Rows that are compared together, with the risks by `days`: the horizons, or the grid, which is not copied."""

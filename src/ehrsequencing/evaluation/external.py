@@ -40,8 +40,7 @@ from ehrsequencing.records.timelines import (
     Timelines,
     open_arrays,
 )
-from ehrsequencing.records.visits import Record, make_record
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.visits import make_record
 
 SPLIT = "external"
 _CHUNK = 5_000  # subjects put in order at a time
@@ -101,8 +100,11 @@ def read_external(
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
             record = make_record(events, excluded=excluded, settings=run.study.visits)
+            cohort = builder.build(record, dataset_end_us=end_us)
+            no_split = np.zeros(len(record.subject_id), dtype=np.int8)
+            tally.add_cohort(cohort, no_split, record.visits)
             visits = encode_timelines(record, run.vocabulary)[0]
-            yield TaskRecords(visits, _labelled(record, builder, tally, run.vocabulary, end_us))
+            yield TaskRecords(visits, encode_rows(record, cohort.rows, run.vocabulary))
 
     with private_folder() as folder:  # its files may be removed while they are mapped
         records = _in_order(_mapped(parts(), folder / "by-shard"), folder / "by-id")
@@ -138,14 +140,6 @@ def _in_order(records: TaskRecords, folder: Path) -> TaskRecords:
     order = np.argsort(ids, kind="stable")
     some = (records.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
     return _mapped(some, folder)
-
-
-def _labelled(
-    record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int
-) -> TaskRows:
-    cohort = builder.build(record, dataset_end_us=end_us)
-    tally.add_cohort(cohort, np.zeros(len(record.subject_id), dtype=np.int8), record.visits)
-    return encode_rows(record, cohort.rows, vocabulary)
 
 
 def _unmatched(
@@ -218,7 +212,7 @@ def validate(
         found = read_external(run, data, facts=facts, progress=progress)
         found = replace(found, population=found.population.drawn(settings))
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
-        summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
+        summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
@@ -231,9 +225,7 @@ def validate(
     return result, folder
 
 
-def _summary(
-    run: Run, found: External, store: Prepared | None, *, wanted: bool
-) -> tuple[dict[str, Any], list[str]]:
+def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[str, Any], list[str]]:
     """The `external` key of `metrics.json`, and what a reader must be warned of."""
     population, task = found.population, run.task
     rate = input_rates(population.records, run.vocabulary)["unknown_token_rate"]
@@ -242,10 +234,8 @@ def _summary(
         there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
-    baselines = "fitted on the run's own training subjects" if wanted else "not requested"
     warnings = []
     if store is None:
-        baselines = "none: the prepared set that the run was trained on is gone"
         warnings.append(
             f"There are no baselines: {run.manifest['prepared']} is gone. Name it with --prepared."
         )
@@ -263,13 +253,9 @@ def _summary(
             "the data's end. Set data.extracted to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
-    counts, all_subjects = population.counts, len(population.records.timelines)
     return {
         "data": population.data,
-        "subjects": counts["steps"][-1]["subjects"],
-        "all_subjects": all_subjects,
-        "prediction_times": counts["prediction_times"],
-        "events": counts["events"],
+        "subjects": population.counts["steps"][-1]["subjects"],
         "unknown_token_rate": rate,
         "training_unknown_token_rate": there,
         "new_codes": [
@@ -279,5 +265,4 @@ def _summary(
         ][:MOST_CODES],
         "unmatched": found.unmatched,
         "seen_in_training": seen,
-        "baselines": baselines,
     }, warnings

@@ -5,7 +5,6 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +206,7 @@ class OutcomeRows:
         self.listed_row, self.listed_days = listed.row[order], listed.days[order]
         self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))
         self.landmarks = [self.records.at_landmark(days) for days in run.task.landmarks]
+        self.at_landmarks = np.concatenate(self.landmarks)  # one landmark after another
         groups = groups_of_rows(self.records, run.vocabulary, chosen=every, kinds=("sex",))
         self.has_sex = "sex" in groups
         sex = (
@@ -220,11 +220,6 @@ class OutcomeRows:
             band < 0, -1, band * (int(sex.max(initial=0)) + 1) + sex.astype(np.int64)
         )
         self.control_rows = _one_a_stratum(self.subject, self.stratum, seed=settings.seed)
-
-    @cached_property
-    def at_landmarks(self) -> Ints:
-        """Rows of all landmarks, one landmark after another."""
-        return np.concatenate(self.landmarks)
 
     def outcomes(self) -> Iterator[OneOutcome]:
         """One outcome after another; hazards of a few exist at once."""
