@@ -31,7 +31,7 @@ from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
-# key in the file: (title with the item of TRIPOD+AI or the domain of PROBAST, what is asked)
+# key in the file (examples/tripod.yaml): (title with the item of TRIPOD+AI or the domain of PROBAST, what is asked)
 QUESTIONS = {
     "intended_use": (
         "Intended use and users (3b, 27)",
@@ -112,17 +112,6 @@ def read_tripod(path: str | Path | None) -> dict[str, str]:
         if text := " ".join(str(answer or "").split()):
             answers[key] = text
     return answers
-
-
-def template() -> str:
-    """An empty file, with each question as a comment."""
-    head = (
-        "# What only people can tell of a study (TRIPOD+AI items, PROBAST domains). Fill in what you know, and give\n"
-        "# the file to ehrseq evaluate RUN evaluation.tripod=FILE; --redraw adds it to a report.\n"
-    )
-    return head + "".join(
-        f"\n# {title}: {asked}\n{key}:\n" for key, (title, asked) in QUESTIONS.items()
-    )
 
 
 UNKNOWN_CUTOFF = "Unknown: a file of predictions does not tell what its model has seen."

@@ -83,15 +83,12 @@ def _observed(rows: ScoredRows) -> dict[str, Floats]:
 def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
     """What ICI and KS would be if every risk were right."""
     null = calibration_null(scope.scored(model), n_simulations=SIMULATIONS, seed=seed)
-    p = share_as_large(null["ks"], ks.value)
-    return {"ici_null": replace(ks, value=_upper(null["ici"])), "ks_p": replace(ks, value=p)}
-
-
-def _upper(samples: Floats) -> Floats:
-    """95th percentile over the simulations; NaN where more than 5 % of them are undefined."""
-    undefined = np.isnan(samples).mean(axis=0) > 0.05
-    upper: Floats = np.nanquantile(np.where(undefined, 0.0, samples), 0.95, axis=0)
-    return np.where(undefined, np.nan, upper)
+    undefined = np.isnan(null["ici"]).mean(axis=0) > 0.05
+    upper = np.nanquantile(np.where(undefined, 0.0, null["ici"]), 0.95, axis=0)
+    return {
+        "ici_null": replace(ks, value=np.where(undefined, np.nan, upper)),
+        "ks_p": replace(ks, value=share_as_large(null["ks"], ks.value)),
+    }
 
 
 def share_as_large(samples: Floats, value: Floats) -> Floats:

@@ -346,7 +346,9 @@ class Evaluation:
             self.beside_truth += oracle_differences(comparison, estimates, ours=self.ours)
         likelihoods, cause = self._likelihoods(), self.task.causes[0]
         for comparison in comparisons:
-            nll = {name: found[self._rows_of(comparison)] for name, found in likelihoods.items()}
+            days = comparison.landmark_days
+            rows = slice(None) if days is None else self.records.at_landmark(days)
+            nll = {name: found[rows] for name, found in likelihoods.items()}
             metrics += [
                 nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()
             ]
@@ -382,11 +384,6 @@ class Evaluation:
             else:
                 self.warnings.append(f"{name} has no NLL: an event falls where its curve is flat.")
         return found
-
-    def _rows_of(self, comparison: Comparison) -> Ints | slice:
-        if comparison.landmark_days is None:
-            return slice(None)
-        return self.records.at_landmark(comparison.landmark_days)
 
     def _subgroups(self, comparison: Comparison) -> list[dict[str, Any]]:
         if comparison.landmark_days is None:

@@ -224,11 +224,17 @@ class OutcomeRows:
     def outcomes(self) -> Iterator[OneOutcome]:
         """One outcome after another; hazards of a few exist at once."""
         states, causes = states_of_rows(self.model, self.records, code_types=self.run.code_types)
-        n_outcomes = len(self.run.outcomes)
+        at_landmarks, n_outcomes = (
+            states[torch.from_numpy(self.at_landmarks)],
+            len(self.run.outcomes),
+        )
+        assert self.model.outcomes is not None
         for start in range(0, n_outcomes, _CODES_AT_ONCE):
             codes = np.arange(start, min(start + _CODES_AT_ONCE, n_outcomes))
             risk = self._risk(states, causes, codes)
-            hazards = self._landmark_hazards(states, codes)
+            with torch.no_grad():
+                own = self.model.outcomes.log_hazards(at_landmarks, torch.from_numpy(codes))
+                hazards = own.exp()
             for place, number in enumerate(codes.tolist()):
                 yield self._outcome(number, risk[:, place], hazards[:, place])
 
@@ -247,13 +253,6 @@ class OutcomeRows:
                 )
                 out[part] = risk.numpy()
         return out
-
-    def _landmark_hazards(self, states: torch.Tensor, codes: Ints) -> torch.Tensor:
-        """(n, c, K) at the landmarks."""
-        assert self.model.outcomes is not None
-        with torch.no_grad():
-            chosen = states[torch.from_numpy(self.at_landmarks)]
-            return self.model.outcomes.log_hazards(chosen, torch.from_numpy(codes)).exp()
 
     def _outcome(self, number: int, risk: Floats32, hazards: torch.Tensor) -> OneOutcome:
         listed = slice(self.bounds[number], self.bounds[number + 1])

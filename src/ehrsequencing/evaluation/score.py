@@ -121,6 +121,7 @@ def score(
         chosen = drawn_subjects(population.records, study.evaluation)
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
         population = population.take(chosen)
+        train = store.rows(task.name, "train")
         settings = store.study.model_copy(update={"evaluation": study.evaluation})
         source = FileRisks(
             name=name or stem,
@@ -129,7 +130,14 @@ def score(
             study=settings,
             config=settings.model_dump(mode="json", include=_SECTIONS),
             vocabulary=store.vocabulary,
-            edges_days=_grid(store, task, study),
+            edges_days=grid_edges(  # as training makes it
+                train.duration_days,
+                train.cause,
+                horizons_days=task.horizons,
+                bins=study.training.grid_bins,
+                subject=train.subject,
+                enough=store.study.vocabulary.min_subjects,
+            ),
             horizons_days=found.horizons_days,
             values=risk,
             labels=population.records,
@@ -201,19 +209,6 @@ def _opened(folder: Path, data: Path, task: TaskConfig, *, is_ours: bool) -> Pre
             fix="leave out --prepared, or name that set",
         )
     return store
-
-
-def _grid(store: Prepared, task: TaskConfig, study: StudyConfig) -> tuple[float, ...]:
-    """The time grid that baselines are fitted on, as training makes it."""
-    rows = store.rows(task.name, "train")
-    return grid_edges(
-        rows.duration_days,
-        rows.cause,
-        horizons_days=task.horizons,
-        bins=study.training.grid_bins,
-        subject=rows.subject,
-        enough=store.study.vocabulary.min_subjects,
-    )
 
 
 def _evaluated(
