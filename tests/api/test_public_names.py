@@ -24,7 +24,7 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
 def test_each_has_an_example_that_the_doctests_run() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
-    documented += [getattr(eh.metrics, name) for name in dir(eh.metrics)]
+    documented += [getattr(eh.metrics, name) for name in eh.metrics.__all__]
     documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk")]
     documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence")]
     documented += [type(eh.visit_encoder)]

@@ -1,5 +1,6 @@
 """A run in Python: predictions equal those of the command, frames go in and out, and errors say how to go on."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.api import data
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import predict
 
@@ -100,13 +100,8 @@ def test_an_error_says_how_to_go_on(here: Path, call: Any, says: str) -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(data, "import_module", gone)
-    with pytest.raises(
-        EhrseqError, match=r"plots need matplotlib.*, which is not installed .pip install 'ehrseq.*notebook"
-    ):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(EhrseqError, match=r"matplotlib: is not installed .pip install 'ehrseq.*notebook"):
         eh.load("runs/hf").evaluation.plot_decision()
 
 
@@ -115,9 +110,12 @@ def test_prepare_is_cached_by_content(here: Path, tmp_path: Path) -> None:
     tokens, made = len(first.vocabulary), (first.folder / "manifest.json").stat().st_mtime_ns
     again = eh.prepare(str(here / "meds"), "task.yaml", out=tmp_path / "p", progress=False)
     assert (again.folder / "manifest.json").stat().st_mtime_ns == made
-    other = eh.prepare("meds/", "task.yaml", out=tmp_path / "p", progress=False, vocabulary={"min_subjects": 12})
+    with pytest.raises(EhrseqError, match="is there already"):
+        eh.prepare("meds/", "task.yaml", out=tmp_path / "p", progress=False, vocabulary={"min_subjects": 12})
+    new: dict[str, Any] = {"out": tmp_path / "p", "overwrite": True, "progress": False}
+    other = eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)
     assert other.manifest["content"] != first.manifest["content"]
     assert len(other.vocabulary) < tokens
-    (other.folder / "vocabulary.json").write_text("{}")  # damaged: made again, not believed
-    again = eh.prepare("meds/", "task.yaml", out=tmp_path / "p", progress=False, vocabulary={"min_subjects": 12})
-    assert again.vocabulary.digest == other.manifest["vocabulary"]
+    (other.folder / "vocabulary.json").write_text("{}")  # damaged: neither believed nor replaced
+    with pytest.raises(EhrseqError, match="has changed since it was written"):
+        eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)

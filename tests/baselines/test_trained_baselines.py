@@ -85,6 +85,8 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
         with pytest.raises(RuntimeError):
             train(study)
     assert not list(tmp_path.rglob("*.safetensors"))
+    (tmp_path / "baselines" / f".tmp-{'0' * 16}").mkdir(parents=True)  # a killed process leaves these
+    (tmp_path / "baselines" / f".tmp-{'0' * 16}.lock").touch()
     first = train(study)
     assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["flat-behrt"]
     assert first.run.manifest["seed"] == 0

@@ -87,7 +87,8 @@ def test_a_result_is_one_json_object_or_text_or_nothing(tmp_path: Path) -> None:
     def simulate(*options: str) -> Any:
         return ehrseq("simulate", tmp_path / "a b", "--subjects", 20, *options)
 
-    text, quiet, told = simulate(), simulate("--quiet"), json.loads(simulate("--json").stdout)
+    text, quiet = simulate(), simulate("--quiet", "--overwrite")
+    told = json.loads(simulate("--json", "--overwrite").stdout)
     assert (quiet.stdout, quiet.stderr) == ("", "")
     assert told["wrote"]["data"] == str(tmp_path / "a b")
     assert (told["command"], told["exit_code"], told["error"]) == ("simulate", 0, None)

@@ -1,5 +1,6 @@
 """The demo: the whole way once, and nothing done twice."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def run_demo(out: Path, say: Any, seed: int = 0) -> dict[str, Any]:
 
 
 def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "SETTINGS", (*TINY, "evaluation.baselines=none", "training.checkpoint_seconds=0"))
     out = tmp_path / "demo"
@@ -36,15 +37,16 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
                 for name in left:
                     (out / name).parent.mkdir(parents=True)
                     (out / name).write_text("rows of patients")
+                    (out / re.sub(r"(\.tmp-\d+)/.*", r"\1.lock", name)).touch()
                 raise Killed
 
         with pytest.raises(Killed):
             run_demo(out, stop)
         return [line for line in said if line in STAGES]
 
-    assert killed_in("1/6", f".tmp-{dead}-new-data/data/train/0.parquet") == ["1/6"]
-    assert killed_in("2/6", f".tmp-{dead}-new-prepared/rows/0.rows") == ["1/6", "2/6"]
-    assert killed_in("3/6", f"run/checkpoints/.tmp-{dead}-new-step-1/state.json") == ["2/6", "3/6"]
+    assert killed_in("1/6", ".tmp-0000000000000000/data/train/0.parquet") == ["1/6"]
+    assert killed_in("2/6", ".tmp-1111111111111111/rows/0.rows") == ["1/6", "2/6"]
+    assert killed_in("3/6", "run/checkpoints/.tmp-2222222222222222/state.json") == ["2/6", "3/6"]
     assert killed_in("4/6") == ["3/6", "4/6"]
     assert killed_in("5/6") == ["4/6", "5/6"]
     lines: list[str] = []

@@ -165,10 +165,11 @@ def test_the_command_prepares_and_removes_the_set(
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "manifest.json", "metrics.json", "report-details.html", "report.html",
     ]  # fmt: skip
-    assert ehrseq(*arguments, "--overwrite").exit_code == 0  # replaces its own output
+    assert "add --overwrite" in refused(*arguments)
+    assert ehrseq(*arguments, "--overwrite").exit_code == 0
     (tmp_path / "out" / "mine.txt").write_text("")
     assert "which ehrseq did not write" in refused(*arguments, "--overwrite")
-    assert "belongs to" in refused(*arguments[:-2], "model.dim=3")
+    assert "belongs to" in refused(*arguments[:-2], "--overwrite", "model.dim=3")
 
 
 def test_real_people_get_two_files(

@@ -209,8 +209,8 @@ def test_the_command_explains_a_subject_and_a_cohort(
     told = json.loads(ehrseq("explain", sim_run, sim_data, "--subjects", 25, "--out", cohort, "--json").stdout)
     assert told["result"]["subjects"] == 25
     assert pq.read_table(cohort).num_rows
-    again = ehrseq("explain", sim_run, sim_data, "--subject", record.subject_id, "--out", cohort)
-    assert again.exit_code == 0, again.output  # ours: replaced
+    again = ehrseq("explain", sim_run, sim_data, "--subject", record.subject_id, "--out", cohort, "--overwrite")
+    assert again.exit_code == 0, again.output
 
 
 def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:

@@ -307,14 +307,16 @@ def test_hostile_names_stay_text(explorer: Explorer) -> None:
 def test_only_an_explorer_is_replaced(explorer: Explorer, sim_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "explorer.html"
     out.write_text("<p>mine</p>")
-    with pytest.raises(EhrseqError, match="ehrseq did not write it"):
-        write_page(explorer, out)
+    with pytest.raises(EhrseqError, match="is not an explorer that ehrseq wrote here"):
+        write_page(explorer, out, overwrite=True)
     assert out.read_text() == "<p>mine</p>"
     out.unlink()
     write_page(explorer, out)
     before = out.read_text()
     fewer = collect(NewRecords(explorer.run, sim_data), ExplorerSettings(patients=5, what_if=False))
-    write_page(fewer, out)
+    with pytest.raises(EhrseqError, match="is there already"):
+        write_page(fewer, out)
+    write_page(fewer, out, overwrite=True)
     assert out.read_text() != before
     assert out.stat().st_mode & 0o077 == 0  # patients: for the owner only
 

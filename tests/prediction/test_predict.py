@@ -193,12 +193,12 @@ def test_a_day_after_the_datas_end_needs_a_declared_end(sim_run: Path, few: Path
     soon, later = (str(np.datetime64(end + days * DAY_US, "us"))[:10] for days in (20, 400))
     assert predict(sim_run, few, out, at=soon) > 0, "today, a little after the last row"
     with pytest.raises(EhrseqError, match="more than 31 days after the data's last row") as error:
-        predict(sim_run, few, out, at=later)
+        predict(sim_run, few, out, at=later, overwrite=True)
     assert "data.extracted=" in error.value.fix
-    assert predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later)) > 0
+    predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later), overwrite=True)
     assert {key[1] for key in read(out)} == {parse_date_us(later)}
     with pytest.raises(EhrseqError, match=r"lies after data\.extracted"):
-        predict(sim_run, few, out, at="2200-01-01", facts=DataConfig(extracted=later))
+        predict(sim_run, few, out, at="2200-01-01", overwrite=True, facts=DataConfig(extracted=later))
 
 
 # ---- horizons, foreign codes, files ----------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def test_a_new_format_is_a_command_that_makes_a_valid_meds_set(source: Path, tmp
     assert report["rows"]["events"]["rows_out"] == 5
     checked = run("check", out)
     assert checked.exit_code == 0, checked.output
-    assert run("import", "toy", source, out).exit_code == 0  # an earlier import is replaced
+    assert run("import", "toy", source, out).exit_code == 2
+    assert run("import", "toy", source, out, "--overwrite").exit_code == 0
 
 
 def test_a_new_format_is_a_function_too(source: Path, tmp_path: Path) -> None:

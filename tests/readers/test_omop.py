@@ -238,7 +238,7 @@ def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, mon
 def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "meds").mkdir()
     (tmp_path / "meds" / "mine.txt").write_text("mine")
-    with pytest.raises(EhrseqError, match="not empty"):
+    with pytest.raises(EhrseqError, match="is there already"):
         import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
     assert (tmp_path / "meds" / "mine.txt").read_text() == "mine"
 

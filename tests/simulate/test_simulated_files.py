@@ -132,9 +132,9 @@ def test_splits_are_about_70_15_15_and_do_not_depend_on_the_seed() -> None:
 
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(EhrseqError, match="not empty"):
+    with pytest.raises(EhrseqError, match="is there already"):
         simulate(tmp_path, subjects=5, seed=0)
-    with pytest.raises(EhrseqError, match="is a file"):
+    with pytest.raises(EhrseqError, match="is there already"):
         simulate(tmp_path / "mine.txt", subjects=5, seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

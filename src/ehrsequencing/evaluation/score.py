@@ -110,7 +110,7 @@ def score(
     _require_own_names([name or stem, *others])
     progress("reading the predictions")
     table = read_predictions(predictions)
-    with complete_folder(folder, SCORE, overwrite=overwrite) as temporary:
+    with complete_folder(folder, SCORE, overwrite=overwrite or out is None) as temporary:
         if prepared is None:
             progress("preparing the records")
             prepare(data, temporary / _PREPARED, study=study, tasks=[task])

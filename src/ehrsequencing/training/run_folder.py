@@ -123,7 +123,11 @@ class RunFolder:
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
             self._require_own(read_json(mark), was="was started with", fix=fix)
             return
-        if any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
+        files = [path for path in self.out.rglob("*") if path.is_file()]
+        if any(
+            not any(map(is_temporary, (path, *path.relative_to(self.out).parents)))
+            for path in files
+        ):
             fix = "name another folder, or add --resume to go on with its run, or --overwrite to start again"
             raise EhrseqError("is not empty", where=str(self.out), fix=fix)
         identity = self.prepared.identity(self.task_name)
