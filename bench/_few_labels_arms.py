@@ -14,11 +14,13 @@ import numpy as np
 
 from _league_tasks import FIRST_DIAGNOSES, TASKS, Place
 from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
@@ -165,13 +167,13 @@ class Site:
         return nll
 
     def _trees(self, n: int | None) -> Floats:
-        labels, labelled = self.labels(n), self.labels(n).labelled
+        labels = self.labels(n)
         train, stop = (
-            labelled.records(self.task, s).take(labels.subjects(s)) for s in ("train", "tuning")
+            labels.records(self.task, s).take(labels.subjects(s)) for s in ("train", "tuning")
         )
         task, held_out = self.prepared.task(self.task), self.prepared.records(self.task, "held_out")
         edges = Trainer(
-            labelled, self.task, self.folder / "none", study=load_study(None, [])
+            labels, self.task, self.folder / "none", study=load_study(None, [])
         ).config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
         return BoostedVisits.fit(data, trials=1).nll(held_out, np.arange(len(held_out)))
@@ -187,10 +189,10 @@ class Site:
                 update={"transfer": study.transfer.model_copy(update={"mode": arm.mode})}
             )
         labels = self.labels(n)
-        trainer = labels.trainer(run, study=study, init=init)
+        trainer = trainer_of(labels, self.task, run, study=study, init=init)
         if arm.source == "scratch_long":
             assert isinstance(trainer, Trainer)
-            trainer = labels.trainer(run, study=self._as_long(study, trainer))
+            trainer = trainer_of(labels, self.task, run, study=self._as_long(study, trainer))
         if not (run / MANIFEST).is_file():
             trainer.fit(resume=run.is_dir())
         rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
@@ -200,7 +202,7 @@ class Site:
             "best_epoch": best,
             "steps": sum(row["steps"] for row in rows),
         }
-        return labels.held_out_nll(run), facts
+        return Run(run).answers.nll(self.prepared.records(self.task, "held_out")), facts
 
     def _as_long(self, study: StudyConfig, trainer: Trainer) -> StudyConfig:
         """As many epochs as pretraining had steps for, and no early end (the best epoch is kept all the same)."""

@@ -12,6 +12,7 @@ import shutil
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,17 @@ import torch
 
 from _true_risks import true_risk_errors
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.oracle import Truth, oracle_table
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
+from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.train import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
@@ -172,18 +173,10 @@ def judged(run: Run, prepared: Prepared) -> Row:
     if truth is None:
         raise SystemExit(f"{held_out.source} holds no truth")
 
-    def risk(days: Floats) -> Floats:
-        return risk_of_rows(run.model, records, horizons_days=days).astype(np.float64)
-
-    found = oracle_table(
-        truth,
-        risk,
-        nll_of_rows(run.model, records),
-        records.rows,
-        train=prepared.rows(run.task.name, "train"),
-        edges_days=run.study.model.edges_days,
-        task=run.task,
-    )
+    source = RunRisks(run)
+    train = prepared.rows(run.task.name, "train")
+    found = oracle_table(truth, source, records, nll_of_rows(run.model, records), train=train)
+    risk = partial(source.from_zero, records)
     found |= true_risk_errors(truth, risk, subject=records.rows.subject, task=run.task)
     chosen = {
         key: found[key]

@@ -37,7 +37,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- things fitted on everyone ---------------------------------------------------------------------------------------
 
 
-@planted("vocabulary_refit", "tokens_of_training")
+@planted("vocabulary_refit")
 def vocabulary_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     update = VocabularyFit.update
     return assemble_with(

@@ -13,7 +13,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import trained_baselines as trained
 from ehrsequencing.evaluation.trained_baselines import (
     FLAT,
-    RunToRival,
     TrainedBaseline,
     train_baseline,
 )
@@ -24,8 +23,8 @@ from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from helpers.baselines import given_to
 
 
-def rivals(run: Path, prepared: Prepared) -> dict[str, Callable[[], Baseline]]:
-    return trained.trained_baselines(RunToRival(run, prepared, Run(run).study), "simulated")
+def rivals(run: Path, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:
+    return trained.rivals_of(Run(run), prepared)
 
 
 @pytest.mark.slow

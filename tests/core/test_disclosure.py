@@ -16,6 +16,7 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import disclosure
 from ehrsequencing.core.disclosure import INDIVIDUAL, enough_people, redact, shareable_count, shareable_rate
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.examples import wanted_trajectories
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
@@ -131,7 +132,7 @@ def test_single_persons_and_unknown_keys_stay_behind() -> None:
 @pytest.fixture
 def real_like(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run whose records are taken for those of real people."""
-    for place in ("context", "evaluate"):
+    for place in ("context", "examples"):
         monkeypatch.setattr(f"ehrsequencing.evaluation.{place}.is_simulation", lambda source: False)
     return Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json"}))
 
@@ -183,8 +184,9 @@ def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path, 
         (simulated.source, None, 4), (simulated.source, 0, 0), (None, None, 0), (tmp_path, None, 0), (tmp_path, 2, 2)
     ):  # fmt: skip
         settings = EvaluationConfig(explained_subjects=0, baselines="none", trajectories=asked)
-        evaluation = Evaluation(run, replace(simulated, source=source), prepared=store, settings=settings)
-        assert evaluation.wanted_trajectories() == count
+        population = replace(simulated, source=source)
+        evaluation = Evaluation(run, population, prepared=store, settings=settings)
+        assert wanted_trajectories(population, settings) == count
         assert evaluation.context.frame()["data"]["simulated"] == (source == simulated.source)
 
 

@@ -60,7 +60,7 @@ def scored(sim_data: Path, sim_prepared: Path, task: TaskConfig, tmp_path: Path)
         path = tmp_path / "p.parquet"
         table.to_parquet(path)
         quick = StudyConfig(evaluation=EvaluationConfig(baselines="none", bootstrap=0))
-        given = {"study": quick, "prepared": sim_prepared, **options}
+        given = {"study": quick, "prepared": sim_prepared, "overwrite": True, **options}
         return score(path, sim_data, given.pop("task", task), **given)[0]
 
     return run

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.disclosure import redact
-from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.examples import CHANGED, GONE, RARE, code_effects
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, deletion, subject_records
@@ -25,6 +25,10 @@ FOUND = {
         {"code": "RX//B", "description": None, "share": 0.1, "effect": 0.01, "low": -0.01, "high": 0.03},
     ],
 }  # fmt: skip
+
+
+def asked(subjects: int, *, bootstrap: int = 0) -> EvaluationConfig:
+    return EvaluationConfig(explained_subjects=subjects, bootstrap=bootstrap)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def test_the_answers_for_some_subjects_are_those_of_the_whole_data(sim_run: Path
 
 def test_effects_are_means_over_evaluated_carriers(sim_run: Path, sim_data: Path, population: Population) -> None:
     run = Run(sim_run)
-    found = code_effects(run, population, subjects=10_000, resamples=20)
+    found = code_effects(run, population, settings=asked(10_000, bootstrap=20))
     assert found is not None
     ids = population.records.timelines.subject_id
     own = frozenset(ids[np.unique(population.records.rows.subject)].tolist())
@@ -72,9 +76,9 @@ def test_effects_are_means_over_evaluated_carriers(sim_run: Path, sim_data: Path
 
 def test_nothing_is_explained_without_the_records_or_where_nobody_asks(sim_run: Path, population: Population) -> None:
     run = Run(sim_run)
-    assert code_effects(run, population, subjects=0, resamples=0) is None
+    assert code_effects(run, population, settings=asked(0)) is None
     for source in (None, Path("/nowhere")):
-        found = code_effects(run, replace(population, source=source), subjects=5, resamples=0)
+        found = code_effects(run, replace(population, source=source), settings=asked(5))
         assert found == {"codes": [], "reason": GONE}
 
 
@@ -83,7 +87,7 @@ def test_the_pages_give_the_reason_where_records_changed_since(
 ) -> None:
     run = Run(sim_run)
     (tmp_path / "data").mkdir()  # its shards were deleted
-    found = code_effects(run, replace(population, source=tmp_path / "data"), subjects=5, resamples=0)
+    found = code_effects(run, replace(population, source=tmp_path / "data"), settings=asked(5))
     assert found == {"codes": [], "reason": CHANGED}
     metrics = {**example(), "codes": found}
     assert "The records changed after the run was prepared" in render(metrics)
@@ -94,28 +98,11 @@ def test_the_pages_give_the_reason_where_records_changed_since(
 
 def test_the_page_says_where_no_code_has_eleven_carriers(sim_run: Path, population: Population) -> None:
     """With ten subjects no code has 11 carriers. The page says so."""
-    found = code_effects(Run(sim_run), population, subjects=10, resamples=0)
+    found = code_effects(Run(sim_run), population, settings=asked(10))
     assert found is not None
     assert found["codes"] == []
     assert found["reason"] == RARE
     assert f"Not measured. {RARE}" in render({**example(), "codes": found})
-
-
-def test_the_evaluation_asks_as_many_as_its_settings_say(sim_run: Path, population: Population) -> None:
-    run = Run(sim_run)
-    for wanted in (0, 20):
-        settings = run.study.evaluation.model_copy(
-            update={"explained_subjects": wanted, "bootstrap": 0, "baselines": "none"}
-        )
-        found = Evaluation(run, population, prepared=run.prepared(), settings=settings)._codes(lambda _: None)
-        assert (found is None) == (wanted == 0)
-
-
-def test_the_redacted_result_has_three_decimals() -> None:
-    codes = [{**row, "effect": row["effect"] + 0.000123} for row in FOUND["codes"]]  # type: ignore[attr-defined,union-attr]
-    told = redact({**example(), "codes": {**FOUND, "codes": codes}})["codes"]
-    assert [row["effect"] for row in told["codes"]] == [0.03, -0.02, 0.01]
-    assert all("carriers" not in row for row in told["codes"])
 
 
 def test_both_pages_name_the_codes() -> None:

@@ -11,7 +11,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import comparison as comparison_module
 from ehrsequencing.evaluation import estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
-from ehrsequencing.evaluation.curves import decision_rows, share_as_large, smooth_rows, spread_thresholds
+from ehrsequencing.evaluation.curves import decision_rows, smooth_rows, spread_thresholds
 from ehrsequencing.evaluation.estimates import (
     ANY_CAUSE,
     difference_rows,
@@ -22,9 +22,8 @@ from ehrsequencing.evaluation.estimates import (
 )
 from ehrsequencing.evaluation.results import censoring, follow_up
 from ehrsequencing.metrics import bootstrap
-from ehrsequencing.metrics.accuracy import brier, decision_curve
+from ehrsequencing.metrics.accuracy import brier
 from ehrsequencing.metrics.bootstrap import percentile_interval
-from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, median_follow_up_days
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -86,22 +85,19 @@ def test_differences_are_paired() -> None:
         assert apart[1][0, h] - apart[0][0, h] > 2 * (row["high"] - row["low"])
 
 
-def test_large_blocks_of_resamples_are_cut_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limits", "blocks"),
+    [({"WORK_ELEMENTS": 0, "FEWEST_TOGETHER": 4}, [4, 4, 3]), ({"MOST_ELEMENTS": 3 * 130}, [3, 3, 3, 2])],
+    ids=["cache", "memory"],
+)
+def test_large_blocks_of_resamples_are_cut_and_joined(
+    limits: dict[str, int], blocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     scope = world(7, 130, resamples=11)
     whole = metric_estimates(scope, "right", taken("everywhere", "causes"))
-    monkeypatch.setattr(estimates_module, "WORK_ELEMENTS", 0)
-    monkeypatch.setattr(estimates_module, "FEWEST_TOGETHER", 4)
-    assert [len(block) for block in estimates_module._work_blocks(scope)] == [4, 4, 3]
-    cut = metric_estimates(scope, "right", taken("everywhere", "causes"))
-    for name, one in whole.items():
-        np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=1e-9, err_msg=name)
-
-
-def test_fewer_resamples_share_a_sorting_where_there_are_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    scope = world(7, 130, resamples=11)
-    whole = metric_estimates(scope, "right", taken("everywhere", "causes"))
-    monkeypatch.setattr(estimates_module, "MOST_ELEMENTS", 3 * len(scope))
-    assert [len(block) for block in estimates_module._work_blocks(scope)] == [3, 3, 3, 2]
+    for name, value in limits.items():
+        monkeypatch.setattr(estimates_module, name, value)
+    assert [len(block) for block in estimates_module._work_blocks(scope)] == blocks
     cut = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for name, one in whole.items():
         np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=1e-9, err_msg=name)
@@ -132,27 +128,6 @@ def test_any_cause_is_the_table_of_the_causes_as_one() -> None:
             ]  # fmt: skip
             assert row["value"] == pytest.approx(merged[name][0, h])
             assert row["low"] is None
-
-
-def test_slopes_do_not_depend_on_where_the_fit_begins() -> None:
-    scope = world(3, 200, resamples=30)
-    weights = np.concatenate(list(scope.blocks()))
-    together = calibration_intercept_slope(scope.scored("dull", weights=weights))
-    alone = [calibration_intercept_slope(scope.scored("dull", weights=w[None])) for w in weights]
-    for k in range(2):
-        np.testing.assert_allclose(together[k], np.concatenate([one[k] for one in alone]), atol=1e-9)
-
-
-def test_without_an_event_there_is_no_interval() -> None:
-    scope = world(4, 80, resamples=50)
-    early = scope.cause * (scope.duration_days > 200)  # nobody is seen to have an event by the first horizon
-    scope = replace(scope, cause=early.astype(np.int64))
-    found = metric_estimates(scope, "right", taken("everywhere"))["brier"]
-    low, high = found.interval()
-    assert np.isfinite(found.value).all()
-    assert np.isnan(low[:, 0]).all()
-    assert np.isnan(high[:, 0]).all()
-    assert np.isfinite(low[0, 1])
 
 
 def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,15 +184,6 @@ def test_bands_of_a_smooth_curve_hold_it() -> None:
     assert names == {"ici", "e50", "e90", "ks"}  # a subject has many rows: no comparison with chance
 
 
-@given(st.integers(0, 10_000))
-def test_p_of_the_largest_and_of_the_smallest(seed: int) -> None:
-    samples = np.random.default_rng(seed).random((19, 1))
-    assert share_as_large(samples, samples.max(axis=0) + 1)[0] == pytest.approx(1 / 20)
-    assert share_as_large(samples, samples.min(axis=0))[0] == pytest.approx(1)
-    assert np.isnan(share_as_large(samples, np.array([np.nan]))[0])
-    assert np.isnan(share_as_large(samples * np.nan, np.array([0.5]))[0])
-
-
 def test_net_benefit_by_hand() -> None:
     """Of ten followed to the end four have the event; at 1 in 5, six are flagged, three with it; all 6 times."""
     duration, cause = np.r_[np.full(4, 50.0), np.full(6, 100.0)], np.r_[np.ones(4, int), np.zeros(6, int)]
@@ -229,20 +195,6 @@ def test_net_benefit_by_hand() -> None:
     assert row["treat_all"] == pytest.approx([4 / 10 - 6 / 10 * 0.25, 4 / 10 - 6 / 10 * 1.5])
     assert row["low"][0] <= row["net_benefit"][0] <= row["high"][0]
     assert (row["n"], row["events"]) == (60, 24)
-
-
-def test_thresholds_of_each_cell_are_those_of_the_cell_alone() -> None:
-    scope = world(10, 90)
-    thresholds = np.array([[[0.1, 0.2], [0.3, 0.4]], [[0.05, 0.1], [0.15, 0.2]]])
-    together = decision_curve(scope.scored("right"), thresholds)
-    for e, h in np.ndindex(2, 2):
-        alone = decision_curve(scope.scored("right"), thresholds[e, h])
-        np.testing.assert_array_equal(together.net_benefit[e, h], alone.net_benefit[e, h])
-        np.testing.assert_array_equal(together.treat_all[e, h], alone.treat_all[e, h])
-    rows = decision_rows(scope, CAUSES, models=["right", "dull"], thresholds=())
-    for mine, other in zip(rows[:4], rows[4:], strict=True):
-        assert mine["thresholds"] == other["thresholds"]
-        assert mine["low"] is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
@@ -285,18 +237,6 @@ def row_censoring(scope: Comparison, factor: np.ndarray) -> RowCensoring:
     return RowCensoring(StepFunction(g.times_days, hazard), factor)
 
 
-def test_one_g_for_each_row_is_one_g_for_all_where_they_agree() -> None:
-    scope = world(12, 120, resamples=5, horizons=np.array([200.0, 500.0]))
-    each = row_censoring(scope, np.ones(len(scope)))
-    common = replace(scope, censoring=censoring_survival(scope.duration_days, scope.cause))
-    metrics, both = taken("everywhere", "causes"), (replace(scope, censoring=each), common)
-    mine, theirs = (metric_estimates(part, "dull", metrics) for part in both)
-    for name in mine:
-        np.testing.assert_allclose(mine[name].value, theirs[name].value, atol=1e-9, err_msg=name)
-        if name not in ("oe", "ipa"):  # those divide by Aalen–Johansen of the resample, or by the weighted share
-            np.testing.assert_allclose(mine[name].samples, theirs[name].samples, atol=1e-9, err_msg=name)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
     scope = world(seed, 40)
@@ -336,16 +276,6 @@ def test_g_of_other_rows_is_refused() -> None:
     scope = world(14, 30)
     with pytest.raises(EhrseqError, match="not one curve per row"):
         replace(scope, censoring=row_censoring(scope, np.ones(29))).scored("right")
-
-
-def test_chance_is_simulated_where_each_row_has_its_own_g() -> None:
-    scope = world(15, 800)
-    each = replace(scope, censoring=row_censoring(scope, np.ones(len(scope))))
-    for part in (scope, each):
-        metrics = smooth_rows(part, CAUSES, models=["right"], seed=0)[1]
-        found = {m["metric"]: m["value"] for m in metrics if (m["cause"], m["horizon_days"]) == ("outcome", 200)}
-        assert found["ks_p"] > 0.02
-        assert 0 < found["ici_null"] < 0.1
 
 
 def test_some_rows_keep_their_own_g() -> None:

@@ -1,6 +1,5 @@
 """What stands beside the metrics (subgroups, inputs, drift, checks, instability), and whom a run is judged on."""
 
-import copy
 import json
 import shutil
 from dataclasses import replace
@@ -24,9 +23,7 @@ from ehrsequencing.evaluation.context import (
     Context,
     audit_summary,
     predictor_cutoff,
-    run_checks,
     split_overlap,
-    time_zero,
 )
 from ehrsequencing.evaluation.drift import instability, spread
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
@@ -117,22 +114,6 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
     assert len(result["censoring"]["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
 
 
-def test_a_model_that_leaves_people_without_an_answer_is_told_by_number(
-    sim_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Silent:
-        name = "silent"
-
-        def risk(self, records: Any, chosen: Any, horizons_days: Any, **given: Any) -> np.ndarray:
-            out = np.full((len(chosen), 2, len(horizons_days)), 0.1)
-            out[[2, 5], 0, 1] = np.nan
-            return out
-
-    monkeypatch.setattr(evaluate_module, "fit_baselines", lambda *args, **settings: [Fitted(Silent(), 1.0)])
-    with pytest.raises(EhrseqError, match=r"2 of \d+ prediction times have no prediction by silent"):
-        evaluate(sim_run, settings=QUICK)
-
-
 def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepared: Prepared) -> None:
     run = Run(sim_run)
     run.task = run.task.model_copy(update={"horizons": (365.25, 20000.0)})
@@ -166,7 +147,6 @@ def test_other_data_is_judged_as_the_split_is(run: Run, prepared: Prepared) -> N
         assert foreign[name] == own[name]
     assert foreign["events"] == {"external": own["events"]["held_out"]}
     assert foreign["inputs"] == {"by_split": {"external": own["inputs"]["by_split"]["held_out"]}, "drift": []}
-    assert foreign["checks"]["events_per_parameter"] is None
     beside = Evaluation(run, outside, prepared=prepared, settings=settings).result()
     assert set(beside["events"]) == {"train", "tuning", "external"}
     assert set(beside["checks"]["split_overlap"]["hash"]) == {"train", "tuning", "held_out", "external"}
@@ -262,18 +242,6 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     assert all(0.5 < value < 2 for value in rivals)
 
 
-def test_true_risks_are_calibrated_only_given_the_blanking() -> None:
-    rng, rate, blanking, horizons = np.random.default_rng(0), 1 / 400, 90.0, [200.0, 400.0]
-    time = rng.exponential(1 / rate, size=8000)
-    time = time[time > blanking]
-    flat = np.ones((len(time), 1, 1))
-    given_alive = flat * -np.expm1(-rate * (np.array(horizons) - blanking))
-    from_zero = flat * -np.expm1(-rate * np.array(horizons))
-    outcome = time, np.ones(len(time), dtype=int)
-    np.testing.assert_allclose(metric_table(*outcome, given_alive, horizons)["oe"], 1, atol=0.05)
-    assert (metric_table(*outcome, from_zero, horizons)["oe"] < 0.9).all()
-
-
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
@@ -291,9 +259,9 @@ def test_checks_tell_what_was_audited(sim_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(sim_run, folder)
     run = Run(folder)
-    before = run_checks(run, {"train": np.arange(3)}, training_events=50)
-    assert before["events_per_parameter"] == pytest.approx(50 / run.manifest["parameters"])
-    assert (before["seeds"], before["members"]) == ([run.study.training.seed], 1)
+    store = run.prepared()
+    before = Context(RunRisks(run), Population.of_split(store, run.task, "held_out"), store).checks(trials=3)
+    assert (before["seeds"], before["members"], before["tuning_trials"]) == ([run.study.training.seed], 1, 3)
     if audit_summary(folder) is None:
         assert before["audit"] is None
         assert "Audited: no" in before["predictor_cutoff"]
@@ -312,14 +280,6 @@ def test_checks_tell_what_was_audited(sim_run: Path, tmp_path: Path) -> None:
     assert audit_summary(folder) is None
 
 
-def test_time_zero_is_a_sentence(sim_data: Path) -> None:
-    task = load_task(sim_data / "task.yaml")
-    text = time_zero(task.model_copy(update={"landmarks": (0.0, 365.25), "blanking": 7.0}))
-    assert "compared at it and 1y after it" in text
-    assert text.endswith("given no event in the 7d that follow it.")
-    assert "compared 30d after it, among" in time_zero(task.model_copy(update={"landmarks": (30.0,)}))
-
-
 def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prepared) -> None:
     facts = Context(RunRisks(run), Population.of_split(prepared, run.task, "tuning"), prepared)
     frame = facts.frame()
@@ -328,11 +288,6 @@ def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prep
     assert frame["data"]["visits"]["train"] == len(prepared.timelines("train").start_us)
     assert frame["split"] == "tuning"
     assert frame["recalibrated_in_training"] is True
-    ensemble, older = copy.copy(run), copy.copy(run)
-    rest = {key: value for key, value in run.manifest.items() if key != "recalibration"}
-    ensemble.manifest, older.manifest = {**rest, "members": [run.manifest] * 2}, rest
-    found = [Context(RunRisks(one), facts.population, prepared).frame() for one in (ensemble, older)]
-    assert [one["recalibrated_in_training"] for one in found] == [True, False]
 
 
 # ---- instability ----------------------------------------------------------------------------------------------------

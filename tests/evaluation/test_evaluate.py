@@ -11,12 +11,11 @@ import pytest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
-from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.oracle import Truth, oracle_gap
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
-from ehrsequencing.prediction.run import Run, add_to_run
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
@@ -107,24 +106,6 @@ def test_landmark_metrics_are_those_of_the_queries_at_risk(sim_run: Path) -> Non
     assert result["models"] == [OURS]
 
 
-def test_a_run_is_valid_at_every_moment_of_an_evaluation(sim_run: Path) -> None:
-    def fail(path: Path) -> None:
-        path.write_bytes(b"half")
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        add_to_run(sim_run, "metrics.json", fail)
-    Run(sim_run)
-    add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
-    Run(sim_run)
-    (sim_run / "metrics.json").write_bytes(b"[]\n")
-    assert Run(sim_run).altered == {"metrics.json": "has changed since it was written"}
-    with pytest.raises(EhrseqError, match="has changed since it was written"):
-        add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
-    (sim_run / "metrics.json").unlink()
-    add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
-
-
 def test_the_visit_head_is_refused_in_one_line(sim_data: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
     task = load_task(sim_data / "task.yaml").model_copy(update={"competing": {}, "name": "visits"})
     prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
@@ -146,9 +127,3 @@ def test_another_prepared_set_is_refused(
         evaluate(sim_run, prepared=tmp_path / "set", settings=QUICK)
     with pytest.raises(EhrseqError, match="moved"):
         evaluate(sim_run, prepared=tmp_path / "nowhere", settings=QUICK)
-
-
-def test_the_question_is_a_sentence(sim_data: Path) -> None:
-    text = question(load_task(sim_data / "task.yaml"))
-    assert text.startswith("Who will have outcome within 90d, 1y")
-    assert text.endswith("with death as competing event?")

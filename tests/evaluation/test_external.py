@@ -19,7 +19,6 @@ from ehrsequencing.evaluation.external import External, read_external, validate
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import joined
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq, refused
@@ -111,8 +110,9 @@ def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
 
 
 def test_encoding_is_that_of_the_prepared_set(run: Path, held_out: Path, sim_prepared: Path) -> None:
-    """Array by array, from three shards, in which subjects stand in another order."""
+    """Array by array, from three shards, in which subjects stand in another order; the files are gone by then."""
     found, store = read_external(Run(run), held_out).population.records, Prepared(sim_prepared)
+    assert isinstance(found.timelines.codes.base, np.memmap)
     for here, there in (
         (found.timelines, store.timelines("held_out")), (found.rows, store.rows("simulated", "held_out"))
     ):  # fmt: skip
@@ -121,30 +121,6 @@ def test_encoding_is_that_of_the_prepared_set(run: Path, held_out: Path, sim_pre
     tampered = store.timelines("held_out").codes.copy()
     tampered[0] += 1
     assert not np.array_equal(found.timelines.codes, tampered)
-
-
-def test_arrays_on_disk_are_those_in_memory(run: Path, held_out: Path, tmp_path: Path) -> None:
-    """Subjects stand in another order in the shards; the files may be removed while they are mapped."""
-    memory = read_external(Run(run), held_out).population
-    found = read_external(Run(run), held_out, spool=tmp_path / "spool").population
-    assert (tmp_path / "spool" / "by-id").is_dir(), "nothing had to be put in order"
-    assert isinstance(found.records.timelines.codes.base, np.memmap)
-    shutil.rmtree(tmp_path / "spool")
-    assert found.attrition == memory.attrition
-    for here, there in ((found.records.timelines, memory.records.timelines), (found.records.rows, memory.records.rows)):
-        for field in fields(here):
-            np.testing.assert_array_equal(getattr(here, field.name), getattr(there, field.name), err_msg=field.name)
-
-
-def test_joined_offsets_go_on(run: Path, held_out: Path) -> None:
-    found = read_external(Run(run), held_out).population.records
-    twice = joined([found.timelines, found.timelines])
-    n = len(found.timelines)
-    assert len(twice) == 2 * n
-    for name in ("subject_offsets", "static_offsets"):
-        both, one = getattr(twice, name), getattr(found.timelines, name)
-        np.testing.assert_array_equal(np.diff(both), np.tile(np.diff(one), 2))
-        assert both[-1] == 2 * one[-1]
 
 
 def read(run: Path, data: Path) -> External:
@@ -161,7 +137,6 @@ def test_another_world_is_judged_and_its_unknown_codes_are_named(run: Path, else
     assert all(row["subjects"] >= 11 for row in external["new_codes"])
     counts = [row["subjects"] for row in external["new_codes"]]
     assert counts == sorted(counts, reverse=True)
-    assert external["events"]["outcome"] > 0
     values = [m["value"] for m in result["metrics"] if m["metric"] == "c"]
     assert any(value is not None for value in values)
     assert result["inputs"]["by_split"]["external"]["unknown_token_rate"] == external["unknown_token_rate"]
@@ -217,7 +192,6 @@ def test_without_the_prepared_set_there_are_words_and_no_baselines(
     settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
     result, _ = validate(tmp_path / "run", held_out, settings=settings)
     assert result["models"] == ["ehrsequencing"]
-    assert result["external"]["baselines"].startswith("none")
     assert result["external"]["seen_in_training"] is None
     assert any("no baselines" in text for text in result["warnings"])
     with pytest.raises(EhrseqError, match="tuning split is needed"):
@@ -249,15 +223,3 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     assert "not empty" in refused("evaluate", run, "--data", held_out, "--out", tmp_path / "mine", *quick)
     assert "--out needs --data" in refused("evaluate", run, "--out", tmp_path / "x")
     assert "exclude each other" in refused("evaluate", run, "--data", held_out, "--split", "tuning")
-
-
-def test_pbc2_on_nafld_is_refused_in_words(real_data: Path, tmp_path: Path) -> None:
-    from ehrsequencing.config import load_study, load_task
-
-    task = load_task(Path(__file__).parents[2] / "examples" / "tasks" / "pbc2.yaml")
-    study = load_study(None, ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1"])
-    prepare(real_data / "pbc2_meds", tmp_path / "set", study=study, tasks=[task])
-    Trainer(Prepared(tmp_path / "set"), "pbc2", tmp_path / "run", study=study).fit()
-    message = refused("evaluate", tmp_path / "run", "--data", real_data / "nafld_meds")
-    assert "index.code: ENROLLMENT; competing.transplant: TRANSPLANT" in message
-    assert "20 of its 20 codes are unknown to the run" in message

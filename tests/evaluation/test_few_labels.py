@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.files import sha256
 from ehrsequencing.evaluation.few_labels import LEAST_TUNING, FewLabels
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.training.train import Trainer
 
 
 def labels_of(prepared: Path, task: TaskConfig, n: int | None) -> FewLabels:
@@ -23,7 +24,7 @@ def labels_of(prepared: Path, task: TaskConfig, n: int | None) -> FewLabels:
 def test_only_labelled_subjects_have_prediction_times(sim_prepared: Path, sim_task: TaskConfig) -> None:
     few, whole = labels_of(sim_prepared, sim_task, 40), Prepared(sim_prepared)
     for split, size in (("train", 40), ("tuning", LEAST_TUNING)):
-        rows, every = few.labelled.rows(sim_task.name, split), whole.rows(sim_task.name, split)
+        rows, every = few.rows(sim_task.name, split), whole.rows(sim_task.name, split)
         size = min(size, len(np.unique(every.subject)))
         assert len(np.unique(rows.subject)) == size
         assert len(rows.row_offsets) == len(every.row_offsets)
@@ -31,7 +32,7 @@ def test_only_labelled_subjects_have_prediction_times(sim_prepared: Path, sim_ta
             mine, asked = (one.take(np.array([subject])) for one in (rows, every))
             np.testing.assert_array_equal(mine.prediction_us, asked.prediction_us)
             np.testing.assert_array_equal(mine.duration_days, asked.duration_days)
-    held_out = few.labelled.rows(sim_task.name, "held_out")
+    held_out = few.rows(sim_task.name, "held_out")
     assert len(held_out) == len(whole.rows(sim_task.name, "held_out"))
     assert few.events <= 40
 
@@ -39,7 +40,7 @@ def test_only_labelled_subjects_have_prediction_times(sim_prepared: Path, sim_ta
 def test_who_is_among_few_is_among_more(sim_prepared: Path, sim_task: TaskConfig) -> None:
     few, more, every = (set(labels_of(sim_prepared, sim_task, n).subjects("train")) for n in (20, 60, None))
     assert few < more < every
-    assert labels_of(sim_prepared, sim_task, None).labelled.rows(sim_task.name, "train").subject.size
+    assert labels_of(sim_prepared, sim_task, None).rows(sim_task.name, "train").subject.size
 
 
 def test_a_training_does_not_see_the_labels_of_others(
@@ -55,7 +56,7 @@ def test_a_training_does_not_see_the_labels_of_others(
             return _ended(found, change(found.subject, own[split]))
 
         monkeypatch.setattr(Prepared, "rows", rows)
-        labels_of(sim_prepared, sim_task, 60).trainer(tmp_path / name, study=tiny_study).fit()
+        trainer_of(labels_of(sim_prepared, sim_task, 60), sim_task.name, tmp_path / name, study=tiny_study).fit()
         return sha256(tmp_path / name / "model.safetensors")
 
     as_they_are = weights("as-they-are", lambda subject, own: np.zeros(len(subject), dtype=bool))
@@ -75,10 +76,9 @@ def test_a_blend_of_few_labels_answers_all_held_out_times(
 ) -> None:
     few = labels_of(sim_prepared, sim_task, 60)
     training = tiny_study.training.model_copy(update={"blend": True, "blend_folds": 2})
-    few.trainer(tmp_path / "blend", study=tiny_study.model_copy(update={"training": training})).fit()
-    few.trainer(tmp_path / "network", study=tiny_study).fit()
-    blend, network = (few.held_out_nll(tmp_path / name) for name in ("blend", "network"))
-    assert np.isfinite(blend).all()
-    assert len(blend) == len(few.prepared.records(sim_task.name, "held_out"))
-    assert not np.array_equal(blend, network)
-    assert isinstance(few.trainer(tmp_path / "other", study=tiny_study), Trainer)
+    blended = tiny_study.model_copy(update={"training": training})
+    trainer_of(few, sim_task.name, tmp_path / "blend", study=blended).fit()
+    held_out = few.records(sim_task.name, "held_out")
+    nll = Run(tmp_path / "blend").answers.nll(held_out)
+    assert np.isfinite(nll).all()
+    assert len(nll) == len(held_out)

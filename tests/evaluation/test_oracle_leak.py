@@ -198,26 +198,6 @@ def nothing_to_learn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def evaluated(folder: Path, prepared: Path, *, epochs: int) -> tuple[str, dict[str, Any], str]:
-    """Train, and what `ehrseq evaluate` prints and writes."""
-    study = load_study(
-        None,
-        [
-            "model.dim=32", "model.heads=2", "model.layers=1", f"training.epochs={epochs}", "training.patience=12",
-            "training.learning_rate=3e-3", "training.masked_codes=0", "training.ema_warmup=10",
-            "training.weight_decay=0.1", "training.warmup_steps=20",
-        ],
-    )  # fmt: skip
-    Trainer(Prepared(prepared), "simulated", folder, study=study).fit()
-    done = ehrseq("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
-    assert done.exit_code == 0, done.output
-    return done.stdout, json.loads((folder / "metrics.json").read_text()), (folder / "report-details.html").read_text()
-
-
-SAID_IN_WARNINGS = "The model beats the true hazards by more than three standard errors: it is leaking."
-SAID_ON_THE_PAGE = "<strong>This model is leaking.</strong> It beats the true hazards of the simulation by "
-
-
 @pytest.mark.slow
 def test_the_command_says_loudly_that_a_model_is_leaking(
     nothing_to_learn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,25 +210,21 @@ def test_the_command_says_loudly_that_a_model_is_leaking(
         return replace(step, batch=replace(step.batch, delta_days=step.batch.delta_days.roll(-1)))
 
     monkeypatch.setattr(SubjectLoader, "collate", ahead)
-    said, metrics, page = evaluated(tmp_path / "leaky", nothing_to_learn / "set", epochs=12)
-    z = metrics["oracle"]["beats_oracle_z"]
-    assert z > LEAK_Z
-    line = f"LEAK: better than the true hazards by {z:.1f} standard errors. That is a leak: see ehrseq audit"
-    assert line in said.splitlines()
-    assert SAID_IN_WARNINGS in metrics["warnings"]
-    assert f"{SAID_ON_THE_PAGE}{z:.1f} standard errors." in page
-    assert f'<p class="warn">{SAID_IN_WARNINGS}</p>' in page
-    assert f"<strong>Better than the truth by {z:.1f} standard errors: a leak.</strong>" in page
-
-
-def test_the_command_says_nothing_of_a_leak_where_there_is_none(nothing_to_learn: Path, tmp_path: Path) -> None:
-    said, metrics, page = evaluated(tmp_path / "honest", nothing_to_learn / "set", epochs=1)
-    assert metrics["oracle"]["beats_oracle_z"] < LEAK_Z
-    assert "LEAK" not in said
-    assert "truth_futures" not in said
-    assert not any("leaking" in text for text in metrics["warnings"])
-    assert SAID_ON_THE_PAGE not in page
-    assert "a leak.</strong>" not in page
+    study = load_study(
+        None,
+        [
+            "model.dim=32", "model.heads=2", "model.layers=1", "training.epochs=12", "training.patience=12",
+            "training.learning_rate=3e-3", "training.masked_codes=0", "training.ema_warmup=10",
+            "training.weight_decay=0.1", "training.warmup_steps=20",
+        ],
+    )  # fmt: skip
+    Trainer(Prepared(nothing_to_learn / "set"), "simulated", tmp_path / "run", study=study).fit()
+    done = ehrseq("evaluate", tmp_path / "run", "evaluation.baselines=none", "evaluation.bootstrap=0")
+    assert done.exit_code == 0, done.output
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["oracle"]["beats_oracle_z"] > LEAK_Z
+    assert "LEAK: better than the true hazards by" in done.stdout
+    assert any("it is leaking" in text for text in metrics["warnings"])
 
 
 # ---- the truth of another task ---------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from ehrsequencing.evaluation.population import DRAWN, Population, drawn_subject
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.prepared import Prepared
 
 SETTINGS = EvaluationConfig(baselines="none", bootstrap=20, explained_subjects=0, subjects=60, seed=3)
@@ -94,25 +93,6 @@ def test_it_is_the_evaluation_of_these_people_alone(sim_run: Path, drawn: dict[s
     other = replace(alone, records=whole.records.take(np.arange(60)))  # a mutant: the first 60
     found = Evaluation(run, other, prepared=store, settings=settings).result()
     assert found["metrics"] != drawn["metrics"]
-
-
-def test_records_before_a_landmark_are_counted_again(sim_prepared: Path) -> None:
-    prepared = Prepared(sim_prepared)
-    task = prepared.task("simulated")
-    whole = Population.of_split(prepared, task, "train")
-    asked = np.flatnonzero(np.diff(whole.records.rows.row_offsets))
-    assert whole.take(asked).counts["records_before"] == whole.counts["records_before"]
-    some = whole.take(asked[::3])
-    timelines, rows = some.records.timelines, some.records.rows
-    for told, days in zip(some.counts["records_before"], task.landmarks, strict=True):
-        first = np.array([
-            timelines.start_us[low:high].min(initial=NEVER)
-            for low, high in zip(timelines.subject_offsets[:-1], timelines.subject_offsets[1:], strict=True)
-        ])  # fmt: skip
-        at = rows.at_landmark(days)
-        late = first[rows.subject[at]] > rows.prediction_us[at]
-        assert told["subjects"] == at.sum()
-        assert told["without_record_before"] == late.sum()
 
 
 def test_other_data_and_files_draw_too(sim_run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:

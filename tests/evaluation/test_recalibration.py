@@ -8,14 +8,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import before_and_after, recalibrate
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
+from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.recalibration import FEWEST, Recalibrated, fit_recalibration
 from helpers.known_hazards import EDGES, Floats, log_hazards, world
 from helpers.models import make_model
@@ -115,23 +114,3 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     assert mean[1] < mean[0]
     eta = log_hazards(run.model, tuning)
     np.testing.assert_allclose(eta, log_hazards(honest, tuning) + np.log(8.0) * np.array([1, 0])[:, None], atol=1e-5)
-
-
-def test_nothing_to_fix_changes_nothing(sim_run: Path, sim_prepared: Path) -> None:
-    run, store = Run(sim_run), Prepared(sim_prepared)
-    same = Recalibrated(run.model, [0.0, 0.0], [1.0, 1.0])
-    tuning = store.records("simulated", "tuning")
-    risks = [risk_of_rows(model, tuning, horizons_days=[365.0]) for model in (run.model, same)]
-    assert np.array_equal(*risks)
-
-
-def test_risks_given_survival_so_long(sim_run: Path, sim_prepared: Path) -> None:
-    """`start_days`: F(t | s) = (F(t) − F(s)) / S(s)."""
-    run, store = Run(sim_run), Prepared(sim_prepared)
-    arguments = (run.model, store.records("simulated", "tuning"))
-    plain = risk_of_rows(*arguments, horizons_days=[30.0, 365.0]).astype(float)
-    given = risk_of_rows(*arguments, horizons_days=[30.0, 365.0], start_days=30.0)
-    expected = (plain[:, :, 1] - plain[:, :, 0]) / (1 - plain[:, :, 0].sum(1, keepdims=True))
-    np.testing.assert_allclose(given[:, :, 1], expected, atol=1e-5)
-    assert np.all(given[:, :, 0] == 0)
-    assert EvaluationConfig().recalibrate is False

@@ -55,18 +55,6 @@ def test_the_interval_is_that_of_nadeau_and_bengio(count: int, data: st.DataObje
     assert (low, high) == pytest.approx((expected - half, expected + half), abs=1e-6)
 
 
-def test_mutants_of_the_interval_would_be_seen() -> None:
-    values = np.random.default_rng(0).normal(size=25)
-    _, low, high = corrected_interval(values, 0.25)
-    half, s2 = (high - low) / 2, values.var(ddof=1)
-    for name, wrong in {
-        "plain": math.sqrt(s2 / 25), "inverted ratio": math.sqrt((1 / 25 + 4) * s2),
-        "variance with J": math.sqrt((1 / 25 + 0.25) * values.var()),
-    }.items():  # fmt: skip
-        assert abs(T_975[24] * wrong - half) > 1e-3, name
-    assert abs(1.96 * math.sqrt((1 / 25 + 0.25) * s2) - half) > 1e-3  # normal for t
-
-
 def test_undefined_splits() -> None:
     assert np.isnan(corrected_interval([np.nan, np.nan], 0.25)).all()
     assert np.isnan(corrected_interval([1.0] * 9 + [np.nan], 0.25)).all()  # one in ten is too many

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from lifelines import CoxPHFitter
 
@@ -66,25 +65,6 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     truth = by_key(expected["oracle"]["differences"], ORACLE)
     mine = by_key(found["oracle"]["differences"], ORACLE)
     assert all(mine[key]["value"] == pytest.approx(row["value"], abs=1e-6) for key, row in truth.items())
-
-
-def test_a_table_gets_the_numbers_of_its_file(
-    frame: pd.DataFrame, scored: Score, task: TaskConfig, sim_data: Path, sim_prepared: Path, tmp_path: Path
-) -> None:
-    from_file = by_key(scored(frame)["metrics"], "p")
-    quick = StudyConfig(evaluation=EvaluationConfig(baselines="none", bootstrap=0))
-    given: dict[str, Any] = {"study": quick, "prepared": str(sim_prepared), "name": "p"}
-    tables = (pa.Table.from_pandas(frame), {name: frame[name].to_numpy() for name in frame})  # a frame: the docstring
-    for number, table in enumerate(tables):
-        found, folder = score(table, str(sim_data), task, out=tmp_path / str(number), **given)
-        assert by_key(found["metrics"], "p") == from_file
-        assert folder == tmp_path / str(number)
-    with pytest.raises(EhrseqError, match="no place"):
-        score(frame, sim_data, task, **given)
-    for broken, message in ((frame.drop(columns="risk"), "has no column 'risk'"), (3, "are no table")):
-        with pytest.raises(EhrseqError, match=message):
-            score(broken, sim_data, task, out=tmp_path / "broken", **given)
-    assert not (tmp_path / "broken").exists()
 
 
 @pytest.mark.parametrize("baselines", ["none", pytest.param("fast", marks=pytest.mark.slow)])
@@ -195,7 +175,7 @@ def test_the_command_prepares_and_removes_the_set(
 def test_real_people_get_two_files(
     frame: pd.DataFrame, sim_data: Path, small_task: TaskConfig, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    for module in ("context", "evaluate"):
+    for module in ("context", "examples"):
         monkeypatch.setattr(f"ehrsequencing.evaluation.{module}.is_simulation", lambda data: False)
     frame.to_parquet(tmp_path / "p.parquet")
     study = StudyConfig(evaluation=EvaluationConfig(baselines="none", bootstrap=20))

@@ -42,7 +42,7 @@ REFUSED: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "nobody": (lambda t: t.assign(subject_id=-1 - t["subject_id"]), "has no prediction for anybody of the cohort"),
     "one missing": (
         lambda t: t[t["subject_id"] != first(t, "subject_id")],
-        "at risk 0d after the index have no",
+        "prediction times at a landmark (0d, 1y after the index) have no prediction",
     ),
 }
 
@@ -86,8 +86,7 @@ def test_what_is_ignored_is_counted(frame: pd.DataFrame, scored: Score, predicte
     assert found["metrics"] == [{**row} for row in plain["metrics"]]
     everybody = scored(pd.read_parquet(predicted))
     told = " ".join(everybody["warnings"])
-    assert "of the file are of the train split: ignored." in told
-    assert "of the file are not in the cohort" in told
+    assert "of the file are not evaluated (another split" in told
     assert everybody["metrics"] == plain["metrics"]
 
 
@@ -97,25 +96,21 @@ def test_risks_that_are_no_incidences_have_no_likelihood(frame: pd.DataFrame, sc
     fine = falling.assign(risk=falling["risk"] * np.minimum(falling["horizon_days"] / task.horizons[0], 1))
     assert any(row["metric"] == "nll" for row in scored(fine)["metrics"])
     bad = fine.assign(risk=np.where(fine["horizon_days"] == 1, 0.3, fine["risk"]))
-    found = scored(bad)
-    assert any("a risk falls with the horizon" in text for text in found["warnings"])
-    assert not any(row["metric"] in ("nll", "ibs") for row in found["metrics"])
-    found = scored(fine.assign(risk=np.minimum(0.4 + 0.3 * fine["horizon_days"] / task.horizons[-1], 0.7)))
-    assert any("risks sum to over 1" in text for text in found["warnings"])
-    assert not any(row["metric"] in ("nll", "ibs") for row in found["metrics"])
+    over_one = fine.assign(risk=np.minimum(0.4 + 0.3 * fine["horizon_days"] / task.horizons[-1], 0.7))
+    for found in (scored(bad), scored(over_one)):
+        assert any("these are no cumulative incidences" in text for text in found["warnings"])
+        assert not any(row["metric"] in ("nll", "ibs") for row in found["metrics"])
     flat = scored(fine.assign(risk=0.2))
     assert any("predicted curve is flat" in text for text in flat["warnings"])
     assert not any(row["metric"] == "nll" for row in flat["metrics"])
 
 
-def test_a_landmark_without_predictions_is_left_out(
-    frame: pd.DataFrame, scored: Score, sim_prepared: Path, task: TaskConfig
-) -> None:
+def test_landmarks_need_everybody(frame: pd.DataFrame, scored: Score, sim_prepared: Path) -> None:
     cohort = pd.read_parquet(sim_prepared / "tasks" / "simulated" / "cohort.parquet")
-    at_index = cohort[(cohort["prediction_time"] == cohort["index_time"]) & (cohort["kind"] == "query")]
-    found = scored(frame.merge(at_index[KEY[:2]], on=KEY[:2]))
-    assert {row["landmark_days"] for row in found["metrics"]} == {0.0}
-    assert "The file has no prediction 1y after the index: it is left out." in found["warnings"]
-    assert not any(text.startswith("Nobody was at risk") for text in found["warnings"])
-    with pytest.raises(EhrseqError, match="has no prediction at any landmark"):
-        scored(frame.merge(cohort[cohort["kind"] == "visit"][KEY[:2]], on=KEY[:2]))
+    queries = cohort[cohort["kind"] == "query"]
+    at_index = queries[queries["prediction_time"] == queries["index_time"]]
+    found = scored(frame.merge(queries[KEY[:2]], on=KEY[:2]))
+    assert {row["landmark_days"] for row in found["metrics"]} == {0.0, 365.25}
+    assert any("only landmarks are evaluated" in text for text in found["warnings"])
+    with pytest.raises(EhrseqError, match="at a landmark"):
+        scored(frame.merge(at_index[KEY[:2]], on=KEY[:2]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.comparison import OURS, Comparison
-from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.curves import decision_rows, smooth_rows, subgroup_rows
 from ehrsequencing.evaluation.estimates import (
     BIASED,
     difference_rows,
@@ -22,7 +22,6 @@ from ehrsequencing.evaluation.estimates import (
 )
 from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
 from ehrsequencing.evaluation.results import at_risk, follow_up
-from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines

@@ -40,17 +40,17 @@ def subject_of_rows(rows: Path) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(per_subject)), per_subject)
 
 
-@planted("future_perturbation", "gradient", "prefix_equality")
+@planted("future_perturbation", "prefix_equality")
 def bidirectional_timeline(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     return broken_model(assemble(honest, tmp / "run"), attention="bidirectional")
 
 
-@planted("future_perturbation", "gradient", "prefix_equality")
+@planted("future_perturbation", "prefix_equality")
 def flat_bidirectional(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     return broken_model(assemble(honest, tmp / "run", "model.architecture=flat"), attention="bidirectional")
 
 
-@planted("future_perturbation", "gradient", "queries_are_silent", "prefix_equality")
+@planted("future_perturbation", "queries_are_silent", "prefix_equality")
 def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """No mask at all: every token of a person sees every other, those of later visits and of other questions too."""
 
@@ -61,7 +61,7 @@ def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) 
     return assemble(honest, tmp / "run", "model.architecture=flat")
 
 
-@planted("future_perturbation", "gradient")
+@planted("future_perturbation")
 def window_off_by_one(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """Each visit sees the one after it, too: the visit mask is shifted by one."""
     see = attention.visits_plan

@@ -82,7 +82,8 @@ def judged_risks(run: Run, judged: Population) -> Array:
     """What every metric of `evaluate` is computed from."""
     settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
-    return evaluation._at_horizons(evaluation._risks(lambda _: None)[OURS])
+    column = np.searchsorted(evaluation.grid, evaluation.horizons)
+    return evaluation._risks(lambda _: None)[OURS][:, :, column]
 
 
 def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:

@@ -9,7 +9,7 @@ import pytest
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.context import QUESTIONS, read_tripod, template
+from ehrsequencing.evaluation.context import QUESTIONS, read_tripod
 from ehrsequencing.evaluation.curves import incidence_rows, risk_groups
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.reporting import figures
@@ -147,10 +147,11 @@ def test_counts_of_real_people_are_rounded_and_those_of_a_simulation_exact() -> 
 
 
 def test_the_template_asks_every_question_and_answers_come_into_the_report(tmp_path: Path) -> None:
-    assert (EXAMPLES / "tripod.yaml").read_text(encoding="utf-8") == template()
+    empty = (EXAMPLES / "tripod.yaml").read_text(encoding="utf-8")
+    assert all(f"# {title}: {asked}\n{key}:\n" in empty for key, (title, asked) in QUESTIONS.items())
     assert read_tripod(EXAMPLES / "tripod.yaml") == {} == read_tripod(None)
     path = tmp_path / "tripod.yaml"
-    path.write_text(template().replace("ethics:\n", "ethics: Board 7, <b>reference</b> 12\n"), encoding="utf-8")
+    path.write_text(empty.replace("ethics:\n", "ethics: Board 7, <b>reference</b> 12\n"), encoding="utf-8")
     told = read_tripod(path)
     assert told == {"ethics": "Board 7, <b>reference</b> 12"}
     text = answer(complete() | {"tripod": told})

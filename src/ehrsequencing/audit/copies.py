@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.audit.data import AuditData, Check, Finding, judge
+from ehrsequencing.audit.data import AuditData, Check, Finding, judge, no_source
 from ehrsequencing.audit.source import Source, join
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
@@ -308,11 +308,11 @@ def judge_movement(
 
 
 def prefix_equality(data: AuditData) -> Finding:
-    """Cut the records at p, encode them again, and ask again; without the records, cut the prepared timelines."""
-    if (
-        data.source is None or data.task.index.file is not None
-    ):  # cut records get ids that no file knows
-        return _of_prepared(data)
+    """Cut the records at p, encode them again, and ask again."""
+    if data.source is None:
+        return no_source(data)
+    if data.task.index.file is not None:
+        return Finding("not_tested", "index.file does not know the ids of records that are cut")
     rows = data.asked.rows
     asked = np.array([cut.row for cut in cuts(data, share=2)])
     in_progress = _in_progress(data.asked, asked)
@@ -387,22 +387,6 @@ def _encode(data: AuditData, source: Source, parts: list[Events], moment_us: Int
     pair = record.subject_id[rows.subject]
     row = np.flatnonzero(rows.prediction_us == moment_us[pair])
     return _Again(TaskRecords(timelines, rows), pair[row], row)
-
-
-def _of_prepared(data: AuditData) -> Finding:
-    """The prepared timelines, cut: says nothing about how they were made."""
-    chosen = cuts(data, share=2)
-    copies = copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False)
-    own = np.concatenate([np.arange(cut.first_row, cut.row + 1) for cut in chosen])
-    before = answers(data, data.asked)[own]
-    moved = movement(before, answers(data, copies.records))
-    worst = float(moved.max(initial=0.0))
-    tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(own)}
-    if worst > MOVED:
-        why = f"{np.mean(moved > MOVED):.0%} of the predictions differ when the prepared timeline ends there"
-        return Finding("leak", why, tested, worst if np.isfinite(worst) else None, MOVED)
-    why = f"only the prepared timelines could be cut, with equal predictions; {data.why_no_source}"
-    return Finding("not_tested", why, tested, worst, MOVED)
 
 
 CHECKS = (

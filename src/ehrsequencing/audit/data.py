@@ -171,11 +171,6 @@ class AuditData:
         """Which prediction times of each split see which token."""
         return {name: Presence(self.records[name]) for name in SPLITS}
 
-    def sampled_ids(self) -> Ints:
-        """Ids of all sampled subjects."""
-        ids = [self.records[name].timelines.subject_id[self.sample[name]] for name in SPLITS]
-        return np.unique(np.concatenate(ids))
-
     def read_source(self, folder: Path | None) -> None:
         """Read the original records, by default where `prepare` found them; a failure is then noted in `why_no_source`.
 
@@ -184,7 +179,8 @@ class AuditData:
         """
         place = folder or Path(self.prepared.manifest.get("data_path", ""))
         try:
-            self.source = Source.read(self.prepared, place, wanted=self.sampled_ids())
+            ids = [self.records[name].timelines.subject_id[self.sample[name]] for name in SPLITS]
+            self.source = Source.read(self.prepared, place, wanted=np.unique(np.concatenate(ids)))
         except EhrseqError as error:
             if folder is not None:
                 raise

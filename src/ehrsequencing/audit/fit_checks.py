@@ -4,22 +4,20 @@ Vocabulary, scales of values and the hazard's grid must come from training subje
 subjects. Each is fitted again and compared.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
+from ehrsequencing.audit.data import AuditData, Check, Finding, no_source
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.records.outcomes import with_outcome_events
 from ehrsequencing.records.scales import grid_edges
-from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.inference import VISIT_BUDGET
 from ehrsequencing.training.recalibration import (
@@ -34,36 +32,6 @@ LEAST_SLOPE = 0.05  # what is stretched to less cannot be undone
 NUMBERS = ("level", "stretch", "trend")
 
 
-def tokens_of_training(data: AuditData) -> Finding:
-    """Every token has enough training subjects in the prepared timelines."""
-    vocabulary, needed = data.vocabulary, data.prepared.study.vocabulary.min_subjects
-    counts = np.zeros(len(vocabulary), dtype=np.int64)
-    pairs = np.unique(_tokens_of_subjects(data.records["train"].timelines, data.base_token), axis=1)
-    np.add.at(counts, pairs[0], 1)
-    plain = data.base_token == np.arange(len(vocabulary))
-    plain &= ~vocabulary.is_unknown(np.arange(len(vocabulary), dtype=np.int32))
-    few = int((plain & (counts < needed)).sum())
-    what = f"codes have a token that fewer than {needed} training subjects have"
-    clean = f"at least {needed} training subjects have every code with a token"
-    return judge(
-        few,
-        of=int(plain.sum()),
-        what=what,
-        clean=clean,
-        tested={
-            "codes": int(plain.sum()),
-            "training subjects": len(data.records["train"].timelines),
-        },
-    )
-
-
-def _tokens_of_subjects(timelines: Timelines, base: Ints) -> Ints:
-    """(2, ·) plain token and subject of every code, static ones too."""
-    of_code = np.repeat(timelines.owner, np.diff(timelines.visit_offsets))
-    codes = np.r_[timelines.codes, timelines.static_codes]
-    return np.stack([base[codes], np.r_[of_code, timelines.static_owner]])
-
-
 def vocabulary_refit(data: AuditData) -> Finding:
     """Tokens and scales, fitted again on the training subjects from the records."""
     if data.source is None:
@@ -76,10 +44,7 @@ def vocabulary_refit(data: AuditData) -> Finding:
             "passed", "tokens and scales are those of the training subjects", tested, 0.0, SAME
         )
     what, number = apart
-    everyone = _difference(used, data.source.fit_on_everyone()) is None
-    why = f"{what} differ from those of the training subjects" + (
-        "; they are those of ALL subjects, held-out ones included" if everyone else ""
-    )
+    why = f"{what} differ from those of the training subjects"
     return Finding("leak", why, tested, number, SAME)
 
 
@@ -99,26 +64,19 @@ def grid(data: AuditData) -> Finding:
         return Finding("not_tested", "the visit head has no grid")
     used = np.array(data.model.config.edges_days)
     tested = {"edges": len(used), "training rows": len(data.records["train"])}
-    if _same_edges(used, _edges(data, ("train",))):
+    again = _edges(data)
+    if used.shape == again.shape and np.allclose(used, again, rtol=SAME, atol=0.0):
         return Finding("passed", "the edges are those of the training durations", tested, 0.0, SAME)
-    everyone = _same_edges(used, _edges(data, SPLITS))
-    why = "the edges are not those of the training durations" + (
-        "; they are those of ALL subjects, held-out ones included" if everyone else ""
-    )
+    why = "the edges are not those of the training durations"
     return Finding("leak", why, tested, None, SAME)
 
 
-def _edges(data: AuditData, names: tuple[str, ...]) -> Floats:
-    found: list[tuple[Floats, NDArray[Any], Ints]] = []
-    for name in names:
-        if data.run.outcomes:
-            found.append(with_outcome_events(data.prepared.outcome_records(data.task.name, name)))
-        else:
-            rows = data.records[name].rows
-            found.append((rows.duration_days, rows.cause, rows.subject))
-    duration = np.concatenate([one for one, _, _ in found])
-    cause: NDArray[Any] = np.concatenate([one for _, one, _ in found])
-    subject = np.concatenate([one * len(SPLITS) + k for k, (_, _, one) in enumerate(found)])
+def _edges(data: AuditData) -> Floats:
+    rows = data.records["train"].rows
+    duration, cause, subject = rows.duration_days, rows.cause, rows.subject
+    if data.run.outcomes:
+        records = data.prepared.outcome_records(data.task.name, "train")
+        duration, cause, subject = with_outcome_events(records)
     return np.array(
         grid_edges(
             duration,
@@ -129,10 +87,6 @@ def _edges(data: AuditData, names: tuple[str, ...]) -> Floats:
             enough=data.prepared.study.vocabulary.min_subjects,
         )
     )
-
-
-def _same_edges(a: Floats, b: Floats) -> bool:
-    return a.shape == b.shape and bool(np.allclose(a, b, rtol=SAME, atol=0.0))
 
 
 # ---- the correction at the end of training ---------------------------------------------------------------------------
@@ -184,21 +138,14 @@ def recalibration(data: AuditData) -> Finding:
             tested,
         )
 
-    def worst_on(names: tuple[str, ...]) -> Iterator[float]:
-        return (
-            correction.apart(_fitted_again(data, model, correction, names))
-            for model, correction in corrections
-        )
-
-    worst = max(worst_on(("tuning",)))
+    worst = max(
+        correction.apart(_fitted_again(data, model, correction))
+        for model, correction in corrections
+    )
     if worst <= SAME_CORRECTION:
         why = "level, stretch and trend of the hazards are those of the tuning subjects"
         return Finding("passed", why, tested, worst, SAME_CORRECTION)
     why = "level, stretch and trend of the hazards are not those of the tuning subjects"
-    for names in (("held_out",), ("train",), SPLITS):
-        if all(apart <= SAME_CORRECTION for apart in worst_on(names)):
-            why += f"; they are those of {'ALL' if names == SPLITS else f'the {names[0]}'} subjects"
-            break
     return Finding("leak", why, tested, worst if np.isfinite(worst) else None, SAME_CORRECTION)
 
 
@@ -212,42 +159,25 @@ def _corrections(data: AuditData) -> list[tuple[SurvivalModel, _Correction]]:
     return [(one, _Correction.of(fitted, data.task.causes)) for one, fitted in found]
 
 
-def _fitted_again(
-    data: AuditData, model: SurvivalModel, correction: _Correction, names: tuple[str, ...]
-) -> Recalibration:
-    """What training would have fitted on some splits."""
-    hazards, durations, causes, entries, owners = [], [], [], [], []
-    for number, name in enumerate(names):
-        rows = data.records[name].rows
-        loader = SubjectLoader.of_model(
-            model.config, data.records[name], code_types=data.run.code_types
-        )
-        chosen, eta = labelled_log_hazards(
-            model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu")
-        )
-        # before the correction
-        hazards.append((eta.astype(np.float64) - correction.intercept) / correction.slope)
-        durations.append(rows.duration_days[chosen])
-        causes.append(rows.cause[chosen])
-        entries.append(rows.entry_days[chosen])
-        owners.append(rows.subject[chosen] * len(names) + number)
+def _fitted_again(data: AuditData, model: SurvivalModel, correction: _Correction) -> Recalibration:
+    """What training would have fitted on the tuning subjects."""
+    records = data.records["tuning"]
+    loader = SubjectLoader.of_model(model.config, records, code_types=data.run.code_types)
+    chosen, eta = labelled_log_hazards(
+        model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu")
+    )
     return fit_recalibration(
-        np.concatenate(hazards),
+        (eta.astype(np.float64) - correction.intercept) / correction.slope,  # before the correction
         model.config.edges_days,
-        duration_days=np.concatenate(durations),
-        cause=np.concatenate(causes),
-        entry_days=np.concatenate(entries),
-        subject=np.concatenate(owners),
+        duration_days=records.rows.duration_days[chosen],
+        cause=records.rows.cause[chosen],
+        entry_days=records.rows.entry_days[chosen],
+        subject=records.rows.subject[chosen],
         prior_sd=data.run.study.training.recalibration,
     )
 
 
 CHECKS = (
-    Check(
-        "tokens_of_training",
-        "Does every code of the vocabulary come from training subjects?",
-        tokens_of_training,
-    ),
     Check(
         "vocabulary_refit",
         "Do training subjects alone give this vocabulary and these scales?",

@@ -1,13 +1,8 @@
 """Checks that no prediction depends on later visits or on other queries, through the loader that prediction uses."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from ehrsequencing.audit.copies import (
     MOVED,
@@ -22,13 +17,8 @@ from ehrsequencing.audit.copies import (
     noisy,
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.models.embeddings import CodeEmbedding, CodeVectors, VisitTimeEmbedding
-from ehrsequencing.records.timelines import TaskRecords, TaskRows
-
-MAX_GRADIENT_ROWS = 16
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.records.timelines import TaskRecords
 
 
 def future_perturbation(data: AuditData) -> Finding:
@@ -108,7 +98,8 @@ def queries_are_silent(data: AuditData) -> Finding:
     noise = noisy(data, Copies(TaskRecords(people, more), no_visit, no_code, stranger), rng)
     moved = movement(before, answers(data, TaskRecords(people, noise.records.rows))[~stranger])
     # Without any queries; and with each subject's last row alone.
-    for keep in (~is_query, _last_of_subject(asked)):
+    last = np.isin(np.arange(len(asked)), asked.row_offsets[1:] - 1)
+    for keep in (~is_query, last):
         kept = np.flatnonzero(keep)
         counts = np.bincount(asked.subject[kept], minlength=len(subjects))
         fewer = TaskRecords(people, asked.select(kept, np.r_[0, np.cumsum(counts)]))
@@ -121,145 +112,11 @@ def queries_are_silent(data: AuditData) -> Finding:
     return judge_movement(data, moved, leak=leak, clean=clean, tested=tested)
 
 
-def gradient(data: AuditData) -> Finding:
-    """The derivative of each answer by the inputs of later visits, and of other queries, must be exactly zero."""
-    rng, n_visits = data.rng(13), len(data.asked.timelines.start_us)
-    ends = {cut.subject: replace(cut, row=cut.last_row - 1) for cut in cuts(data, share=16)}
-    seen = data.asked.rows.visits_before + (data.asked.rows.unfinished_codes > 0)
-    chosen = [replace(cut, past_visits=int(seen[cut.row])) for cut in ends.values()]
-
-    def then_strangers(cut: Cut) -> Ints:
-        own = np.arange(cut.first_visit + cut.past_visits, cut.last_visit)
-        return np.r_[own, rng.integers(0, n_visits, 2)] if n_visits else own
-
-    copies = copy_subjects(data, chosen, visits_after=then_strangers, rows_after=True, end=True)
-    loader = SubjectLoader(
-        copies.records, queries=not data.run.is_visit_head, code_types=data.run.code_types
-    )
-    step = loader.collate(loader.subjects)
-    positions = step.positions[~copies.later_row[step.rows]]
-    tested = {"subjects": len(chosen), "rows": 0, "inputs after the moment": 0}
-    if not len(positions):
-        return Finding("not_tested", "the model gives no prediction at the sampled times", tested)
-    store: list[tuple[Tensor, Tensor]] = []  # inputs, and the row of the batch that owns each
-    with torch.enable_grad(), _recorded(data.model, store, step.batch):
-        logits = data.model(step.batch).double().view(step.batch.n_visits, -1)
-    own = worst = 0.0
-    for asked in _turns(positions, step.batch, rng):
-        found = _derivative(logits, store, asked, step.batch, rng)
-        worst, own = max(worst, found.forbidden), max(own, found.allowed)
-        tested["rows"] += len(asked)
-        tested["inputs after the moment"] += found.inputs
-    if worst > 0:
-        return Finding(
-            "leak", "predictions have a derivative with respect to later inputs", tested, worst, 0.0
-        )
-    if not own or not tested["inputs after the moment"]:
-        why = (
-            "no prediction has a derivative with respect to its own past"
-            if not own
-            else "nobody has a later visit"
-        )
-        return Finding("not_tested", f"{why}, so that nothing could have been seen", tested)
-    return Finding(
-        "passed",
-        "derivatives are exactly zero for later inputs and not zero for earlier ones",
-        tested,
-        0.0,
-        0.0,
-    )
-
-
-def _turns(positions: Ints, batch: VisitBatch, rng: np.random.Generator) -> list[Ints]:
-    """Prediction times in turns, at most one of each subject in a turn; not more turns than there is time for."""
-    owner = batch.subject_of_visit.numpy()[positions]  # rows of a subject stand together
-    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    chosen = rng.permutation(int(place.max()) + 1)[:MAX_GRADIENT_ROWS]
-    return [positions[place == turn] for turn in chosen.tolist()]
-
-
-@dataclass(frozen=True)
-class _Derivative:
-    """Largest derivative by inputs that an answer may use and may not use; and how many of the latter."""
-
-    allowed: float
-    forbidden: float
-    inputs: int
-
-
-def _derivative(
-    logits: Tensor,
-    store: list[tuple[Tensor, Tensor]],
-    asked: Ints,
-    batch: VisitBatch,
-    rng: np.random.Generator,
-) -> _Derivative:
-    """One backward pass from the asked rows, a randomly weighted sum of their logits."""
-    weights = rng.uniform(0.5, 1.5, (len(asked), logits.shape[1])) * rng.choice(
-        [-1.0, 1.0], (len(asked), 1)
-    )
-    loss = (logits[asked] * torch.from_numpy(weights)).sum()
-    gradients = torch.autograd.grad(
-        loss, [x for x, _ in store], retain_graph=True, allow_unused=True
-    )
-    is_query, subject = batch.is_query.numpy(), batch.subject_of_visit.numpy()
-    cut = np.full(batch.n_subjects, -1)
-    cut[subject[asked]] = asked
-    position = np.arange(batch.n_visits)
-    may = (position <= cut[subject]) & (~is_query | np.isin(position, asked))
-    allowed = forbidden = 0.0
-    inputs = 0
-    for (_, row), by in zip(store, gradients, strict=True):
-        if by is not None and by.numel():
-            size, mine = by.abs().flatten(1).amax(1).numpy(), may[row.numpy()]
-            allowed = max(allowed, float(size[mine].max(initial=0.0)))
-            forbidden = max(forbidden, float(size[~mine].max(initial=0.0)))
-            inputs += int((~mine).sum())
-    return _Derivative(allowed, forbidden, inputs)
-
-
-def _last_of_subject(rows: TaskRows) -> Bools:
-    last = np.zeros(len(rows), dtype=bool)
-    last[rows.row_offsets[1:] - 1] = True
-    return last
-
-
-@contextmanager
-def _recorded(
-    model: nn.Module, store: list[tuple[Tensor, Tensor]], batch: VisitBatch
-) -> Iterator[None]:
-    """While open, the inputs of a forward pass are stored: the vectors of codes, one each, and those of visits."""
-
-    def codes(module: nn.Module, inputs: Any, output: CodeVectors) -> CodeVectors:
-        vectors = output.expand().detach().requires_grad_()
-        store.append((vectors, batch.visit_of_code))
-        return CodeVectors(vectors, torch.arange(len(vectors)))
-
-    def visits(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        store.append((output, torch.arange(batch.n_visits)))
-
-    hooks: dict[type[nn.Module], Callable[..., Any]] = {
-        CodeEmbedding: codes,
-        VisitTimeEmbedding: visits,
-    }
-    handles = [m.register_forward_hook(hooks[type(m)]) for m in model.modules() if type(m) in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 CHECKS = (
     Check(
         "future_perturbation",
         "Does a prediction change when later visits are changed, dropped or added?",
         future_perturbation,
-    ),
-    Check(
-        "gradient",
-        "Does a prediction depend, however slightly, on the codes of a later visit?",
-        gradient,
     ),
     Check(
         "queries_are_silent",

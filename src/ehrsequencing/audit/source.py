@@ -78,17 +78,6 @@ class Source:
         """The records, shard by shard: one more pass."""
         yield from _reader(self.prepared, self.folder)
 
-    def fit_on_everyone(self) -> Vocabulary:
-        """The vocabulary that all subjects would give: what a leak would look like. One more pass."""
-        study = self.prepared.study
-        fit = VocabularyFit(
-            study.vocabulary, study.values, excluded=self.excluded, parents=self.parents
-        )
-        for events in self.events():
-            _, row = np.unique(events.subject_id, return_inverse=True)
-            fit.update(events, row, np.ones(len(events), dtype=bool))
-        return fit.finish()
-
 
 def _reader(prepared: Prepared, folder: Path) -> MedsReader:
     late, reader = (

@@ -11,6 +11,7 @@ import torch
 
 from ehrsequencing.api.evaluate import report_audit, report_evaluation
 from ehrsequencing.audit.audit import audit
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.cli.console import bar, stages, training_bar
 from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
@@ -20,7 +21,7 @@ from ehrsequencing.core.outputs import MANIFEST, SIMULATION, altered, is_json_of
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
-from ehrsequencing.prediction.run import saved_audit
+from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pages import pretraining_lines
@@ -223,16 +224,16 @@ def run_pretraining_demo(
         say(
             f"training with the labels of {labels.n:,} patients, {'from scratch' if init is None else 'pretrained'}"
         )
-        trainer = labels.trainer(folders[name], study=study, init=init)
+        trainer = trainer_of(labels, task, folders[name], study=study, init=init)
         with training_bar() as show:
             trainer.fit(resume=folders[name].is_dir(), on_progress=show)
-    scratch, pretrained = (labels.held_out_nll(folders[name]) for name in starts)
-    rows = prepared.records(task, "held_out").rows
-    gain, error = paired_gain(scratch, pretrained, rows.subject)
+    held_out = prepared.records(task, "held_out")
+    scratch, pretrained = (Run(folders[name]).answers.nll(held_out) for name in starts)
+    gain, error = paired_gain(scratch, pretrained, held_out.rows.subject)
     found = {
         "labelled": labels.n,
         "labelled_with_event": labels.events,
-        "held_out_prediction_times": len(rows),
+        "held_out_prediction_times": len(held_out),
         "nll": {"from scratch": float(scratch.mean()), "pretrained": float(pretrained.mean())},
         "gain": gain,
         "low": gain - 1.96 * error,

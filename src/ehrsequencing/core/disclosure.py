@@ -51,18 +51,14 @@ _CHECKS = (
 _EXTERNAL = (
     "data",
     "unmatched",
-    "baselines",
     "unknown_token_rate",
     "training_unknown_token_rate",
     "subjects",
-    "all_subjects",
-    "events",
     "seen_in_training",
     "new_codes",
 )
 _COUNTS = (  # of people, in the rows of a result
     "subjects",
-    "all_subjects",
     "events",
     "n",
     "seen_in_training",

@@ -113,6 +113,11 @@ class Comparison:
             )
         return out
 
+    def longest_horizon(self, model: str) -> float:
+        """The longest horizon that the follow-up reaches; else the shortest."""
+        covered = self.horizons_days[self.scored(model).covered[0]]
+        return float(covered[-1] if len(covered) else self.horizons_days[0])
+
     def smallest_g(self) -> Floats:
         """(horizons,) the smallest chance G of being followed; the largest weight is its inverse."""
         of_rows: Floats = self.scored(next(iter(self.risk))).smallest_g

@@ -1,7 +1,7 @@
 """What a reader needs beside the metrics: task, data, flow of subjects, inputs of each split, a reviewer's checks."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -11,24 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.config.files import read_yaml
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.core.version import __version__
-from ehrsequencing.evaluation.drift import drift, input_rates
+from ehrsequencing.evaluation import results
+from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.evaluation.drift import drift, input_rates, instability
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
 from ehrsequencing.models.saved import WEIGHTS_FILE
-from ehrsequencing.prediction.run import Run, saved_audit
+from ehrsequencing.prediction.run import saved_audit
+from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
-# key in the file: (title with the item of TRIPOD+AI or the domain of PROBAST, what is asked)
+# key in the file (examples/tripod.yaml): (title with the item of TRIPOD+AI or the domain of PROBAST, what is asked)
 QUESTIONS = {
     "intended_use": (
         "Intended use and users (3b, 27)",
@@ -111,18 +114,8 @@ def read_tripod(path: str | Path | None) -> dict[str, str]:
     return answers
 
 
-def template() -> str:
-    """An empty file, with each question as a comment."""
-    head = (
-        "# What only people can tell of a study (TRIPOD+AI items, PROBAST domains). Fill in what you know, and give\n"
-        "# the file to ehrseq evaluate RUN evaluation.tripod=FILE; --redraw adds it to a report.\n"
-    )
-    return head + "".join(
-        f"\n# {title}: {asked}\n{key}:\n" for key, (title, asked) in QUESTIONS.items()
-    )
-
-
 UNKNOWN_CUTOFF = "Unknown: a file of predictions does not tell what its model has seen."
+FEW_EVENTS = 50
 _PREFIX = 16  # hexadecimal digits of a hash that are shown
 
 
@@ -211,58 +204,71 @@ class Context:
         rates = {name: input_rates(self.records(name), vocabulary) for name in self.splits}
         return {"by_split": rates, "drift": moved}
 
-    def checks(self, *, trials: int | None = None) -> dict[str, Any]:
+    def checks(self, *, trials: int | None) -> dict[str, Any]:
         """Content of `checks`; `trials` is what people tell of their tuning."""
+        run = self.risks.run
         names = dict.fromkeys(
             [*(SPLITS if self.prepared is not None else ()), self.population.split]
         )
         ids = {name: self.records(name).timelines.subject_id for name in names}
-        if self.risks.run is None:
-            unknown = dict.fromkeys(("audit", "events_per_parameter", "parameters", "members"))
-            known = {"split_overlap": split_overlap(ids), "time_zero": time_zero(self.risks.task)}
-            return {
-                **known,
-                "predictor_cutoff": UNKNOWN_CUTOFF,
-                **unknown,
-                "tuning_trials": trials,
-                "seeds": [],
-            }
-        events = None
+        found = {
+            "split_overlap": split_overlap(ids),
+            "time_zero": time_zero(self.risks.task),
+            "tuning_trials": trials,
+        }
+        if run is None:
+            unknown = dict.fromkeys(("audit", "parameters", "members"))
+            return {**found, **unknown, "predictor_cutoff": UNKNOWN_CUTOFF, "seeds": []}
+        audit, training = audit_summary(run.folder), run.study.training
+        return {
+            **found,
+            "predictor_cutoff": predictor_cutoff(audit),
+            "audit": audit,
+            "parameters": int(run.manifest["parameters"]),
+            "members": training.members,
+            "seeds": list(range(training.seed, training.seed + training.members)),
+        }
+
+    def surroundings(
+        self, comparisons: Sequence[Comparison], *, settings: EvaluationConfig, trials: int | None
+    ) -> dict[str, Any]:
+        """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
+        run, first, unstable = self.risks.run, None, None
+        at_landmarks = [one for one in comparisons if one.landmark_days is not None]
+        if at_landmarks:
+            first = at_landmarks[0].landmark_days
+        if run is not None and first is not None:
+            unstable = instability(
+                run,
+                self.population.records,
+                chosen=self.population.records.at_landmark(first),
+                horizon_days=at_landmarks[0].longest_horizon(self.risks.name),
+            )
+        return {
+            "censoring": results.censoring(comparisons, model=settings.censoring),
+            "follow_up": [results.follow_up(comparison) for comparison in at_landmarks],
+            "inputs": self.inputs(landmark_days=first, seed=settings.seed),
+            "checks": self.checks(trials=trials),
+            "instability": unstable,
+        }
+
+    def warnings(self, comparisons: Sequence[Comparison]) -> list[str]:
+        """What a reader must know of the cohort and of what could not be compared."""
+        task, population, found = self.risks.task, self.population, list[str]()
         if self.prepared is not None:
-            events = int(self.splits["train"]["events"][self.risks.task.causes[0]])
-        return run_checks(self.risks.run, ids, training_events=events, trials=trials)
-
-
-def run_checks(
-    run: Run,
-    subject_ids: Mapping[str, Ints],
-    *,
-    training_events: int | None,
-    trials: int | None = None,
-) -> dict[str, Any]:
-    """Content of `checks`.
-
-    Args:
-        run: The trained run.
-        subject_ids: Ids of each split's subjects.
-        training_events: Training subjects with the event of interest; None where the training data is gone.
-        trials: How many settings were tried before these; what the run's own study tells, where it is None.
-    """
-    parameters = int(run.manifest["parameters"])
-    members = run.study.training.members
-    first_seed = run.study.training.seed
-    audit = audit_summary(run.folder)
-    return {
-        "split_overlap": split_overlap(subject_ids),
-        "time_zero": time_zero(run.task),
-        "predictor_cutoff": predictor_cutoff(audit),
-        "audit": audit,
-        "events_per_parameter": None if training_events is None else training_events / parameters,
-        "parameters": parameters,
-        "tuning_trials": run.study.evaluation.tuning_trials if trials is None else trials,
-        "seeds": list(range(first_seed, first_seed + members)),
-        "members": members,
-    }
+            found += task_warnings(task, self.prepared.attrition(task.name))
+        if population.counts["events"][task.causes[0]] < FEW_EVENTS:
+            few = f"Fewer than {FEW_EVENTS} subjects of {population.split} had the event"
+            found.append(f"{few}: the intervals are wide.")
+        there = {comparison.landmark_days for comparison in comparisons}
+        found += [
+            f"Nobody was at risk {format_days(landmark)} after the index."
+            for landmark in task.landmarks
+            if landmark not in there
+        ]
+        for comparison in comparisons:
+            found += comparison.warnings(self.risks.name)
+        return found
 
 
 def split_overlap(subject_ids: Mapping[str, Ints]) -> dict[str, Any]:

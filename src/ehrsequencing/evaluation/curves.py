@@ -1,13 +1,14 @@
-"""Curves with bands of our model and the strongest baseline: smooth calibration with its indices, decision curves."""
+"""Curves with bands of our model and the strongest baseline, and metrics of our model in groups of subjects."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
@@ -17,7 +18,9 @@ from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import smooth_calibration
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.metrics.registry import taken
+from ehrsequencing.metrics.registry import METRICS, taken
+from ehrsequencing.records.timelines import TaskRecords, Timelines
+from ehrsequencing.records.vocabulary import Vocabulary
 
 POINTS = 40  # of a smooth calibration curve
 THRESHOLDS = 30  # of a decision curve, unless the settings name them
@@ -80,15 +83,12 @@ def _observed(rows: ScoredRows) -> dict[str, Floats]:
 def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
     """What ICI and KS would be if every risk were right."""
     null = calibration_null(scope.scored(model), n_simulations=SIMULATIONS, seed=seed)
-    p = share_as_large(null["ks"], ks.value)
-    return {"ici_null": replace(ks, value=_upper(null["ici"])), "ks_p": replace(ks, value=p)}
-
-
-def _upper(samples: Floats) -> Floats:
-    """95th percentile over the simulations; NaN where more than 5 % of them are undefined."""
-    undefined = np.isnan(samples).mean(axis=0) > 0.05
-    upper: Floats = np.nanquantile(np.where(undefined, 0.0, samples), 0.95, axis=0)
-    return np.where(undefined, np.nan, upper)
+    undefined = np.isnan(null["ici"]).mean(axis=0) > 0.05
+    upper = np.nanquantile(np.where(undefined, 0.0, null["ici"]), 0.95, axis=0)
+    return {
+        "ici_null": replace(ks, value=np.where(undefined, np.nan, upper)),
+        "ks_p": replace(ks, value=share_as_large(null["ks"], ks.value)),
+    }
 
 
 def share_as_large(samples: Floats, value: Floats) -> Floats:
@@ -276,3 +276,122 @@ def _group(
         "events": [0, *(int(((cause == e + 1) & (duration <= day)).sum()) for day in days)],
         "at_risk": [int((duration >= day).sum()) for day in ticks],
     }
+
+
+# ---- subgroups ------------------------------------------------------------------------
+
+
+AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
+MOST_LEVELS = 12  # of one family of codes, the most frequent ones
+NOT_RECORDED = "not recorded"
+SUBGROUP_METRICS = ("oe", "auc", "brier")
+
+
+def subgroup_rows(
+    comparison: Comparison,
+    groups: dict[str, NDArray[np.str_]],
+    causes: Sequence[str],
+    *,
+    model: str,
+) -> list[dict[str, Any]]:
+    """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
+
+    Censoring weights are fitted within the level, so that groups may be followed up for different times.
+
+    Args:
+        comparison: The rows.
+        groups: Of `groups_of_rows`, for these rows.
+        causes: Names.
+        model: Whose risks.
+    """
+    out = []
+    for group, level_of in groups.items():
+        for level, inside in _levels(level_of):
+            part = comparison.among(inside)
+            found = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
+            intervals = {name: one.interval() for name, one in found.items()}
+            for cell in cells(part, causes):
+                place = cell.pop("place")
+                values = {
+                    name: {
+                        "value": results.number(one.value[place]),
+                        "low": results.number(intervals[name][0][place]),
+                        "high": results.number(intervals[name][1][place]),
+                        "reason": one.reason(place),
+                    }
+                    for name, one in found.items()
+                }
+                out.append({**cell, "group": group, "level": level, **values})
+    return out
+
+
+def _levels(level_of: NDArray[np.str_]) -> Iterator[tuple[str, Bools]]:
+    for level in np.unique(level_of).tolist():
+        yield level, level_of == level
+
+
+def groups_of_rows(
+    records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, kinds: Sequence[str]
+) -> dict[str, NDArray[np.str_]]:
+    """What group each row belongs to, by age at the prediction time and by each family of static codes.
+
+    A family is what stands before the last `//` of a code: `GENDER//F` and `GENDER//M` are one. `GENDER` or `SEX` is
+    called sex. A code without `//` is a family of its own, with the levels yes and no. A subject with two levels of a
+    family counts in the first of them by token. Groups that have one level only are left out.
+
+    Args:
+        records: Static codes and prediction times.
+        vocabulary: Names of the tokens.
+        chosen: (r,) which rows.
+        kinds: Of `sex`, `age`, `static`.
+
+    Returns:
+        Group → (r,) name of each row's level.
+    """
+    out: dict[str, NDArray[np.str_]] = {}
+    rows = records.rows
+    subject = rows.subject[chosen]
+    if "age" in kinds:
+        out["age"] = age_bands(rows.age_years[chosen])
+    for family, level_of in _families(records.timelines, vocabulary):
+        kind = "sex" if family.upper().startswith(("GENDER", "SEX")) else "static"
+        if kind in kinds:
+            out["sex" if kind == "sex" and "sex" not in out else family] = level_of[subject]
+    return {group: levels for group, levels in out.items() if len(np.unique(levels)) > 1}
+
+
+def age_bands(age_years: NDArray[np.floating[Any]]) -> NDArray[np.str_]:
+    """Decades of age, as `60-69`; `unknown` where it is.
+
+    >>> age_bands(np.array([19.9, 60.0, 69.99, 95.0, np.nan])).tolist()
+    ['0-19', '60-69', '60-69', '90 and over', 'unknown']
+    """
+    names = [
+        "0-19",
+        *(f"{low}-{low + 9}" for low in AGE_EDGES_YEARS[:-1]),
+        "90 and over",
+        "unknown",
+    ]
+    band = np.searchsorted(AGE_EDGES_YEARS, age_years, side="right")
+    return np.array(names)[np.where(np.isnan(age_years), len(names) - 1, band)]
+
+
+def _families(
+    timelines: Timelines, vocabulary: Vocabulary
+) -> Iterator[tuple[str, NDArray[np.str_]]]:
+    """Each family of static codes, in order of name, with every subject's level."""
+    codes, owner = timelines.static_codes, timelines.static_owner
+    tokens, counts = np.unique(codes, return_counts=True)
+    members: dict[str, list[tuple[int, int]]] = {}
+    for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):
+        name = vocabulary.tokens[token]
+        if token >= vocabulary.n_unknown:  # codes that training did not know are no group
+            members.setdefault(name.rpartition("//")[0] or name, []).append((count, token))
+    for family in sorted(members):
+        kept = sorted(token for _, token in sorted(members[family], reverse=True)[:MOST_LEVELS])
+        alone = [vocabulary.tokens[token] for token in kept] == [family]
+        level_of = np.full(len(timelines), "no" if alone else NOT_RECORDED, dtype=object)
+        for token in reversed(kept):
+            level = "yes" if alone else vocabulary.tokens[token].rpartition("//")[2]
+            level_of[owner[codes == token]] = level
+        yield family, level_of.astype(np.str_)

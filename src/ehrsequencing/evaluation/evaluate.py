@@ -2,12 +2,12 @@
 
 A run (or a file of predictions) and the subjects to evaluate it on go in. One mapping with long tables of rows comes
 out; the report is made from it. This file puts together what the others compute: `risk_source` (what is evaluated),
-`comparison` (rows that are compared together), `estimates` (metrics and differences), `curves`, `subgroups`, `tables`,
-`context`, `instability`, `oracle`.
+`comparison` (rows that are compared together), `estimates` (metrics and differences), `curves`, `context`, `examples`,
+`oracle`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,21 @@ from numpy.typing import NDArray
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
 from ehrsequencing.baselines.landmark_cox import HistoryCensoring
-from ehrsequencing.config import EvaluationConfig, format_days
+from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import results
-from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
-from ehrsequencing.evaluation.context import Context, question, read_tripod
-from ehrsequencing.evaluation.curves import decision_rows, incidence_rows, smooth_rows
-from ehrsequencing.evaluation.drift import instability
+from ehrsequencing.evaluation.comparison import ORACLE, Comparison, draw_subjects
+from ehrsequencing.evaluation.context import Context, read_tripod
+from ehrsequencing.evaluation.curves import (
+    decision_rows,
+    groups_of_rows,
+    incidence_rows,
+    smooth_rows,
+    subgroup_rows,
+)
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
     metric_rows,
@@ -34,25 +39,16 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
-from ehrsequencing.evaluation.examples import code_effects, trajectories
+from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
 from ehrsequencing.evaluation.oracle import (
-    Truth,
-    is_simulation,
     oracle_differences,
     oracle_table,
     oracle_warnings,
-    other_settings,
+    truth_of,
 )
-from ehrsequencing.evaluation.population import Population, drawn_subjects
-from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
-from ehrsequencing.evaluation.results import SHARED, add_result
-from ehrsequencing.evaluation.risk_source import (
-    RiskSource,
-    RunRisks,
-    nll_through,
-    refuse_visit_head,
-)
-from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import SHARED, add_result, before_and_after, recalibrate
+from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, nll_through
 from ehrsequencing.evaluation.trained_baselines import (
     known_baselines,
     likelihood_of_parts,
@@ -66,16 +62,9 @@ from ehrsequencing.metrics.censoring import (
     conditional_risk,
 )
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
-from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 
-__all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
-
 GRID_POINTS = 12  # of the integrated Brier score
-FEW_EVENTS = 50
-MOST_RESAMPLES = 200  # for the intervals of codes' effects
-# example curves of a simulation's subjects, unless the settings say how many
-SIMULATED_TRAJECTORIES = 4
 Say = Callable[[str], None]
 
 
@@ -90,6 +79,7 @@ class Evaluation:
         settings: Baselines, resamples, seed.
         train_censoring: Whether the censoring weights come from the training subjects at risk at the same landmark,
             and not from the population.
+        beside: Others that answer at the same prediction times; each stands in the place of a baseline.
 
     Raises:
         EhrseqError: The prepared set is another one, or nobody has a prediction time.
@@ -103,15 +93,12 @@ class Evaluation:
         prepared: Prepared | None,
         settings: EvaluationConfig,
         train_censoring: bool = False,
+        beside: Sequence[RiskSource] = (),
     ) -> None:
         self.source: RiskSource = RunRisks(source) if isinstance(source, Run) else source
-        self.run, self.population, self.prepared, self.settings = (
-            self.source.run,
-            population,
-            prepared,
-            settings,
-        )
-        self.task, self.ours = self.source.task, self.source.name
+        self.run, self.task, self.ours = self.source.run, self.source.task, self.source.name
+        self.population, self.prepared, self.settings = population, prepared, settings
+        self.beside, self.train_censoring = beside, train_censoring
         if prepared is None and (train_censoring or settings.censoring == "cox"):
             fix = "name the prepared set of the run with --prepared, or use evaluation.censoring=kaplan-meier"
             raise EhrseqError(
@@ -119,10 +106,7 @@ class Evaluation:
             )
         if prepared is not None and self.run is not None:
             self.run.require_own(prepared)
-        self.train_censoring, self.context = (
-            train_censoring,
-            Context(self.source, population, prepared),
-        )
+        self.context = Context(self.source, population, prepared)
         self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
             where = f"task {self.task.name}, {population.split}"
@@ -132,23 +116,13 @@ class Evaluation:
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.every_day = np.unique(np.r_[spaced, self.horizons])
         self.grid = self.every_day if self.source.is_curve else self.horizons
-        self.warnings = population.warnings()
-        self.truth = None if population.source is None else self._truth(population.source)
+        self.truth, notes = truth_of(population, self.task)
+        self.warnings = [*population.warnings(), *notes]
+        self.oracle = self.truth if self.truth is not None and self.truth.known.all() else None
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
-        told = settings.tuning_trials
-        self.trials = self.source.study.evaluation.tuning_trials if told is None else told
-
-    def _truth(self, data: Path) -> Truth | None:
-        """The truth of these prediction times, where the data is a simulation that answers this very task."""
-        other = other_settings(data, self.task)
-        if other:
-            what = f"its task has another {', '.join(other)}."
-            self.warnings.append(f"No comparison with the truth of the simulation: {what}")
-            return None
-        return Truth.read(data, self.records, causes=self.task.causes)
-
-    # ---- the result ----------------------------------------------------------------------------------------------
+        trials = settings.tuning_trials
+        self.trials = self.source.study.evaluation.tuning_trials if trials is None else trials
 
     def result(self, *, progress: Say = lambda _: None) -> dict[str, Any]:
         """The exact result: everything that the report is drawn from.
@@ -159,6 +133,7 @@ class Evaluation:
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
+        at = self.settings.decision_thresholds
         strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
         metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
@@ -169,16 +144,11 @@ class Evaluation:
             )
             smooth += curves
             metrics += indices
-        at = self.settings.decision_thresholds
-        decision = [
-            row
-            for s in comparisons
-            for row in decision_rows(s, causes, models=strongest, thresholds=at)
-        ]
-        progress("subgroups, inputs, checks")
+        on_grid = self._comparisons({self.ours: risks[self.ours]}, self.grid)
+        progress("subgroups, inputs, checks, codes that move the risk")
         found = (
             self.context.frame()
-            | self._surroundings(comparisons)
+            | self.context.surroundings(comparisons, settings=self.settings, trials=self.trials)
             | {
                 "models": list(risks),
                 "strongest": strongest[1] if len(strongest) > 1 else None,
@@ -197,27 +167,43 @@ class Evaluation:
                     for row in results.calibration(s, causes, models=strongest)
                 ],
                 "smooth_calibration": smooth,
-                "decision": decision,
+                "decision": [
+                    row
+                    for s in comparisons
+                    for row in decision_rows(s, causes, models=strongest, thresholds=at)
+                ],
                 "subgroups": [
                     row for comparison in comparisons for row in self._subgroups(comparison)
                 ],
-                "trajectories": self._trajectories(risks[self.ours]),
-                "incidence": self._incidence(risks, comparisons),
+                "trajectories": trajectories(
+                    self.source,
+                    self.population,
+                    selected(
+                        risks[self.ours], slice(None), np.searchsorted(self.grid, self.horizons)
+                    ),
+                    wanted=wanted_trajectories(self.population, self.settings),
+                ),
+                "incidence": [
+                    row
+                    for grid, s in zip(on_grid, comparisons, strict=True)
+                    if grid.landmark_days is not None
+                    for row in incidence_rows(
+                        grid, causes, model=self.ours, horizon_days=s.longest_horizon(self.ours)
+                    )
+                ],
                 "tripod": read_tripod(self.settings.tripod),
-                "codes": self._codes(progress),
+                "codes": code_effects(self.run, self.population, settings=self.settings),
                 "oracle": self._oracle(),
                 "blend": results.blend(self.run, self.likelihood_of_parts()),
             }
         )
-        self._warn(comparisons)
+        self.warnings += self.context.warnings(comparisons)
         return found | {"warnings": self.warnings}
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
         """Only the long rows of `metrics`, without the indices of the smooth curves."""
         risks = self._risks(progress)
         return self._metrics(risks, list(self._comparisons(risks, self.horizons)), progress)[0]
-
-    # ---- risks -------------------------------------------------------------------------------------------------
 
     def _risks(self, progress: Say) -> dict[str, Floats]:
         """Model → (R, causes, grid), given no event in the blanking period; ours, then baselines, strongest first."""
@@ -228,19 +214,12 @@ class Evaluation:
         column = np.searchsorted(self.every_day, self.grid)
         for model in self._others():
             risks[model.name] = self._of_baseline(model, self.every_day, column)
-        if self.truth is not None and self.truth.known.all():
+        risks |= {other.name: other.risk(self.records, self.grid) for other in self.beside}
+        if self.oracle is not None:
             risks[ORACLE] = conditional_risk(
-                self.truth.risk, self.grid, start_days=self.task.blanking
+                self.oracle.risk, self.grid, start_days=self.task.blanking
             )
-        for name, risk in risks.items():
-            missing = sum(
-                int(np.isnan(risk[some]).any(axis=(1, 2)).sum()) for some in row_blocks(len(risk))
-            )
-            if missing:
-                what = (
-                    f"{missing} of {len(self.rows)} prediction times have no prediction by {name}"
-                )
-                raise EhrseqError(what, where=self.population.split, fix="report this as a bug")
+        for risk in risks.values():
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
         return risks
 
@@ -274,18 +253,13 @@ class Evaluation:
 
     @cached_property
     def _fitting_data(self) -> FittingData:
-        train, tuning, source = (
-            self.context.records("train"),
-            self.context.records("tuning"),
-            self.source,
-        )
         assert self.prepared is not None  # only then is anything fitted
         return FittingData(
             self.task,
-            source.vocabulary,
-            train,
-            tuning,
-            source.edges_days,
+            self.source.vocabulary,
+            self.context.records("train"),
+            self.context.records("tuning"),
+            self.source.edges_days,
             self.settings.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
         )
@@ -298,20 +272,15 @@ class Evaluation:
             else likelihood_of_parts(self.run, self.fitted, self.context.records("tuning"))
         )
 
-    def _at_horizons(self, risk: Floats) -> Floats:
-        return selected(risk, slice(None), np.searchsorted(self.grid, self.horizons))
-
-    # ---- metrics -----------------------------------------------------------------------------------------------
-
     def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
         """Rows that are compared together, with the risks by `days`: the horizons, or the grid, which is not copied."""
         places: list[tuple[float | None, Ints]] = []
-        left_out = self.population.left_out
         for landmark in self.task.landmarks:
             at = np.flatnonzero(self.rows.at_landmark(landmark))
-            if len(at) and landmark not in left_out:
+            if len(at):
                 places.append((landmark, at))
-        if None not in left_out and not any(len(at) == len(self.rows) for _, at in places):
+        is_one_landmark = any(len(at) == len(self.rows) for _, at in places)
+        if not (self.population.only_landmarks or is_one_landmark):
             places.append((None, np.arange(len(self.rows))))
         column = slice(None) if days is self.grid else np.searchsorted(self.grid, days)
         for place, at in places:
@@ -372,7 +341,9 @@ class Evaluation:
             self.beside_truth += oracle_differences(comparison, estimates, ours=self.ours)
         likelihoods, cause = self._likelihoods(), self.task.causes[0]
         for comparison in comparisons:
-            nll = {name: found[self._rows_of(comparison)] for name, found in likelihoods.items()}
+            days = comparison.landmark_days
+            rows = slice(None) if days is None else self.records.at_landmark(days)
+            nll = {name: found[rows] for name, found in likelihoods.items()}
             metrics += [
                 nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()
             ]
@@ -390,37 +361,24 @@ class Evaluation:
         by curves through their risks there.
         """
         own, every = self.source.nll(self.records), np.arange(len(self.rows))
-        self.nll, knots = own, self.source.knots_days
+        self.nll, knots, start = own, self.source.knots_days, self.task.blanking
         if own is None:
             return {}
-        found, truth = (
-            {self.ours: own},
-            self.truth if self.truth is not None and self.truth.known.all() else None,
-        )
+        found = {self.ours: own}
         if knots is None:
             found |= {model.name: model.nll(self.records, every) for model in self._others()}
-            return found | ({} if truth is None else {ORACLE: truth.nll(self.rows)})
-        start, risks = (
-            self.task.blanking,
-            {model.name: self._of_baseline(model, knots) for model in self._others()},
-        )
-        if truth is not None:
-            risks[ORACLE] = conditional_risk(truth.risk, knots, start_days=start)
-        through = {
-            name: nll_through(risk, knots, self.rows, start_days=start)
-            for name, risk in risks.items()
-        }
-        defined = {name: nll for name, nll in through.items() if np.isfinite(nll).all()}
-        flat = [name for name in through if name not in defined]
-        self.warnings += [
-            f"{name} has no NLL: an event falls where its curve is flat." for name in flat
-        ]
-        return found | defined
-
-    def _rows_of(self, comparison: Comparison) -> Ints:
-        if comparison.landmark_days is None:
-            return np.arange(len(self.rows))
-        return np.flatnonzero(self.rows.at_landmark(comparison.landmark_days))
+            return found | ({} if self.oracle is None else {ORACLE: self.oracle.nll(self.rows)})
+        risks = {model.name: self._of_baseline(model, knots) for model in self._others()}
+        risks |= {other.name: other.risk(self.records, knots) for other in self.beside}
+        if self.oracle is not None:
+            risks[ORACLE] = conditional_risk(self.oracle.risk, knots, start_days=start)
+        for name, risk in risks.items():
+            nll = nll_through(risk, knots, self.rows, start_days=start)
+            if np.isfinite(nll).all():
+                found[name] = nll
+            else:
+                self.warnings.append(f"{name} has no NLL: an event falls where its curve is flat.")
+        return found
 
     def _subgroups(self, comparison: Comparison) -> list[dict[str, Any]]:
         if comparison.landmark_days is None:
@@ -428,104 +386,19 @@ class Evaluation:
         groups = groups_of_rows(
             self.records,
             self.source.vocabulary,
-            chosen=self._rows_of(comparison),
+            chosen=self.records.at_landmark(comparison.landmark_days),
             kinds=self.settings.subgroups,
         )
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
-    def _trajectories(self, risk: Floats) -> list[dict[str, Any]]:
-        wanted = self.wanted_trajectories()
-        return trajectories(
-            self.source, self.population, self._at_horizons(risk), self.task, wanted=wanted
-        )
-
-    def _codes(self, progress: Say) -> dict[str, Any] | None:
-        """Effects of codes on the risk, where a run answers and the records are there."""
-        if self.run is None or not self.settings.explained_subjects:
-            return None
-        progress("codes that move the risk")
-        wanted, resamples = (
-            self.settings.explained_subjects,
-            min(self.settings.bootstrap, MOST_RESAMPLES),
-        )
-        return code_effects(self.run, self.population, subjects=wanted, resamples=resamples)
-
-    def _incidence(
-        self, risks: Mapping[str, Floats], comparisons: list[Comparison]
-    ) -> list[dict[str, Any]]:
-        """Observed and predicted curves at each landmark, up to the longest horizon that the follow-up reaches."""
-        grids = self._comparisons({self.ours: risks[self.ours]}, self.grid)
-        out = []
-        for grid, comparison in zip(grids, comparisons, strict=True):
-            if grid.landmark_days is not None:
-                longest = self._longest(comparison)
-                out += incidence_rows(grid, self.task.causes, model=self.ours, horizon_days=longest)
-        return out
-
-    def wanted_trajectories(self) -> int:
-        """How many subjects' curves to show: by default a few of a simulation, none of real people."""
-        wanted = SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0
-        return wanted if self.settings.trajectories is None else self.settings.trajectories
-
-    # ---- words and counts --------------------------------------------------------------------------------------
-
-    def _surroundings(self, comparisons: list[Comparison]) -> dict[str, Any]:
-        """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
-        at_landmarks = [
-            comparison for comparison in comparisons if comparison.landmark_days is not None
-        ]
-        first = at_landmarks[0] if at_landmarks else None
-        found = {
-            "censoring": results.censoring(comparisons, model=self.settings.censoring),
-            "follow_up": [results.follow_up(comparison) for comparison in at_landmarks],
-            "inputs": self.context.inputs(
-                landmark_days=None if first is None else first.landmark_days,
-                seed=self.settings.seed,
-            ),
-            "checks": self.context.checks(trials=self.trials),
-            "instability": None,
-        }
-        if first is not None and self.run is not None:
-            found["instability"] = instability(
-                self.run,
-                self.records,
-                chosen=self._rows_of(first),
-                horizon_days=self._longest(first),
-            )
-        return found
-
-    def _longest(self, comparison: Comparison) -> float:
-        """The longest horizon that the follow-up reaches; else the shortest."""
-        covered = self.horizons[comparison.scored(self.ours).covered[0]]
-        return float(covered[-1] if len(covered) else self.horizons[0])
-
-    def _warn(self, comparisons: list[Comparison]) -> None:
-        if self.prepared is not None:
-            self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
-        if self.population.counts["events"][self.task.causes[0]] < FEW_EVENTS:
-            few = f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event"
-            self.warnings.append(f"{few}: the intervals are wide.")
-        asked = {comparison.landmark_days for comparison in comparisons}
-        for landmark in self.task.landmarks:
-            if landmark not in asked and landmark not in self.population.left_out:
-                self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
-        for comparison in comparisons:
-            self.warnings += comparison.warnings(self.ours)
-
     def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None or self.prepared is None:
             return None
-        if not isinstance(self.source, RunRisks) or self.nll is None:
-            return {"name": ORACLE, "differences": self.beside_truth}
-        train, risk = (
-            self.context.records("train").rows,
-            partial(self.source.from_zero, self.records),
-        )
-        edges = self.source.edges_days
-        found = oracle_table(
-            self.truth, risk, self.nll, self.rows, train=train, edges_days=edges, task=self.task
-        )
-        self.warnings += oracle_warnings(found)
+        found: dict[str, Any] = {"name": ORACLE}
+        if isinstance(self.source, RunRisks) and self.nll is not None:
+            train = self.context.records("train").rows
+            found = oracle_table(self.truth, self.source, self.records, self.nll, train=train)
+            self.warnings += oracle_warnings(found)
         return found | {"differences": self.beside_truth}
 
 
@@ -553,16 +426,13 @@ def evaluate(
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
-    refuse_visit_head(run)
+    source = RunRisks(run)
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
-    population, settings = (
-        Population.of_split(store, run.task, split),
-        settings or run.study.evaluation,
-    )
-    population = population.take(drawn_subjects(population.records, settings))
+    settings = settings or run.study.evaluation
+    population = Population.of_split(store, run.task, split).drawn(settings)
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    evaluation = Evaluation(RunRisks(run), population, prepared=store, settings=settings)
+    evaluation = Evaluation(source, population, prepared=store, settings=settings)
     result = evaluation.result(progress=progress)
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)

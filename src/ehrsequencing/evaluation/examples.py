@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
 from ehrsequencing.explain import Question, SubjectRecord, change, subject_records
@@ -28,14 +29,22 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
 CURVE_POINTS = 40  # of a whole risk curve
+SIMULATED_TRAJECTORIES = 4  # unless the settings say how many
 MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
 # of the middle horizon: what is left until the event or the end at the time that is shown
 LEFT_TO_SEE = 0.25
 
 
+def wanted_trajectories(population: Population, settings: EvaluationConfig) -> int:
+    """How many subjects' curves to show: by default a few of a simulation, none of real people."""
+    if settings.trajectories is not None:
+        return settings.trajectories
+    return SIMULATED_TRAJECTORIES if is_simulation(population.source) else 0
+
+
 def trajectories(
-    source: RiskSource, population: Population, risk: Floats, task: TaskConfig, *, wanted: int
+    source: RiskSource, population: Population, risk: Floats, *, wanted: int
 ) -> list[dict[str, Any]]:
     """A few subjects, half of them with the event, spread over the risk at their last prediction.
 
@@ -43,13 +52,13 @@ def trajectories(
         source: Whose risks; a run also gives whole curves, and members of an ensemble a band around them.
         population: The subjects.
         risk: (R, causes, H) at the horizons.
-        task: The task.
         wanted: How many subjects.
     """
     records = population.records
     chosen = choose(records.rows, risk, wanted=wanted)
     rows = [
-        _risks(chr(65 + k), subject, records.rows, risk, task) for k, subject in enumerate(chosen)
+        _risks(chr(65 + k), subject, records.rows, risk, source.task)
+        for k, subject in enumerate(chosen)
     ]
     known = {} if population.source is None else read_descriptions(population.source)
     for row, subject in zip(rows, chosen, strict=True):
@@ -217,6 +226,7 @@ def _of_members(alone: TaskRecords, days: Floats, source: RiskSource, run: Run) 
 
 
 MOST_CODES = 15
+MOST_RESAMPLES = 200  # for the intervals of codes' effects
 # Why a run has no effects of codes. These texts may be shared, so that none repeats an error that may count people.
 GONE = "The records that the run was prepared from are no longer where they were."
 CHANGED = (
@@ -226,15 +236,15 @@ RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 
 def code_effects(
-    run: Run, population: Population, *, subjects: int, resamples: int
+    run: Run | None, population: Population, *, settings: EvaluationConfig
 ) -> dict[str, Any] | None:
     """Mean effects of codes on the risk by the middle horizon, at the subjects' last prediction times.
 
     Args:
-        run: The run.
+        run: The run, if it is one that is evaluated.
         population: The evaluated subjects.
-        subjects: How many of them are explained, chosen by a hash of their ids; 0: none.
-        resamples: Bootstrap resamples of subjects for the intervals.
+        settings: `explained_subjects` of them are explained, chosen by a hash of their ids; `bootstrap` resamples of
+            subjects, 200 at most, for the intervals.
 
     Returns:
         `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
@@ -242,7 +252,8 @@ def code_effects(
         with its 95 % interval `low` and `high`. Where nothing was measured, `codes` is empty and `reason` says why in
         words. None where nothing is asked for.
     """
-    if not subjects:
+    subjects = settings.explained_subjects
+    if run is None or not subjects:
         return None
     if population.source is None or not population.source.is_dir():
         return {"codes": [], "reason": GONE}
@@ -255,6 +266,7 @@ def code_effects(
         return {"codes": [], "reason": f"{error.what}."}
     try:
         records = NewRecords(run, population.source, only=frozenset(chosen.tolist()))
+        resamples = min(settings.bootstrap, MOST_RESAMPLES)
         found = explain_cohort(question, records, subjects=None, bootstrap=resamples)
     except EhrseqError:
         return {"codes": [], "reason": CHANGED}

@@ -5,7 +5,6 @@ fitted on the run's own training subjects.
 """
 
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,14 +16,13 @@ import numpy as np
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.files import private_folder, refuse_overlap
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population, drawn_subjects
-from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
-from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.evaluation.risk_source import RunRisks, refuse_visit_head
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import before_and_after, recalibrate, write_result
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -40,15 +38,11 @@ from ehrsequencing.records.timelines import (
     TaskRecords,
     TaskRows,
     Timelines,
-    joined,
     open_arrays,
 )
-from ehrsequencing.records.visits import Record, make_record
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.visits import make_record
 
 SPLIT = "external"
-_SPOOL = ".arrays"  # in the folder that is being made: encoded records
-_BY_SHARD, _BY_ID = "by-shard", "by-id"  # in the spool
 _CHUNK = 5_000  # subjects put in order at a time
 MOST_CODES = 15
 MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
@@ -69,16 +63,14 @@ def read_external(
     data: Path,
     *,
     facts: DataConfig | None = None,
-    spool: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> External:
-    """Encode and label other MEDS data for a run.
+    """Encode and label other MEDS data for a run. The arrays are mapped from temporary files.
 
     Args:
         run: The trained run.
         data: Folder of the data set.
         facts: What its files do not tell (its date of extraction).
-        spool: Folder for the arrays, which are then mapped from its files; default: they are held in memory.
         progress: Called with the name of each stage.
 
     Raises:
@@ -108,10 +100,14 @@ def read_external(
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
             record = make_record(events, excluded=excluded, settings=run.study.visits)
+            cohort = builder.build(record, dataset_end_us=end_us)
+            no_split = np.zeros(len(record.subject_id), dtype=np.int8)
+            tally.add_cohort(cohort, no_split, record.visits)
             visits = encode_timelines(record, run.vocabulary)[0]
-            yield TaskRecords(visits, _labelled(record, builder, tally, run.vocabulary, end_us))
+            yield TaskRecords(visits, encode_rows(record, cohort.rows, run.vocabulary))
 
-    records = _in_memory(parts()) if spool is None else _on_disk(parts(), spool)
+    with private_folder() as folder:  # its files may be removed while they are mapped
+        records = _in_order(_mapped(parts(), folder / "by-shard"), folder / "by-id")
     counts = tally.as_json()
     # where the tally put everybody
     attrition = {
@@ -124,53 +120,26 @@ def read_external(
     return External(population, unknown, unmatched, late=reader.late)
 
 
-def _in_memory(parts: Iterator[TaskRecords]) -> TaskRecords:
-    """All subjects, in the order of their ids, which does not depend on how shards were cut."""
-    every = list(parts)
-    records = TaskRecords(
-        joined([part.timelines for part in every]), joined([part.rows for part in every])
-    )
-    del every
-    return records.take(np.argsort(records.timelines.subject_id, kind="stable"))
-
-
-def _on_disk(parts: Iterable[TaskRecords], spool: Path) -> TaskRecords:
-    """The same, mapped from files, which may be removed while they are mapped."""
-    records = _written(parts, spool / _BY_SHARD)
-    ids = records.timelines.subject_id
-    if (ids[1:] > ids[:-1]).all():
-        return records
-    order = np.argsort(ids, kind="stable")
-    some = (records.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-    return _written(some, spool / _BY_ID)
-
-
-def _place(spool: Path) -> Path:
-    """The folder below `spool` from which `_on_disk` mapped the arrays."""
-    return spool / _BY_ID if (spool / _BY_ID).is_dir() else spool / _BY_SHARD
-
-
-def _written(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
+def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
+    """All parts, one after another, mapped from files in a folder."""
     with ExitStack() as stack:
         appender = ArrayAppender(stack)
         for part in parts:
             appender.append(folder / "visits", part.timelines)
             appender.append(folder / "rows", part.rows)
-    return _mapped(folder)
-
-
-def _mapped(folder: Path) -> TaskRecords:
     return TaskRecords(
         open_arrays(Timelines, folder / "visits"), open_arrays(TaskRows, folder / "rows")
     )
 
 
-def _labelled(
-    record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int
-) -> TaskRows:
-    cohort = builder.build(record, dataset_end_us=end_us)
-    tally.add_cohort(cohort, np.zeros(len(record.subject_id), dtype=np.int8), record.visits)
-    return encode_rows(record, cohort.rows, vocabulary)
+def _in_order(records: TaskRecords, folder: Path) -> TaskRecords:
+    """The subjects in the order of their ids, which does not depend on how shards were cut."""
+    ids = records.timelines.subject_id
+    if (ids[1:] > ids[:-1]).all():
+        return records
+    order = np.argsort(ids, kind="stable")
+    some = (records.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
+    return _mapped(some, folder)
 
 
 def _unmatched(
@@ -221,7 +190,7 @@ def validate(
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
     """
     run = Run(run_folder)
-    refuse_visit_head(run)
+    source = RunRisks(run)
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
     if prepared is not None and not prepared.is_dir():
@@ -240,14 +209,10 @@ def validate(
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
-        spool = temporary / _SPOOL
-        found = read_external(run, data, facts=facts, spool=spool, progress=progress)
-        shutil.rmtree(spool)  # the arrays stay mapped
-        whole = found.population
-        found = replace(found, population=whole.take(drawn_subjects(whole.records, settings)))
-        source = RunRisks(run)
+        found = read_external(run, data, facts=facts, progress=progress)
+        found = replace(found, population=found.population.drawn(settings))
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
-        summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
+        summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
@@ -260,9 +225,7 @@ def validate(
     return result, folder
 
 
-def _summary(
-    run: Run, found: External, store: Prepared | None, *, wanted: bool
-) -> tuple[dict[str, Any], list[str]]:
+def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[str, Any], list[str]]:
     """The `external` key of `metrics.json`, and what a reader must be warned of."""
     population, task = found.population, run.task
     rate = input_rates(population.records, run.vocabulary)["unknown_token_rate"]
@@ -271,10 +234,8 @@ def _summary(
         there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
-    baselines = "fitted on the run's own training subjects" if wanted else "not requested"
     warnings = []
     if store is None:
-        baselines = "none: the prepared set that the run was trained on is gone"
         warnings.append(
             f"There are no baselines: {run.manifest['prepared']} is gone. Name it with --prepared."
         )
@@ -292,13 +253,9 @@ def _summary(
             "the data's end. Set data.extracted to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
-    counts, all_subjects = population.counts, len(population.records.timelines)
     return {
         "data": population.data,
-        "subjects": counts["steps"][-1]["subjects"],
-        "all_subjects": all_subjects,
-        "prediction_times": counts["prediction_times"],
-        "events": counts["events"],
+        "subjects": population.counts["steps"][-1]["subjects"],
         "unknown_token_rate": rate,
         "training_unknown_token_rate": there,
         "new_codes": [
@@ -308,5 +265,4 @@ def _summary(
         ][:MOST_CODES],
         "unmatched": found.unmatched,
         "seen_in_training": seen,
-        "baselines": baselines,
     }, warnings

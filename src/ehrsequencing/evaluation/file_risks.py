@@ -7,36 +7,32 @@
 | two rows for one prediction time, cause and horizon | error |
 | a prediction time with some of its causes and horizons | error |
 | `start_days` that is not the task's blanking | error |
-| somebody at risk at a landmark has no prediction, others there have one | error |
-| nobody at a landmark has a prediction | warning; the landmark is left out |
+| somebody at risk at a landmark has no prediction | error |
 | a prediction time between landmarks has no prediction | warning with the count; only landmarks are evaluated |
-| prediction times outside the cohort, causes that are not the task's | warning with the count; they are ignored |
+| prediction times outside the split or cohort, causes that are not the task's | ignored; warning with the count |
 | risks that fall with the horizon, causes that sum to more than 1 | warning with the count; no likelihood |
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import StudyConfig, TaskConfig, format_days
+from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.risk_source import nll_through, risk_through
+from ehrsequencing.evaluation.population import RowFinder
+from ehrsequencing.evaluation.risk_source import RiskSource, nll_through, risk_through
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import RiskTable
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.records.vocabulary import Vocabulary
 
 # Horizons from which the curve through them has nearly the model's likelihood: in the simulator's default world five
 # evenly spaced ones keep 97 % of what the true hazards gain over the cohort's, three 89 %, one 75 %.
 FEWEST_KNOTS = 5
 _SAME_DAYS = 1e-6  # relative difference up to which two horizons are the same
-_SECTIONS = ("data", "visits", "values", "vocabulary", "splits", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,6 @@ def match(
     records: TaskRecords,
     task: TaskConfig,
     *,
-    others: Mapping[str, TaskRecords],
     path: Path,
 ) -> Matched:
     """Find the risks of each prediction time, and refuse what cannot be evaluated.
@@ -73,7 +68,6 @@ def match(
         table: The file.
         records: The prediction times that are evaluated.
         task: The question.
-        others: The other splits, whose prediction times the file may have too.
         path: The file, for messages.
 
     Raises:
@@ -111,7 +105,7 @@ def match(
         warnings.append(
             f"{int((place < 0).sum()):,} rows of {known} causes that the task does not have are ignored."
         )
-    owner = _owner(table, records)
+    owner = RowFinder(records)(table.subject_id, table.prediction_us)
     chosen = np.flatnonzero((owner >= 0) & (place >= 0))
     if not len(chosen):
         fix = "check subject_id and prediction_time: cohort.parquet of ehrseq prepare lists those of the task"
@@ -132,7 +126,13 @@ def match(
         raise EhrseqError(
             what, where=where, fix="give every prediction time all causes and the same horizons"
         )
-    warnings += _ignored(table, owner, others)
+    outside = owner < 0
+    if outside.any():
+        pairs = np.stack([table.subject_id[outside], table.prediction_us[outside]], axis=1)
+        warnings.append(
+            f"{people(len(np.unique(pairs, axis=0)))} prediction times of the file are not evaluated (another split, "
+            "not eligible, not at risk any more, or no prediction time of the task): ignored."
+        )
     return Matched(horizons, risk, warnings)
 
 
@@ -153,52 +153,6 @@ def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]
     return merged, again[position]
 
 
-def _owner(table: RiskTable, records: TaskRecords) -> Ints:
-    """(n,) prediction time of the cohort that each row of the file is about; -1: none."""
-    ids, times = np.unique(records.subject_id), np.unique(records.rows.prediction_us)
-    if not len(ids):
-        return np.full(len(table), -1, dtype=np.int64)
-
-    def key(subject_id: Ints, prediction_us: Ints) -> Ints:
-        a, b = (
-            np.minimum(np.searchsorted(x, y), len(x) - 1)
-            for x, y in ((ids, subject_id), (times, prediction_us))
-        )
-        known = (ids[a] == subject_id) & (times[b] == prediction_us)
-        return np.where(known, a * len(times) + b, -1)
-
-    ours, theirs = (
-        key(records.subject_id, np.asarray(records.rows.prediction_us)),
-        key(table.subject_id, table.prediction_us),
-    )
-    order = np.argsort(ours)
-    at = np.minimum(np.searchsorted(ours[order], theirs), len(ours) - 1)
-    return np.where(ours[order][at] == theirs, order[at], -1)
-
-
-def _ignored(table: RiskTable, owner: Ints, others: Mapping[str, TaskRecords]) -> list[str]:
-    """How many prediction times of the file are not evaluated."""
-    out, outside = [], owner < 0
-    for split, records in others.items():
-        inside = outside & (_owner(table, records) >= 0)
-        if inside.any():
-            out.append(
-                f"{_times(table, inside)} of the file are of the {split.replace('_', '-')} split: ignored."
-            )
-        outside &= ~inside
-    if outside.any():
-        out.append(
-            f"{_times(table, outside)} of the file are not in the cohort (not eligible, not at risk any more, or no "
-            "prediction time of the task): ignored."
-        )
-    return out
-
-
-def _times(table: RiskTable, rows: Bools) -> str:
-    pairs = np.stack([table.subject_id[rows], table.prediction_us[rows]], axis=1)
-    return f"{people(len(np.unique(pairs, axis=0)))} prediction times"
-
-
 def people(count: int) -> str:
     """A count that may be about few people.
 
@@ -208,57 +162,31 @@ def people(count: int) -> str:
     return f"{count:,}" if count >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
 
 
-@dataclass(frozen=True)
-class FileRisks:
-    """Risks of a file as what is evaluated, see `RiskSource`.
+@dataclass(frozen=True, kw_only=True)
+class FileRisks(RiskSource):
+    """Risks of a file as what is evaluated.
 
     Attributes:
-        name: What the model is called.
-        where: The file.
-        task: The question.
-        study: How the records were read.
-        vocabulary: Of the prepared set.
-        edges_days: Inner edges of the grid that baselines are fitted on.
         horizons_days: (H,) horizons of the file, among them the task's.
         values: (R, causes, H) the risks.
         labels: The prediction times with their labels.
     """
 
-    name: str
-    where: str
-    task: TaskConfig
-    study: StudyConfig
-    vocabulary: Vocabulary
-    edges_days: tuple[float, ...]
     horizons_days: Floats
     values: Floats
     labels: TaskRecords
-    run: None = None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """See `RiskSource`."""
-        return self.study.model_dump(mode="json", include=set(_SECTIONS))
 
     @cached_property
-    def falling(self) -> Bools:
-        """(R,) prediction times at which a risk falls with the horizon."""
-        return np.asarray(
-            (np.diff(self.values, axis=2) < -ROUNDING).any(axis=(1, 2)), dtype=np.bool_
-        )
-
-    @cached_property
-    def over_one(self) -> Bools:
-        """(R,) prediction times at which the causes' risks sum to more than 1."""
+    def incoherent(self) -> Bools:
+        """(R,) prediction times at which a risk falls with the horizon, or the causes' risks sum to more than 1."""
+        falling = (np.diff(self.values, axis=2) < -ROUNDING).any(axis=(1, 2))
         total = self.values.sum(axis=1).max(axis=1)
-        return np.asarray(total > 1 + ROUNDING * self.values.shape[1], dtype=np.bool_)
+        return np.asarray(falling | (total > 1 + ROUNDING * self.values.shape[1]), dtype=np.bool_)
 
     @property
     def is_curve(self) -> bool:
         """See `RiskSource`: there are enough horizons, and the risks are incidences."""
-        return len(self.horizons_days) >= FEWEST_KNOTS and not (
-            self.falling.any() or self.over_one.any()
-        )
+        return len(self.horizons_days) >= FEWEST_KNOTS and not self.incoherent.any()
 
     @cached_property
     def _rising(self) -> Floats:
@@ -299,19 +227,11 @@ class FileRisks:
 
     def warnings(self) -> list[str]:
         """Why there is no likelihood, or what kind of likelihood it is."""
-        out, n = [], len(self.values)
-        if self.falling.any():
-            out.append(
-                f"At {self.falling.sum() / n:.1%} of the prediction times a risk falls with the horizon."
-            )
-        if self.over_one.any():
-            out.append(
-                f"At {self.over_one.sum() / n:.1%} of the prediction times the causes' risks sum to over 1."
-            )
-        if out:
+        if self.incoherent.any():
             return [
-                *out,
-                "NLL and the integrated Brier score are left out: the risks are no cumulative incidences.",
+                f"At {self.incoherent.mean():.1%} of the prediction times a risk falls with the horizon, or the "
+                "causes' risks sum to over 1. NLL and the integrated Brier score are left out: these are no cumulative "
+                "incidences."
             ]
         if not self.is_curve:
             return [

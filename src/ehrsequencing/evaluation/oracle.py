@@ -4,7 +4,7 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
 from ehrsequencing.evaluation.comparison import ORACLE, Comparison
 from ehrsequencing.evaluation.estimates import Estimate, long_rows
-from ehrsequencing.evaluation.risk_source import hazards_through
+from ehrsequencing.evaluation.population import Population, RowFinder
+from ehrsequencing.evaluation.risk_source import RunRisks, hazards_through
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
@@ -71,16 +71,16 @@ class Truth:
             edges = np.unique(np.r_[edges, batch["start_days"], batch["stop_days"]])
         if names != set(causes):
             return None  # another task on these records
-        row_of, number = _RowOf(records), pa.array(causes)
+        finder, number = RowFinder(records), pa.array(causes)
         hazards = scratch(len(records), len(causes), len(edges) - 1)
         for batch in read_batches(data / TRUTH, [*_KEY, "cause", "start_days", "hazard"]):
-            line, row = row_of(batch)
+            line, row = _lines(batch, finder)
             cause = np.asarray(pa.compute.index_in(batch["cause"], number))[line]
             bin_ = np.searchsorted(edges, np.asarray(batch["start_days"])[line])
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
         if all(np.isnan(hazards[some]).all() for some in row_blocks(len(hazards))):
             return None
-        return cls(edges, hazards, _read_mechanisms(data, records, row_of))
+        return cls(edges, hazards, _read_mechanisms(data, records, finder))
 
     @cached_property
     def known(self) -> Bools:
@@ -91,14 +91,6 @@ class Truth:
                 for some in row_blocks(len(self.hazards))
             ]
         )
-
-    def mean_hazards(self) -> Floats:
-        """(E, K) mean over the prediction times with a truth."""
-        total = sum(
-            (self.hazards[some].sum(axis=0) for some in self.parts()),
-            np.zeros(self.hazards.shape[1:]),
-        )
-        return np.asarray(total / self.known.sum(), dtype=np.float64)
 
     def design(self, some: Ints) -> Floats:
         """(r, 1 + mechanisms) a one and the log hazard ratio of each mechanism."""
@@ -141,12 +133,12 @@ def other_settings(data: Path, task: TaskConfig) -> list[str]:
     return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
 
 
-def _read_mechanisms(data: Path, records: TaskRecords, row_of: "_RowOf") -> dict[str, Floats]:
+def _read_mechanisms(data: Path, records: TaskRecords, finder: RowFinder) -> dict[str, Floats]:
     out: dict[str, Floats] = {}
     if not (data / MECHANISMS).is_file():
         return out
     for batch in read_batches(data / MECHANISMS, [*_KEY, "mechanism", "log_hazard_ratio"]):
-        line, row = row_of(batch)
+        line, row = _lines(batch, finder)
         names, ratio = (
             batch["mechanism"].take(pa.array(line)),
             np.asarray(batch["log_hazard_ratio"])[line],
@@ -196,7 +188,11 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
         (R,), NaN without a truth.
     """
     inner = truth.edges_days[1:-1].tolist()
-    least = np.maximum(_LEAST * truth.mean_hazards(), _NO_HAZARD)
+    total = sum(
+        (truth.hazards[some].sum(axis=0) for some in truth.parts()),
+        np.zeros(truth.hazards.shape[1:]),
+    )
+    least = np.maximum(_LEAST * (total / truth.known.sum()), _NO_HAZARD)
     slopes = _slopes_of_logs(truth, least)
     found = np.full(len(truth.hazards), np.nan)
     for some in truth.parts():
@@ -350,63 +346,50 @@ def _by_subject(values: Floats, subject: Ints) -> Floats:
     return np.asarray(np.bincount(subject, weights=values), dtype=np.float64)
 
 
-class _RowOf:
-    """Finds the prediction times that lines of the truth speak of."""
-
-    def __init__(self, records: TaskRecords) -> None:
-        own = np.rec.fromarrays([records.subject_id, records.rows.prediction_us])
-        self.subjects, self.order = np.unique(records.subject_id), np.argsort(own)
-        self.sorted = own[self.order]
-
-    def __call__(self, batch: pa.RecordBatch) -> tuple[Ints, Ints]:
-        """Lines (m,) of the batch that speak of one, and its number (m,)."""
-        subject, time = (np.asarray(batch[name].cast(pa.int64())) for name in _KEY)
-        lines = np.flatnonzero(_at(self.subjects, subject)[1])
-        place, found = _at(self.sorted, np.rec.fromarrays([subject[lines], time[lines]]))
-        return lines[found], self.order[place[found]]
-
-
-def _at(values: NDArray[Any], asked: NDArray[Any]) -> tuple[Ints, Bools]:
-    """Where each value stands in rising values, and whether it is there."""
-    place = np.clip(np.searchsorted(values, asked), 0, max(len(values) - 1, 0))
-    return place, np.asarray(values[place] == asked) if len(values) else np.zeros(
-        len(asked), dtype=np.bool_
-    )
+def _lines(batch: pa.RecordBatch, finder: RowFinder) -> tuple[Ints, Ints]:
+    """Lines (m,) of the truth that speak of a prediction time, and its number (m,)."""
+    row = finder(*(np.asarray(batch[name].cast(pa.int64())) for name in _KEY))
+    line = np.flatnonzero(row >= 0)
+    return line, row[line]
 
 
 # ---- the part of the result ----------------------------------------------------------------
 
 
+def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, list[str]]:
+    """The truth of a population's prediction times, if a simulation answers this very task; and why it does not."""
+    if population.source is None:
+        return None, []
+    other = other_settings(population.source, task)
+    if other:
+        what = f"its task has another {', '.join(other)}."
+        return None, [f"No comparison with the truth of the simulation: {what}"]
+    return Truth.read(population.source, population.records, causes=task.causes), []
+
+
 def oracle_table(
-    truth: Truth,
-    risk: Callable[[Floats], Floats],
-    nll: Floats,
-    rows: TaskRows,
-    *,
-    train: TaskRows,
-    edges_days: Sequence[float],
-    task: TaskConfig,
+    truth: Truth, source: RunRisks, records: TaskRecords, nll: Floats, *, train: TaskRows
 ) -> dict[str, Any]:
     """Content of `oracle`.
 
     Args:
         truth: Of the prediction times.
-        risk: Days (H,) → the run's risks (R, causes, H).
+        source: The run.
+        records: The prediction times.
         nll: (R,) the run's NLL.
-        rows: The prediction times.
         train: Training prediction times, on which the hazards of no knowledge are fitted.
-        edges_days: Their grid.
-        task: The question.
     """
-    hazards = bin_hazards(risk(truth.edges_days[1:]), truth.edges_days)
+    rows = records.rows
+    risk = source.from_zero(records, truth.edges_days[1:])
+    hazards = bin_hazards(risk, truth.edges_days)
     gap = oracle_gap(
         nll,
         truth.nll(rows),
         foresight=foresight(hazards, truth, rows),
         train=train,
         rows=rows,
-        edges_days=edges_days,
-        n_causes=len(task.causes),
+        edges_days=source.edges_days,
+        n_causes=len(source.task.causes),
     )
     return gap | {
         "name": ORACLE,

@@ -5,7 +5,6 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import torch
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import rounded, shareable_count
+from ehrsequencing.evaluation.curves import groups_of_rows
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import drawn_subjects
-from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import (
     StratifiedAuc,
@@ -206,6 +205,7 @@ class OutcomeRows:
         self.listed_row, self.listed_days = listed.row[order], listed.days[order]
         self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))
         self.landmarks = [self.records.at_landmark(days) for days in run.task.landmarks]
+        self.at_landmarks = np.concatenate(self.landmarks)  # one landmark after another
         groups = groups_of_rows(self.records, run.vocabulary, chosen=every, kinds=("sex",))
         self.has_sex = "sex" in groups
         sex = (
@@ -220,19 +220,20 @@ class OutcomeRows:
         )
         self.control_rows = _one_a_stratum(self.subject, self.stratum, seed=settings.seed)
 
-    @cached_property
-    def at_landmarks(self) -> Ints:
-        """Rows of all landmarks, one landmark after another."""
-        return np.concatenate(self.landmarks)
-
     def outcomes(self) -> Iterator[OneOutcome]:
         """One outcome after another; hazards of a few exist at once."""
         states, causes = states_of_rows(self.model, self.records, code_types=self.run.code_types)
-        n_outcomes = len(self.run.outcomes)
+        at_landmarks, n_outcomes = (
+            states[torch.from_numpy(self.at_landmarks)],
+            len(self.run.outcomes),
+        )
+        assert self.model.outcomes is not None
         for start in range(0, n_outcomes, _CODES_AT_ONCE):
             codes = np.arange(start, min(start + _CODES_AT_ONCE, n_outcomes))
             risk = self._risk(states, causes, codes)
-            hazards = self._landmark_hazards(states, codes)
+            with torch.no_grad():
+                own = self.model.outcomes.log_hazards(at_landmarks, torch.from_numpy(codes))
+                hazards = own.exp()
             for place, number in enumerate(codes.tolist()):
                 yield self._outcome(number, risk[:, place], hazards[:, place])
 
@@ -251,13 +252,6 @@ class OutcomeRows:
                 )
                 out[part] = risk.numpy()
         return out
-
-    def _landmark_hazards(self, states: torch.Tensor, codes: Ints) -> torch.Tensor:
-        """(n, c, K) at the landmarks."""
-        assert self.model.outcomes is not None
-        with torch.no_grad():
-            chosen = states[torch.from_numpy(self.at_landmarks)]
-            return self.model.outcomes.log_hazards(chosen, torch.from_numpy(codes)).exp()
 
     def _outcome(self, number: int, risk: Floats32, hazards: torch.Tensor) -> OneOutcome:
         listed = slice(self.bounds[number], self.bounds[number + 1])

@@ -28,8 +28,7 @@ class Population:
         attrition: As `attrition.json`: `steps` of the flow, and under `splits` at least this split's `steps`,
             `prediction_times` and `events`.
         source: Folder of the MEDS records, where a simulation keeps its truth; None where it is not known.
-        left_out: Landmarks at which nothing is evaluated, since a file of predictions has none there; None among
-            them: all prediction times together.
+        only_landmarks: Whether only landmarks are evaluated, since a file of predictions has none elsewhere.
     """
 
     split: str
@@ -37,7 +36,7 @@ class Population:
     records: TaskRecords
     attrition: Mapping[str, Any]
     source: Path | None
-    left_out: tuple[float | None, ...] = ()
+    only_landmarks: bool = False
 
     @classmethod
     def of_split(cls, prepared: Prepared, task: TaskConfig, split: str) -> "Population":
@@ -64,6 +63,10 @@ class Population:
             source=None if source is None else Path(source),
         )
 
+    def drawn(self, settings: EvaluationConfig) -> "Population":
+        """At most `evaluation.subjects` of the subjects."""
+        return self.take(drawn_subjects(self.records, settings))
+
     def take(self, subjects: Ints | None) -> "Population":
         """Some of the subjects, with counts of those alone; all where `subjects` is None.
 
@@ -84,9 +87,7 @@ class Population:
             "prediction_times": len(rows),
             "queries": int(rows.is_query.sum()),
             "events": dict(zip(names, outcomes, strict=True)),
-            "records_before": [
-                _records_before(records, row["landmark_days"]) for row in whole["records_before"]
-            ],
+            "records_before": [],  # counted for everybody only
         }
         attrition = {**self.attrition, "splits": {**self.attrition["splits"], self.split: counts}}
         return replace(self, records=records, attrition=attrition)
@@ -121,19 +122,30 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     )
 
 
-def _records_before(records: TaskRecords, landmark_days: float) -> dict[str, Any]:
-    """Subjects with a query at a landmark, those of them without a visit before it, and with one only after it."""
-    timelines, rows = records.timelines, records.rows
-    at = np.flatnonzero(rows.at_landmark(landmark_days))
-    owner, visits = rows.subject[at], np.diff(timelines.subject_offsets)
-    has_visit = visits[owner] > 0
-    first = timelines.subject_offsets[:-1][owner[has_visit]]
-    later = timelines.start_us[first] > rows.prediction_us[at[has_visit]]
-    only_later = np.unique(owner[has_visit][later])
-    without = np.union1d(only_later, owner[~has_visit])
-    return {
-        "landmark_days": landmark_days,
-        "subjects": len(np.unique(owner)),
-        "without_record_before": len(without),
-        "first_record_later": len(only_later),
-    }
+class RowFinder:
+    """Finds the prediction times that pairs of a subject's id and a moment are about."""
+
+    def __init__(self, records: TaskRecords) -> None:
+        moment_us = np.asarray(records.rows.prediction_us)
+        self.ids, self.times = np.unique(records.subject_id), np.unique(moment_us)
+        keys = self._keys(records.subject_id, moment_us)
+        self.order = np.argsort(keys)
+        self.keys = keys[self.order]
+
+    def __call__(self, subject_id: Ints, moment_us: Ints) -> Ints:
+        """(n,) number of each pair's prediction time; -1: none."""
+        place = _places(self.keys, self._keys(subject_id, moment_us))
+        return np.where(place < 0, -1, self.order[place]) if len(self.order) else place
+
+    def _keys(self, subject_id: Ints, moment_us: Ints) -> Ints:
+        """(n,) a number of each pair; -1 where there is nobody, or nothing, of that kind."""
+        a, b = _places(self.ids, subject_id), _places(self.times, moment_us)
+        return np.where((a < 0) | (b < 0), -1, a * len(self.times) + b)
+
+
+def _places(values: Ints, wanted: Ints) -> Ints:
+    """(n,) where each number stands in rising values; -1: nowhere."""
+    if not len(values):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    return np.where(values[place] == wanted, place, -1)

@@ -25,9 +25,9 @@ from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population, drawn_subjects
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, number
-from ehrsequencing.evaluation.risk_source import refuse_visit_head
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
@@ -103,8 +103,6 @@ def judged_by_splits(counts: Sequence[float], share: float) -> float:
         >>> round(judged_by_splits([5, 5, 5, 5], 0.2), 2)
         14.76
     """
-    if not counts or not 0 < share <= 1:
-        return np.nan
     return float(np.mean(counts)) / share * (1.0 - (1.0 - share) ** len(counts))
 
 
@@ -142,7 +140,9 @@ class Split:
         """Read what `_judge` wrote, landmarks only, and add the means over the cells."""
         values, counts = {}, {}
         for row in stored["metrics"]:
-            if row["landmark_days"] is not None and _is_averaged(row["metric"]):
+            # not regressions, for which a split has too few events
+            is_averaged = row["metric"] in METRICS and METRICS[row["metric"]].taken != "causes"
+            if row["landmark_days"] is not None and is_averaged:
                 place = Place(
                     *(
                         row[key]
@@ -155,24 +155,15 @@ class Split:
         return cls(stored["seed"], *sizes, values | cell_means(values), counts)
 
 
-def _is_averaged(key: str) -> bool:
-    """Whether the metric is averaged over splits: not regressions, for which a split has too few events."""
-    return key in METRICS and METRICS[key].taken != "causes"
-
-
-def _is_compared(key: str) -> bool:
-    return key in METRICS and METRICS[key].compared
-
-
 def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
     """Mean of each model, cause and metric over all landmark × horizon cells where it is defined for every model.
 
     Only cells that all models have: a mean over other cells would compare the cells, not the models.
     """
-    models = {place.model for place in values if _is_compared(place.metric)}
+    models = {place.model for place in values if METRICS[place.metric].compared}
     cells: dict[Place, list[float]] = {}
     for place, value in values.items():
-        if not _is_averaged(place.metric) or place.horizon_days is None:
+        if place.horizon_days is None:
             continue
         twins = [
             Place(m, place.landmark_days, place.cause, place.horizon_days, place.metric)
@@ -207,7 +198,7 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
     differences = [
         line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
         for place in places
-        if place.model != OURS and _is_compared(place.metric)
+        if place.model != OURS and METRICS[place.metric].compared
     ]
     return {
         "splits": len(splits),
@@ -280,7 +271,7 @@ def repeated_splits(
         raise EhrseqError(
             "an interval over splits needs two splits", where="--splits", fix="use 25"
         )
-    refuse_visit_head(run)
+    RunRisks(run)  # refuses the visit head
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
         raise EhrseqError(
@@ -439,8 +430,7 @@ def _judge(
     run_folder: Path, parts: Prepared, settings: EvaluationConfig, stage: Callable[[str], None]
 ) -> dict[str, Any]:
     run = Run(run_folder)
-    judged = Population.of_split(parts, run.task, "held_out")
-    judged = judged.take(drawn_subjects(judged.records, settings))
+    judged = Population.of_split(parts, run.task, "held_out").drawn(settings)
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
     sizes = {
         name: part["steps"][-1]["subjects"]

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,116 +19,76 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
 
-def refuse_visit_head(run: Run) -> None:
-    """Refuse a run with the `visit` head, whose risks have no horizons in days."""
-    if run.is_visit_head:
-        raise EhrseqError(
-            "the visit head has no risks at horizons to evaluate",
-            where=str(run.folder),
-            fix="train with model.head=horizon",
-        )
+@dataclass(frozen=True, kw_only=True)
+class RiskSource:
+    """Anything that answers a task at the prediction times of a population.
 
+    Attributes:
+        name: The model's name in every table.
+        where: What error messages point to.
+        task: The question that it answers.
+        study: Settings that go with it.
+        vocabulary: Names of the tokens of the records.
+        edges_days: Inner edges of the time grid on which baselines are fitted.
+        config: The settings that the report lists.
+        run: The run, with what only a run can tell (history, seeds, audit); None for predictions alone.
+    """
 
-class RiskSource(Protocol):
-    """Anything that answers a task at the prediction times of a population."""
-
-    @property
-    def name(self) -> str:
-        """The model's name in every table."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """What error messages point to."""
-        ...
-
-    @property
-    def task(self) -> TaskConfig:
-        """The question that it answers."""
-        ...
-
-    @property
-    def study(self) -> StudyConfig:
-        """Settings that go with it."""
-        ...
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """Names of the tokens of the records."""
-        ...
-
-    @property
-    def edges_days(self) -> tuple[float, ...]:
-        """Inner edges of the time grid on which baselines are fitted."""
-        ...
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The settings that the report lists."""
-        ...
-
-    @property
-    def run(self) -> Run | None:
-        """The run, with what only a run can tell (history, seeds, audit); None for predictions alone."""
-        ...
+    name: str
+    where: str
+    task: TaskConfig
+    study: StudyConfig
+    vocabulary: Vocabulary
+    edges_days: tuple[float, ...]
+    config: dict[str, Any]
+    run: Run | None = None
 
     @property
     def is_curve(self) -> bool:
         """Whether risks are known at every day up to the last horizon, and not only at the horizons."""
-        ...
+        return True
 
     @property
     def knots_days(self) -> Floats | None:
-        """Where every model's likelihood is that of a curve through its risks there; None: each by its own hazards."""
-        ...
+        """Where every model's likelihood is that of a curve through its risks; None: each by its own hazards."""
+        return None
 
     def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
         """(R, causes, H) cumulative incidence, given no event in the task's blanking."""
-        ...
+        raise NotImplementedError
 
     def nll(self, records: TaskRecords) -> Floats | None:
         """(R,) negative log-likelihood; None where there is none."""
-        ...
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class RunRisks:
-    """A run as a source of risks."""
+@dataclass(frozen=True, init=False)
+class RunRisks(RiskSource):
+    """A run as a source of risks.
+
+    Raises:
+        EhrseqError: It has the `visit` head, whose risks have no horizons in days.
+    """
 
     run: Run
-    name: str = OURS
-    is_curve: bool = True
-    knots_days: None = None
 
-    @property
-    def where(self) -> str:
-        """See `RiskSource`."""
-        return str(self.run.folder)
-
-    @property
-    def task(self) -> TaskConfig:
-        """See `RiskSource`."""
-        return self.run.task
-
-    @property
-    def study(self) -> StudyConfig:
-        """See `RiskSource`."""
-        return self.run.study
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """See `RiskSource`."""
-        return self.run.vocabulary
-
-    @property
-    def edges_days(self) -> tuple[float, ...]:
-        """See `RiskSource`."""
-        return self.run.study.model.edges_days
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """See `RiskSource`."""
-        return self.run.study.model_dump(mode="json")
+    def __init__(self, run: Run) -> None:
+        if run.is_visit_head:
+            raise EhrseqError(
+                "the visit head has no risks at horizons to evaluate",
+                where=str(run.folder),
+                fix="train with model.head=horizon",
+            )
+        super().__init__(
+            name=OURS,
+            where=str(run.folder),
+            task=run.task,
+            study=run.study,
+            vocabulary=run.vocabulary,
+            edges_days=run.study.model.edges_days,
+            config=run.study.model_dump(mode="json"),
+            run=run,
+        )
 
     def from_zero(self, records: TaskRecords, horizons_days: Floats) -> Floats:
         """(R, causes, H) cumulative incidence from the prediction time on, whatever the task's blanking."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,21 +24,6 @@ from ehrsequencing.training.train import Trainer
 
 FLAT = "flat BEHRT"
 FOLDER = "baselines"  # of a run
-
-
-@dataclass(frozen=True)
-class RunToRival:
-    """The run that `all` trains rivals for: they are trained as it was, into its folder.
-
-    Attributes:
-        folder: The run.
-        prepared: What it was trained on.
-        study: Its settings.
-    """
-
-    folder: Path
-    prepared: Prepared
-    study: StudyConfig
 
 
 class TrainedBaseline:
@@ -124,22 +108,19 @@ def _is_made(folder: Path, trainer: Trainer) -> bool:
     return load_study(folder / "config.yaml").training == trainer.settings
 
 
-def trained_baselines(run: RunToRival, task_name: str) -> dict[str, Callable[[], Baseline]]:
-    """How to get flat BEHRT, unless the run is one."""
+def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:
+    """How to get flat BEHRT, unless the run is one; None where there is no run to train it as."""
+    if run is None:
+        return None
+    if run.study.model.architecture == "flat":
+        return {}
 
     def train() -> Baseline:
         return train_baseline(
-            prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder
+            prepared=prepared, task_name=run.task.name, study=run.study, run_folder=run.folder
         )
 
-    return {} if run.study.model.architecture == "flat" else {FLAT: train}
-
-
-def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:
-    """`trained_baselines` of the run that is evaluated; None where there is no run to train them as."""
-    if run is None:
-        return None
-    return trained_baselines(RunToRival(run.folder, prepared, run.study), run.task.name)
+    return {FLAT: train}
 
 
 def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> list[Baseline]:
