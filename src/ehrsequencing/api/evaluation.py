@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
 from ehrsequencing.api.curves import landmark_of, main_horizon, place_of
-from ehrsequencing.api.data import card, meds_folder, times
+from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.predictions import risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Floats
@@ -52,6 +52,7 @@ class EvaluationResult:
         result: The content of `metrics.json`.
         simulated: Whether the data is simulated, so that everything is exact.
         folder: Where `metrics.json` and `report.html` are.
+        every_outcome: The content of `outcome-metrics.json`; None where the run has no such outcomes.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class EvaluationResult:
         run: Run | None = None,
         data: Any = None,
         prepared: Path | None = None,
+        every_outcome: dict[str, Any] | None = None,
     ) -> None:
-        self.result = redact(result)
+        self.result, self.every_outcome = redact(result), every_outcome
         self.folder = folder
         self._run, self._data, self._prepared = run, data, prepared
         self.simulated = bool(result["data"].get("simulated"))
@@ -184,24 +186,6 @@ class EvaluationResult:
         smooth = curves.at_place(self.result["smooth_calibration"], **place)
         return plots.calibration(groups, smooth, title=title, ax=ax)
 
-    def plot_decision(
-        self,
-        horizon: str | float | None = None,
-        *,
-        cause: str | None = None,
-        landmark: Any = None,
-        ax: Any = None,
-    ) -> Any:
-        """Net benefit of acting on the risk by a horizon; arguments as of `plot_calibration`.
-
-        Example:
-            >>> eh.load("runs/hf").evaluation.plot_decision("1y").get_ylabel()
-            'net benefit per person'
-        """
-        place, title = place_of(self.result, horizon, cause, landmark)
-        rows = curves.at_place(self.result["decision"], **place)
-        return plots.decision(rows, title=title, ax=ax)
-
     def plot_incidence(
         self,
         horizon: str | float | None = None,
@@ -248,27 +232,10 @@ class EvaluationResult:
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
-    @cached_property
-    def facts(self) -> dict[str, str]:
-        """The evaluation in words."""
-        told = self.result
-        subjects = told["at_risk"][0]["subjects"] if told["at_risk"] else None
-        facts = {"evaluated on": f"{told['split'].replace('_', '-')} of {told['data']['name']}"}
-        if subjects is not None:
-            facts["at risk"] = f"{subjects} subjects at the first landmark"
-        facts["C"] = main_c(told)
-        if told.get("strongest"):
-            facts["strongest baseline"] = told["strongest"]
-        facts["report"] = str(self.report)
-        return facts
-
     def __repr__(self) -> str:
-        return (
-            f"Evaluation({str(self.folder)!r}, {self.facts['evaluated on']}: C {self.facts['C']})"
-        )
-
-    def _repr_html_(self) -> str:
-        return card(f"Evaluation {self.folder}", self.facts)
+        split, name = self.result["split"].replace("_", "-"), self.result["data"]["name"]
+        c = main_c(self.result)
+        return f"Evaluation({str(self.folder)!r}, evaluated on {split} of {name}: C {c})"
 
     # ---- what was evaluated ----------------------------------------------------------------------------------------
 

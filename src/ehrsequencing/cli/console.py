@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -29,9 +29,6 @@ from ehrsequencing.api import progress
 from ehrsequencing.api.progress import Tick, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
-
-if TYPE_CHECKING:
-    from ehrsequencing.training.loop import Progress
 
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
@@ -131,6 +128,14 @@ def warn(text: str) -> None:
     say(f"warning: {text}", err=True)
 
 
+def remark(text: str) -> None:
+    """Print what a function of the package remarks: a warning where it begins so, else a note."""
+    if text.startswith("warning: "):
+        warn(text.removeprefix("warning: "))
+    else:
+        note(text)
+
+
 def finish(
     *,
     wrote: Mapping[str, Path | None],
@@ -160,21 +165,14 @@ def finish(
         say(f"{what:<{width}}  {text}")
 
 
+def shown() -> bool:
+    """Whether progress is shown: not with `--quiet`."""
+    return not current().quiet
+
+
 def bar(label: str) -> AbstractContextManager[Tick]:
     """Progress of work that counts its pieces, unless `--quiet`."""
-    return progress.bar(label, show=not current().quiet)
-
-
-def stages(label: str) -> AbstractContextManager[Callable[[str], None]]:
-    """Progress of work that names its stages, unless `--quiet`."""
-    return progress.stages(label, show=not current().quiet)
-
-
-def training_bar(
-    label: str = "training", tuning: str = "tuning NLL"
-) -> AbstractContextManager[Callable[["Progress"], None]]:
-    """Progress of training, unless `--quiet`."""
-    return progress.training_bar(label, tuning, show=not current().quiet)
+    return progress.bar(label, show=shown())
 
 
 @contextmanager
@@ -336,16 +334,12 @@ def _refuse_torchrun(command: str) -> None:
 
 def _name_setting(option: str) -> None:
     """Answer an unknown option that has the name of a setting."""
-    from ehrsequencing.config.files import setting_names
-    from ehrsequencing.config.study import StudyConfig
+    from ehrsequencing.config import StudyConfig, settings_named
 
-    wanted = option.strip("-").replace("-", "_")
-    near = [name for name in setting_names(StudyConfig) if name.rpartition(".")[2] == wanted]
+    near = settings_named(StudyConfig, option.strip("-").replace("-", "_"))
     if near:
-        say(
-            f"It is a setting: write {' or '.join(f'{name}=…' for name in near)}, without dashes.",
-            err=True,
-        )
+        settings = " or ".join(f"{name}=…" for name in near)
+        say(f"It is a setting: write {settings}, without dashes.", err=True)
 
 
 def run(app: typer.Typer) -> None:

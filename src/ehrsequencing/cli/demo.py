@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ehrsequencing.api.evaluate import report_audit, report_evaluation
+from ehrsequencing.api.progress import stages, training_bar
 from ehrsequencing.audit.audit import audit
-from ehrsequencing.cli.console import bar, stages, training_bar
+from ehrsequencing.cli.console import bar, shown
 from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
@@ -122,7 +123,7 @@ def run_demo(
     if not (run / MANIFEST).is_file():
         say("3/6  training the hierarchical BEHRT")
     trainer = Trainer(prepared, task, run, study=study)
-    with training_bar() as show:
+    with training_bar(show=shown()) as show:
         trainer.fit(resume=True, on_progress=show)
     manifest = read_manifest(run, what="a run")
     metrics: dict[str, Any]
@@ -130,7 +131,7 @@ def run_demo(
         metrics = read_json(run / "metrics.json")
     else:
         say("4/6  evaluating on held-out patients, beside baselines and the truth")
-        with stages("evaluating") as stage:
+        with stages("evaluating", show=shown()) as stage:
             metrics = evaluate(run, progress=stage)
         say("5/6  writing the report")
         report_evaluation(run, metrics)
@@ -212,7 +213,7 @@ def run_pretraining_demo(
     say("pretraining on the records of all training patients, without their labels")
     asked = load_study(None, [*_PRETRAINING, own])
     pretrainer = Pretrainer(prepared, folders["pretrained"], study=asked, task_name=task)
-    with training_bar("pretraining", "tuning loss") as show:
+    with training_bar("pretraining", "tuning loss", show=shown()) as show:
         for line in pretraining_lines(
             pretrainer.fit(resume=folders["pretrained"].is_dir(), on_progress=show)
         ):
@@ -224,7 +225,7 @@ def run_pretraining_demo(
             f"training with the labels of {labels.n:,} patients, {'from scratch' if init is None else 'pretrained'}"
         )
         trainer = labels.trainer(folders[name], study=study, init=init)
-        with training_bar() as show:
+        with training_bar(show=shown()) as show:
             trainer.fit(resume=folders[name].is_dir(), on_progress=show)
     scratch, pretrained = (labels.held_out_nll(folders[name]) for name in starts)
     rows = prepared.records(task, "held_out").rows

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, note, say, warn
-from ehrsequencing.cli.inputs import open_run
-from ehrsequencing.cli.options import Overwrite, RunFolder
+from ehrsequencing.cli.console import bar, finish, remark, say
+from ehrsequencing.cli.options import Overwrite, RunFolder, open_run
 from ehrsequencing.core.errors import EhrseqError
 
 _BELONGS = {"share": {"--license"}, "meds-dev": {"DATA", "--labels", "--cause", "--horizon"}}
@@ -88,18 +87,14 @@ def _for_meds_dev(
     horizon: str | None,
     overwrite: bool,
 ) -> dict[str, Any]:
-    from ehrsequencing.config import parse_days
+    from ehrsequencing.api.predictions import days_of
     from ehrsequencing.prediction.predict_labels import predict_labels
 
     if data is None or labels is None:
         raise EhrseqError(
             "needs DATA and --labels", where="--format meds-dev", fix="name records and labels"
         )
-    try:
-        days = None if horizon is None else [parse_days(horizon)]
-    except ValueError as error:
-        raise EhrseqError(str(error), where="--horizon", fix="write it as 90d or 1y") from error
-    notes: list[str] = []
+    days = None if horizon is None else days_of(horizon, where="--horizon")
     with bar("predicting") as tick:
         count = predict_labels(
             run,
@@ -110,10 +105,8 @@ def _for_meds_dev(
             horizons_days=days,
             overwrite=overwrite,
             progress=tick,
-            say=notes.append,
+            say=remark,
         )
-    for text in notes:
-        warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
     say(f"risks at {count:,} labels")
     return {
         "wrote": {"predictions": out},

@@ -153,12 +153,15 @@ def setting_names(kind: type[BaseModel]) -> list[str]:
     return names
 
 
+def settings_named(kind: type[BaseModel], last: str) -> list[str]:
+    """The settings whose last part is this."""
+    return [name for name in setting_names(kind) if name.rpartition(".")[2] == last]
+
+
 def _what_comes_close(kind: type[BaseModel], unknown: str) -> str:
     """The settings that somebody may have meant, else the first part of all names."""
-    names = setting_names(kind)
-    last = unknown.rpartition(".")[2]
-    near = [name for name in names if name.rpartition(".")[2] == last]
-    near = near or get_close_matches(unknown, names, n=1, cutoff=0.7)
+    near = settings_named(kind, unknown.rpartition(".")[2])
+    near = near or get_close_matches(unknown, setting_names(kind), n=1, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"known here: {', '.join(kind.model_fields)}"
