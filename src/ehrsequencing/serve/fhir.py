@@ -22,9 +22,8 @@ from ehrsequencing.prediction.predict import Moment
 from ehrsequencing.readers.fhir.elements import kind_of, resources_of, text
 from ehrsequencing.readers.fhir.mapping import EVENTS, NAMED, READ
 from ehrsequencing.readers.fhir.memory import read_bundle
-from ehrsequencing.serve.predictor import Answer, Question
+from ehrsequencing.serve.predictor import Answer, Question, Service
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.service import Service
 
 MEDIA_TYPE = "application/fhir+json"
 SERVICE = "ehrsequencing-risk"
