@@ -29,7 +29,7 @@ test-all: .venv/dev
 LOWEST := records metrics config models cli batches core prediction
 test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt -e ".[fhir,omop,notebook]" pytest pytest-xdist hypothesis lifelines polars
+	.venv-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt -e ".[omop,notebook]" pytest pytest-xdist hypothesis lifelines polars
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -W ignore::DeprecationWarning -W ignore::FutureWarning \
 	  --ignore tests/metrics/test_other_libraries.py --ignore tests/models/test_mutants.py $(addprefix tests/,$(LOWEST))
 

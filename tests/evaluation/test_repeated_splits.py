@@ -31,6 +31,7 @@ from ehrsequencing.evaluation.repeated_splits import (
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.simulate.dataset import simulate
 from helpers.command_line import ehrseq, refused
 from helpers.training import Interrupted
 
@@ -207,6 +208,7 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
 
 
 def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+    assert repeated_splits(run, splits=3, data=sim_data, settings=QUICK)["splits"] == 3
     prepare(sim_data, tmp_path / "set", study=Run(run).study, tasks=[sim_task])
     with pytest.raises(EhrseqError, match="not what this run was trained on"):
         repeated_splits(run, splits=2, prepared=tmp_path / "set")
@@ -216,6 +218,9 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
         repeated_splits(run, splits=2, first_seed=-1)
     with pytest.raises(EhrseqError, match="records have moved"):
         repeated_splits(run, splits=2, data=tmp_path / "nowhere")
+    simulate(tmp_path / "other", subjects=300, seed=9)
+    with pytest.raises(EhrseqError, match=r"other records than those of the run: .*labels"):
+        repeated_splits(run, splits=3, data=tmp_path / "other", settings=QUICK)  # whatever is kept
     with pytest.raises(EhrseqError, match="prepared set has moved"):
         repeated_splits(run, splits=2, prepared=tmp_path / "nowhere")
 

@@ -16,7 +16,7 @@ from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
-from ehrsequencing.readers.fhir.source import open_fhir
+from ehrsequencing.readers.fhir.reader import fhir_files
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import MedsReader
@@ -106,9 +106,8 @@ def test_a_long_line_in_a_gzip_file_takes_no_memory(tmp_path: Path) -> None:
         read_csv_lines(path)
 
 
-def fhir_of(path: Path) -> list[list[object]]:
-    with open_fhir(str(path.parent)) as source:
-        return [block for file in source.files for block in source.blocks(file)]
+def fhir_of(path: Path) -> object:
+    return [list(file.entries()) for file in fhir_files(path.parent)]
 
 
 GZIP: dict[str, tuple[str, bytes, bytes, Callable[[Path], object]]] = {  # file, its begin, what repeats, who reads it

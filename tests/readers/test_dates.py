@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import ImportConfig, load_import
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.cells import parse_times
 from ehrsequencing.readers.date_order import count_dates, date_column
-from ehrsequencing.readers.parsing import parse_times
 from ehrsequencing.readers.synthea import import_synthea
 from helpers import omop
 from helpers.command_line import ehrseq
@@ -85,8 +85,8 @@ def test_an_ambiguous_column_is_refused_and_the_setting_decides(tmp_path: Path) 
 def test_mixed_and_unreadable_columns_are_refused(tmp_path: Path) -> None:
     for name, texts, said in (
         ("mixed", ["13/04/2013", "04/13/2013"], "written in several ways"),
-        ("words", ["SECRET", "SECRET2"], "none of its dates can be read"),
-        ("epoch", ["1.2e9", "1.3e9"], "none of its dates can be read"),
+        ("words", ["SECRET", "SECRET2"], "no readable date"),
+        ("epoch", ["1.2e9", "1.3e9"], "no readable date"),
     ):
         deaths = [{"person_id": i, "death_date": text} for i, text in enumerate(texts, start=1)]
         source = write_csv({"person": SMALL["person"], "death": deaths}, tmp_path / name)
@@ -132,7 +132,6 @@ def test_a_column_is_read_right_or_refused(days: list[date], format: str) -> Non
         assert format in ("dmy", "mdy", "german")
         return
     assert [t.date() for t in parse_times(text, how).to_pylist()] == days
-    assert how.unreadable == 0
 
 
 @given(st.datetimes(datetime(1950, 1, 1), datetime(2050, 1, 1)), st.integers(-14 * 60, 14 * 60))
@@ -239,7 +238,7 @@ def test_unreadable_cells_of_a_column_are_counted(tmp_path: Path, format: str) -
     tables: Tables = {"person": SMALL["person"], "condition_occurrence": rows}
     result = ehrseq("import", "omop", write_csv(tables, tmp_path / "csv"), tmp_path / "meds")
     assert result.exit_code == 0
-    assert "1 of 10 dates in column condition_start_date" in result.stderr
+    assert "1 of 10 values in column condition_start_date" in result.stderr
     assert "SECRET" not in result.output
 
 

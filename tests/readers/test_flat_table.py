@@ -5,6 +5,7 @@ import datetime as dt
 import io
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -297,13 +298,13 @@ def test_decimal_commas_are_read_where_the_map_says_so(form: str, tmp_path: Path
     table_map = write_map(tmp_path, f"decimal: ','\n{NUMBERS}")
     done = ehrseq("import", "csv", source, "--map", table_map, tmp_path / "meds", "import.dates=dmy")
     assert done.exit_code == 0, done.output
-    assert "1 of 5 values in column crp of labs (20.0%) are no numbers" in done.stderr
+    assert "1 of 5 values in column crp of labs (20.0%) cannot be read" in done.stderr
     rows = pq.read_table(next((tmp_path / "meds/data").rglob("*.parquet"))).to_pylist()
     assert [row["numeric_value"] for row in rows if row["code"] == "CRP"] == [3.5, 1234.5, -7.0, 1500.0, None]
     expected = [0.5, 1.5, 2.5, 3.5, 4.5] if form == "parquet" else [0.0, 1.0, 2.0, 3.0, 4.0]
     assert [row["numeric_value"] for row in rows if row["code"] == "NA"] == expected
     report = json.loads((tmp_path / "meds/metadata/import_report.json").read_text())
-    assert report["rows"]["labs"]["numbers"] == {"crp": {"unreadable": 1, "filled": 5}}
+    assert report["rows"]["labs"]["cells"]["crp"] == {"values": 4, "empty": 0, "unread": 1}
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,7 @@ def test_some_numbers_with_the_other_mark_are_noted(tmp_path: Path) -> None:
     source.write_text("patient;date;crp;na\n" + "".join(f"1;2011-06-01;{c};1\n" for c in ["3", "4", "3,5", "n/a", ""]))
     done = ehrseq("import", "csv", source, "--map", write_map(tmp_path, NUMBERS), tmp_path / "meds")
     assert "column crp: a comma keeps 1 of 4 values from being read; write `decimal: ','` in the map" in done.output
-    assert "2 of 4 values in column crp of labs (50.0%) are no numbers" in done.stderr
+    assert "2 of 4 values in column crp of labs (50.0%) cannot be read" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "subject: [", "- a\n- b\n"])
@@ -351,7 +352,7 @@ def test_a_broken_map_says_where_maps_are_shown(text: str, tmp_path: Path) -> No
         ("time: {column: year", "when: {column: year", "unknown setting 'when'"),
         ("since: 2000-01-01 12:00}\nenc", "}\nenc", "needs either since or before"),
         ("time: {column: year, unit: y, since: 2000-01-01 12:00}\n", "", "an event has no time"),
-        ("since: 2000-01-01 12:00}\nenc", "since: sex}\nenc", "none of its dates can be read"),
+        ("since: 2000-01-01 12:00}\nenc", "since: sex}\nenc", "cells of column sex can be read"),
     ],
 )
 def test_a_wrong_map_is_refused_with_what_to_do(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -375,3 +376,38 @@ def test_texts_without_a_number_and_unlisted_texts_are_counted(tmp_path: Path) -
     assert report.counts["unlisted"] == sum(row["status"] == "moved" for row in rows) > 0
     table = report.row_counts.tables["visits"]
     assert table.kept + sum(n for n, _ in table.dropped.values()) == table.read == len(rows)
+
+
+def test_numbers_are_keys_and_missing_values_of_a_map(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{10 * i},{i % 3},{i if i % 2 else -9}\n" for i in range(1, 7))
+    (tmp_path / "t.csv").write_text(f"id,days,end,lab\n{rows}")
+    mapping = """subject: id
+time: {column: days, unit: d, since: 2000-01-01}
+missing: [-9]
+events:
+  - {code_from: end, codes: {2: MEDS_DEATH, 1: TRANSPLANT}}
+  - {code: LAB, value: lab}
+"""
+    done = ehrseq("import", "csv", tmp_path / "t.csv", "--map", write_map(tmp_path, mapping), tmp_path / "meds")
+    assert done.exit_code == 0, done.output
+    rows_ = [r for p in (tmp_path / "meds/data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    codes = Counter(row["code"] for row in rows_)
+    assert codes == {"MEDS_DEATH": 2, "TRANSPLANT": 2, "LAB": 3}
+    assert all(row["date_only"] for row in rows_)
+
+
+def test_an_impossible_age_is_unread_and_no_birth_in_the_future(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "id,at,age\n" + "".join(f"{i},2015-06-0{i},{50 - 59 * (i == 3)}\n" for i in range(1, 9))
+    )
+    mapping = (
+        "subject: id\ntime: at\nbirth: {column: age, unit: y, before: at}\nevents:\n  - {code: A}\n  - {code: B}\n"
+    )
+    done = ehrseq("import", "csv", tmp_path / "t.csv", "--map", write_map(tmp_path, mapping), tmp_path / "meds")
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "meds/metadata/import_report.json").read_text())
+    assert report["rows"]["t"]["cells"]["age"] == {"values": 7, "empty": 0, "unread": 1}
+    rows = [r for p in (tmp_path / "meds/data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    born = [row["time"] for row in rows if row["code"] == "MEDS_BIRTH"]
+    assert len(born) == 7
+    assert max(born) < dt.datetime(1966, 1, 1)

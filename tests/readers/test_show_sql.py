@@ -76,13 +76,12 @@ def test_statements_on_files_run_in_duckdb(tmp_path: Path, monkeypatch: pytest.M
     assert all(rows)
 
 
-def test_text_dates_are_said_to_depend_on_the_counts(tmp_path: Path) -> None:
+def test_show_sql_writes_nothing(tmp_path: Path) -> None:
     source = write_csv(SMALL, tmp_path / "csv")
     out = tmp_path / "out"
     found = ehrseq("import", "omop", source, out, "--show-sql", "--json")
     told = json.loads(found.stdout)
-    deaths = next(text for text in told["result"]["sql"] if text.startswith("-- death.csv: rows"))
-    assert "death_datetime and death_date as if written yyyy-mm-dd" in deaths.splitlines()[0]
+    assert any(text.startswith("-- death.csv: rows") for text in told["result"]["sql"])
     assert told["wrote"] == {}
     assert not out.exists()
 

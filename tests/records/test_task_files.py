@@ -104,7 +104,7 @@ def test_a_task_with_everything_reads_back_as_it_was_stored(tmp_path: Path) -> N
     )
     data = write_meds(tmp_path / "data", rows, splits={1: "train", 2: "train"})
     task = a_task(eligibility=rules, recurrent=True)
-    prepare(data, tmp_path / "out", study=study(), tasks=[task])
+    prepare(data, tmp_path / "out", study=study(), tasks=[task], allow_empty=True)
     assert load_task(tmp_path / "out" / "tasks" / "t" / "task.yaml") == task
 
 

@@ -57,7 +57,7 @@ Row = tuple[str, dt.datetime | None, str, float | None, str | None, str | None]
 
 
 def when(written: str | None, *, early: bool = False) -> dt.datetime | None:
-    """A time in UTC and to the second; the first or the last day of a month or year."""
+    """The clock as it is written, to the second; the first or the last day of a month or year."""
     if written is None:
         return None
     try:
@@ -70,9 +70,7 @@ def when(written: str | None, *, early: bool = False) -> dt.datetime | None:
         time = dt.datetime.fromisoformat(written)
     except ValueError:
         return None
-    if time.tzinfo is not None:
-        time = time.astimezone(dt.UTC).replace(tzinfo=None)
-    return time.replace(microsecond=0)
+    return time.replace(microsecond=0, tzinfo=None)
 
 
 def end_of_day(time: dt.datetime) -> dt.datetime:
@@ -150,10 +148,18 @@ def concepts(resource: dict[str, Any], named: dict[str, list[str]]) -> list[str]
     return list(dict.fromkeys(found))
 
 
+def newest(resources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each type and id the last resource; those without an id all."""
+    last = {(r["resourceType"], r["id"]): i for i, r in enumerate(resources) if "id" in r}
+    return [r for i, r in enumerate(resources) if "id" not in r or last[r["resourceType"], r["id"]] == i]
+
+
 def valued(code: str, part: dict[str, Any]) -> tuple[str, float | None, str | None]:
     """Code, number and text of an Observation or a component."""
     if "valueQuantity" in part:
         quantity = part["valueQuantity"]
+        if "comparator" in quantity:
+            return code, None, f"{quantity['comparator']}{quantity['value']}"
         unit = quantity.get("code") or quantity.get("unit")
         return (f"{code}//{unit}" if unit else code), float(quantity["value"]), None
     if codes(part.get("valueCodeableConcept")):
@@ -175,7 +181,7 @@ def at(resource: dict[str, Any], path: str) -> str | None:
 
 def plain_rows(resources: Iterable[dict[str, Any]]) -> set[Row]:
     """All MEDS rows."""
-    resources = [r for r in resources if r.get("status") not in WRONG]
+    resources = [r for r in newest(list(resources)) if r.get("status") not in WRONG]
     named = {}
     for r in resources:
         if r["resourceType"] in ("Medication", "Device") and "id" in r:
@@ -197,6 +203,8 @@ def plain_rows(resources: Iterable[dict[str, Any]]) -> set[Row]:
         written = next((t for t in found if len(t) > 7), found[0] if found else None)
         span = stays.get((patient, stay))
         time = reported_at(r, written, span) if kind in RECORDED else when(written)
+        if span is not None and not found and not (kind in RECORDED and at(r, RECORDED[kind])):
+            time = span[1]  # without a date it was known by the end of its stay
         if patient not in people or time is None:
             continue
         stay, span = (stay, span) if fits(time, span) else (None, None)
@@ -259,7 +267,9 @@ def visits(
         start = when(at(r, "period.start"))
         if r["resourceType"] != "Encounter" or patient not in people or start is None:
             continue
-        moment = known_at(start, stays.get((patient, stay)))
+        span = stays.get((patient, stay))
+        stay, span = (stay, span) if span is None or fits(start, span) else (None, None)
+        moment = known_at(start, span)
         for concept in r.get("type", []):
             rows |= {(patient, moment, c, None, None, stay) for c in codes(concept)}
     return stays, rows

@@ -18,7 +18,7 @@ def same_instant(data: AuditData) -> Finding:
     """A prediction time lies before the end of its follow-up, and after any blanking."""
     bad = total = 0
     for rows in (records.rows for records in data.records.values()):
-        duration, entry = rows.duration_days, rows.entry_days.astype(np.float64)
+        duration, entry = rows.duration_days, rows.entry_days
         bad += int((~(duration > 0) | ~(duration > entry)).sum())
         total += len(rows)
     what = "prediction times lie at or after the outcome or the end of follow-up"

@@ -43,7 +43,7 @@ class _Labels:
 
     @classmethod
     def of(cls, rows: TaskRows, chosen: Ints) -> "_Labels":
-        days = rows.duration_days[chosen] - rows.entry_days.astype(np.float64)[chosen]
+        days = rows.duration_days[chosen] - rows.entry_days[chosen]
         return cls(rows.cause.astype(np.int64)[chosen], days)
 
     def within(self, cause: int, days: float) -> tuple[Floats, Floats]:

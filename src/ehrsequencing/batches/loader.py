@@ -435,14 +435,10 @@ class SubjectLoader:
         order = np.argsort(positions)
         row, positions = row[order], positions[order]
         listed = outcome_labels(self.outcomes, self.rows, row, recur=self.outcomes_recur)
-        days, entry = listed.days.astype(np.float32), self.rows.entry_days[row][listed.row]
-        # an event after the blanking stays after it when rounded
-        after = np.nextafter(entry, np.float32(np.inf))
-        days = np.where(listed.days > 0, np.maximum(days, after), days)
         return {
             "outcome_rows": torch.from_numpy(positions[listed.row]),
             "outcome_codes": torch.from_numpy(listed.code),
-            "outcome_days": torch.from_numpy(days),
+            "outcome_days": torch.from_numpy(listed.days),
         }
 
     def _labels(
@@ -450,7 +446,7 @@ class SubjectLoader:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = self.rows
         at_risk, cause = np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64)
-        duration, entry = np.ones(n, dtype=np.float32), np.zeros(n, dtype=np.float32)
+        duration, entry = np.ones(n), np.zeros(n)  # float64: a time may lie on an edge of the grid
         known = ~np.isnan(rows.duration_days[row])
         where, row = positions[known], row[known]
         at_risk[where] = True

@@ -4,8 +4,9 @@ import math
 import re
 from datetime import datetime
 from typing import Annotated, TypeVar
+from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 DAYS_PER_YEAR = 365.25
 # a duration beyond this is a slip, and could overflow a clock of microseconds
@@ -68,6 +69,18 @@ def as_list(value: object) -> object:
 
 
 CodeList = Annotated[tuple[str, ...], BeforeValidator(as_list), Field(min_length=1)]
+
+
+def check_zone(name: str) -> str:
+    """Refuse what is no time zone, and return the name."""
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f"{name!r} is no time zone such as Europe/Berlin or UTC") from error
+    return name
+
+
+TimeZone = Annotated[str, AfterValidator(check_zone)]
 
 
 def check_date(text: str | None) -> None:

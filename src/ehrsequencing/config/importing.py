@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
 
-from ehrsequencing.config.base import Settings, as_list, check_date
+from ehrsequencing.config.base import Settings, TimeZone, as_list, check_date
 from ehrsequencing.config.files import read_settings, read_yaml, validated
 from ehrsequencing.core.errors import EhrseqError
 
@@ -18,6 +18,8 @@ class ImportConfig(Settings):
 
     # Order of day, month and year in dates written as text. None: found out, and refused where it is ambiguous.
     dates: Literal["dmy", "mdy", "ymd"] | None = None
+    # Clock of the hospital, for times that are written in UTC: Europe/Berlin.
+    time_zone: TimeZone | None = None
     # What the columns of a flat table mean, for `ehrseq import csv`.
     map: Path | None = None
 
@@ -69,13 +71,24 @@ def is_date(text: str) -> bool:
     return True
 
 
+def _as_texts(given: object) -> object:
+    """Numbers of a list, or of the keys of a mapping, as the table writes them."""
+    if isinstance(given, dict):
+        return {_as_text(key): value for key, value in given.items()}
+    return [_as_text(item) for item in given] if isinstance(given, list) else given
+
+
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class EventMap(Settings):
     """One event for each row of the table in which its columns are filled."""
 
     code: str | None = None  # the code; with code_from its beginning: CODE//TEXT
     code_from: str | None = None  # the column whose text ends the code
     # texts of code_from → whole codes; others make no event
-    codes: dict[str, str] = Field(default_factory=dict)
+    codes: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
     value: str | None = None  # the column with the number
     unit: str | None = None  # of all numbers; becomes the code's ending
     unit_from: str | None = None  # the column with each number's unit
@@ -126,7 +139,7 @@ class TableMap(Settings):
     static: dict[str, str] = Field(default_factory=dict)
     events: Annotated[tuple[EventMap, ...], Field(min_length=1)]
     decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
-    missing: Annotated[tuple[str, ...], BeforeValidator(as_list)] = (
+    missing: Annotated[tuple[str, ...], BeforeValidator(_as_texts), BeforeValidator(as_list)] = (
         "NA",
         "NaN",
         "nan",

@@ -20,7 +20,7 @@ from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, write_json
+from ehrsequencing.core.files import digest, private_folder, read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
@@ -292,6 +292,8 @@ def repeated_splits(
         raise EhrseqError(
             "the MEDS records have moved", where=str(records), fix="name them with --data"
         )
+    if data is not None:
+        _require_own_records(run, store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
     study, found = _study_of(run, store), []
     for number_, seed in enumerate(range(first_seed, first_seed + splits)):
@@ -314,6 +316,21 @@ def repeated_splits(
     write_json(run_folder / FOLDER / SUMMARY, kept, owner_only=True)  # it has exact counts
     progress(splits, splits, "done")
     return result
+
+
+def _require_own_records(run: Run, store: Prepared, records: Path) -> None:
+    """Refuse records that do not give the prepared set that the run was trained on.
+
+    Raises:
+        EhrseqError: Visits, codes, values or labels differ.
+    """
+    with private_folder() as folder:
+        again = folder / "prepared"
+        prepare(records, again, study=store.study, tasks=[store.task(name) for name in store.tasks])
+        if other := Prepared(again, verify=False).unlike(run.task.name, run.manifest):
+            what = f"holds other records than those of the run: {' and '.join(other)} differ"
+            fix = "name the run's own records with --data; evaluate other records without --splits"
+            raise EhrseqError(what, where=str(records), fix=fix)
 
 
 def saved_splits(run_folder: Path) -> dict[str, Any] | None:

@@ -60,6 +60,7 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tupl
     rows = pa.table(columns, names=schema.names)
     needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
     needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
+    needs_time &= ~role_mask(rows, Role.REPORTED) | _nulls(rows["encounter_id"])
     left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
     for name, bad in (
         ("no_person", _nulls(rows["subject_id"])),
@@ -110,6 +111,7 @@ class _Made:
     row: Ints
     time_us: Ints
     code: Ints
+    date_only: Bools  # the source gave a date, and no time of day
 
 
 def clean_rows(
@@ -145,8 +147,8 @@ def cleaned(
 
     Returns:
         subject_id, time, code (of a dictionary that holds the codes of these rows, sorted), numeric_value, text_value,
-        encounter_id; sorted by subject, time (static rows first), code, value, text and encounter, so that the result
-        does not depend on the order of the rows.
+        encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
+        the result does not depend on the order of the rows.
     """
     known = _without_open_ends(_plain(_known_persons(rows, counts, group)), counts, open_after_us)
     visit = _visit_of(known, counts)
@@ -190,6 +192,7 @@ def cleaned(
             "numeric_value": taken(value, row),
             "text_value": taken(text, row),
             "encounter_id": taken(encounter, row),
+            "date_only": made.date_only[order],
         }
     )
 
@@ -229,9 +232,11 @@ def _count_rows(given: pa.Table, known: _Rows, made: Ints, row_counts: RowCounts
     present[known.subject[made]] = True
     person = role == Role.PERSON
     reasons = {
+        "no_time": (role == Role.REPORTED) & (known.time_us[left] == NO_TIME),
         "nobody": ~present[known.subject[left]],
         "kept": person
         & (known.time_us[left] == NO_TIME),  # no row, but the subject is in the output
+        "open_end": (role == Role.DEATH) & (known.time_us[left] == NO_TIME),
         "two_births": person,
         "two_deaths": role == Role.DEATH,
         "overlapping_periods": role == Role.OBSERVED,
@@ -300,13 +305,17 @@ def _plain(known: tuple[pa.Table, Ints, Ints]) -> _Rows:
 
 
 def _without_open_ends(rows: _Rows, counts: RuleCounts, open_after_us: int | None) -> _Rows:
-    """Remove ends after `open_after_us`, which mean "not ended yet"."""
-    is_open = rows.end_us > (OPEN if open_after_us is None else open_after_us)
-    if not is_open.any():
-        return rows
-    counts["open_end"] += int(is_open.sum())
+    """Remove ends and deaths after `open_after_us`, which mean "not ended yet"."""
+    after_us = OPEN if open_after_us is None else open_after_us
+    is_open = rows.end_us > after_us
+    no_death = rows.of_role(Role.DEATH) & (rows.time_us > after_us)
+    counts["open_end"] += int(is_open.sum() + no_death.sum())
     no_end = np.where(rows.of_role(Role.OBSERVED), OPEN, NO_TIME)
-    return replace(rows, end_us=np.where(is_open, no_end, rows.end_us))
+    return replace(
+        rows,
+        time_us=np.where(no_death, NO_TIME, rows.time_us),
+        end_us=np.where(is_open, no_end, rows.end_us),
+    )
 
 
 def role_mask(rows: pa.Table, *roles: Role) -> Bools:
@@ -329,7 +338,7 @@ def _joined(parts: list[_Made]) -> _Made:
     return _Made(
         *(
             np.concatenate([getattr(part, name) for part in parts])
-            for name in ("row", "time_us", "code")
+            for name in ("row", "time_us", "code", "date_only")
         )
     )
 
@@ -351,15 +360,16 @@ def _births(rows: _Rows, counts: RuleCounts) -> _Made:
     counts["two_births"] += several
     counts["no_birth"] += len(np.unique(rows.subject[persons])) - len(first)
     born = dated[first]
-    return _Made(born, rows.time_us[born], rows.code[born])
+    return _Made(born, rows.time_us[born], rows.code[born], _is_date(rows.time_us[born]))
 
 
 def _deaths(rows: _Rows, counts: RuleCounts) -> _Made:
-    deaths = np.flatnonzero(rows.of_role(Role.DEATH))
+    deaths = np.flatnonzero(rows.of_role(Role.DEATH) & (rows.time_us != NO_TIME))
     time_us = end_of_day(rows.time_us[deaths], counts)
     first, several = _earliest(rows.subject[deaths], time_us)
     counts["two_deaths"] += several
-    return _Made(deaths[first], time_us[first], rows.code[deaths[first]])
+    died = deaths[first]
+    return _Made(died, time_us[first], rows.code[died], _is_date(rows.time_us[died]))
 
 
 def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
@@ -389,16 +399,20 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     ended = end[closes] < OPEN
     code = np.repeat(rows.period, [opens.sum(), ended.sum()])
     chosen = periods[np.r_[order[opens], order[opens][ended]]]
-    return _Made(chosen, np.r_[start[opens], end[closes][ended]], code)
+    dated = np.r_[np.zeros(opens.sum(), bool), _is_date(rows.end_us[periods][order][closes][ended])]
+    return _Made(chosen, np.r_[start[opens], end[closes][ended]], code, dated)
 
 
 def _events(rows: _Rows, visit: Ints, spans: VisitSpans, counts: RuleCounts) -> _Made:
     """Events, static rows, and the starts and ends of visits and other spans."""
-    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.REPORTED, Role.STATIC, *_SPANS))
+    every = np.flatnonzero(
+        rows.of_role(Role.EVENT, Role.STATIC, *_SPANS)
+        | (rows.of_role(Role.REPORTED) & (rows.time_us != NO_TIME))
+    )
     role, visit = rows.role[every], visit[every]
     span = _among_roles(role, _SPANS)
     time_us = np.where(role == Role.STATIC, NO_TIME, rows.time_us[every])
-    midnight = (time_us % DAY_US == 0) & (time_us != NO_TIME) & ~span
+    midnight = _is_date(time_us) & ~span
     loose = np.flatnonzero(midnight)
     counts["date_only"] += len(loose)
     moved = end_of_day(time_us[loose])
@@ -412,8 +426,14 @@ def _events(rows: _Rows, visit: Ints, spans: VisitSpans, counts: RuleCounts) -> 
     backwards = (end_us != NO_TIME) & (end_us < time_us[stays])
     counts["end_before_start"] += int(backwards.sum())
     ended = (end_us != NO_TIME) & ~backwards
-    starts, ends = _Made(every, time_us, rows.code[every]), every[stays[ended]]
-    return _joined([starts, _Made(ends, end_us[ended], rows.end_code[rows.code[ends]])])
+    starts, ends = _Made(every, time_us, rows.code[every], midnight), every[stays[ended]]
+    dated = _is_date(rows.end_us[ends])
+    return _joined([starts, _Made(ends, end_us[ended], rows.end_code[rows.code[ends]], dated)])
+
+
+def _is_date(time_us: Ints) -> Bools:
+    """(n,) whether a time is a date without a time of day."""
+    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
 
 
 def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
@@ -456,4 +476,4 @@ def _without_nobody(rows: _Rows, made: _Made, counts: RuleCounts) -> _Made:
     if timed[met].all():
         return made
     keep = timed[subject]
-    return _Made(made.row[keep], made.time_us[keep], made.code[keep])
+    return _Made(made.row[keep], made.time_us[keep], made.code[keep], made.date_only[keep])

@@ -16,7 +16,7 @@ import pyarrow.csv as pacsv
 
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.parsing import open_text
+from ehrsequencing.readers.cells import open_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
 _MAGIC = {

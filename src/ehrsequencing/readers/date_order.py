@@ -14,7 +14,10 @@ from ehrsequencing.core.errors import EhrseqError
 Order = Literal["ymd", "dmy", "mdy"]
 
 _DAY, _MONTH, _YEAR = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"(\d{4})"
-_CLOCK = r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)? ?(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?"
+_CLOCK = (
+    r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
+    r" ?([AaPp][Mm])? ?(Z|UTC|GMT|[+-]\d{2}(:?\d{2})?)?)?"
+)
 # Patterns of a date, each with the replacement that makes it an ISO date.
 _FORMATS: dict[Order, tuple[tuple[str, str], ...]] = {
     "ymd": (
@@ -33,8 +36,7 @@ TO_ISO: dict[Order, tuple[tuple[str, str], ...]] = {
     order: tuple((rf"^\s*{pattern}", iso) for pattern, iso in formats)
     for order, formats in _FORMATS.items()
 }
-ISO_LIKE = "____-__-__%"  # for SQL's LIKE, which is far cheaper than a regular expression
-ZONED = r":\d{2}([.,]\d+)? ?[+-]\d{2}(:?\d{2})?\s*$"
+_ISO_LIKE = "____-__-__%"  # far cheaper than a regular expression
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class DateCounts:
     dmy: int = 0
     mdy: int = 0
     either: int = 0  # can be read both as dmy and as mdy
-    zoned: int = 0  # with an offset from UTC
 
     def __add__(self, other: "DateCounts") -> "DateCounts":
         return DateCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -68,8 +69,6 @@ class DateColumn:
 
     order: Order | None = "ymd"  # None if no cell is a date
     plain: bool = True  # every date is already written as yyyy-mm-dd
-    zoned: bool = False  # some cells have an offset from UTC
-    unreadable: int = 0  # how many cells are not dates of this order
 
 
 ISO_COLUMN = DateColumn()
@@ -85,7 +84,7 @@ def date_column(counts: DateCounts, setting: Order | None, *, where: str) -> Dat
         EhrseqError: Without a setting, no order or more than one reads every readable cell.
     """
     if not counts.readable:
-        return DateColumn(order=None, unreadable=counts.filled) if counts.filled else DateColumn()
+        return DateColumn(order=None) if counts.filled else DateColumn()
     fits = [order for order in PATTERNS if counts.fitting(order) == counts.readable]
     if fits[:1] == ["ymd"] or setting is None:
         if len(fits) != 1:
@@ -99,31 +98,21 @@ def date_column(counts: DateCounts, setting: Order | None, *, where: str) -> Dat
         order = fits[0]
     else:
         order = setting
-    left = counts.filled - counts.fitting(order)
-    return DateColumn(
-        order, plain=order == "ymd" and not counts.ymd, zoned=bool(counts.zoned), unreadable=left
-    )
-
-
-def unreadable_dates(where: str) -> EhrseqError:
-    """The error about a column in which nothing is a date."""
-    fix = "write yyyy-mm-dd, yyyymmdd, dd/mm/yyyy or mm/dd/yyyy, with or without a 24-hour clock"
-    return EhrseqError("none of its dates can be read", where=where, fix=fix)
+    return DateColumn(order, plain=order == "ymd" and not counts.ymd)
 
 
 def count_dates(text: pa.ChunkedArray) -> DateCounts:
     """Count the cells of a block by the orders in which they can be read."""
     text = pc.drop_null(text)
     text = text.filter(pc.not_equal(pc.utf8_trim_whitespace(text), ""))
-    iso = pc.match_like(text, ISO_LIKE)
+    iso = pc.match_like(text, _ISO_LIKE)
     others = text.filter(pc.invert(iso))
     found = {
         order: pc.match_substring_regex(others, pattern) for order, pattern in PATTERNS.items()
     }
     either = pc.and_(found["dmy"], found["mdy"])
-    zoned = pc.match_substring_regex(text, ZONED)
     ymd, dmy, mdy = (_true(found[order]) for order in ("ymd", "dmy", "mdy"))
-    return DateCounts(len(text), _true(iso), ymd, dmy, mdy, _true(either), _true(zoned))
+    return DateCounts(len(text), _true(iso), ymd, dmy, mdy, _true(either))
 
 
 def _true(mask: pa.ChunkedArray) -> int:

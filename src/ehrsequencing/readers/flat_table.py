@@ -22,18 +22,18 @@ from ehrsequencing.config.importing import (
     load_table_map,
 )
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.cells import Block, parse_numbers, parse_times
 from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.csv_files import CsvFile, check_content, read_blocks, read_csv_lines
-from ehrsequencing.readers.date_order import DateColumn, DateCounts, count_dates, unreadable_dates
+from ehrsequencing.readers.date_order import DateColumn, DateCounts, count_dates
 from ehrsequencing.readers.import_report import TableCounts
-from ehrsequencing.readers.parsing import parse_numbers, parse_times
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 
 BLOCK_ROWS = 100_000
-_WHOLE = r"^\s*[+-]?\d{1,18}\s*$"
+_NUMBER_ID = r"^(0|-?[1-9]\d{0,17})$"  # a number as it is written in one way only: not 0012
 _LONGEST_DAYS = 3_000_000
 _MARKS = {",": "comma", ".": "point"}
 _NULL = pa.scalar(None, pa.string())
@@ -55,9 +55,9 @@ def import_csv(source: str, job: Import) -> None:
         for counts in job.tables([path.name.partition(".")[0].lower()]):
             survey = _survey(table, table_map, counts, job)
             for batch in table.blocks(table_map.columns()):
-                block = _Block(batch, survey, pa.array(counts.take(len(batch))), job.report.counts)
+                block = _Block(batch, survey, counts, job)
                 if not survey.whole_ids:
-                    names.add(batch[table_map.subject])
+                    names.add(block.text(table_map.subject))
                 writer.add(_rows(table_map, block, book))
         if not survey.whole_ids:
             names.write(writer.folder)
@@ -156,55 +156,63 @@ class _Survey:
     """What a first pass over the table has shown."""
 
     dates: dict[str, DateColumn]
-    whole_ids: bool  # every subject is a whole number, and stays as it is
+    # every subject is the whole number that it looks like, and stays as it is
+    whole_ids: bool
     decimal: Mapping[str, str]  # column of numbers → its decimal mark
+    whole_days: frozenset[
+        str
+    ]  # columns of elapsed time that hold whole days only: dates, no clocks
 
 
 def _survey(table: _Table, table_map: TableMap, counts: TableCounts, job: Import) -> _Survey:
     """Find out how dates are written and whether ids are whole numbers; count rows that cannot be parsed."""
     columns, rejected, parsed, odd_ids = table_map.date_columns(), Counter[str](), 0, 0
     totals = {name: DateCounts() for name in columns}
-    numbers = {name: _Numbers() for name in table_map.number_columns()}
+    elapsed = {when.column: when.unit for when in table_map.whens() if isinstance(when, Elapsed)}
+    numbers = {name: _Numbers(elapsed.get(name)) for name in table_map.number_columns()}
     decimal = {name: "." if name.lower() in table.typed else table_map.decimal for name in numbers}
     for batch in table.blocks([*dict.fromkeys([table_map.subject, *columns, *numbers])], rejected):
         parsed += len(batch)
         for name, found in numbers.items():
             found.add(batch[name], decimal[name])
         totals = {name: dated + count_dates(batch[name]) for name, dated in totals.items()}
-        odd_ids += (
-            pc.sum(
-                pc.invert(pc.match_substring_regex(batch[table_map.subject].drop_null(), _WHOLE))
-            ).as_py()
-            or 0
-        )
+        ids = pc.utf8_trim_whitespace(batch[table_map.subject].drop_null())
+        odd_ids += pc.sum(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID))).as_py() or 0
     if table.csv is not None:
         lost = table.csv.rows_in(parsed, rejected.total()) - parsed
         job.report.lose_lines(
             counts, table.path.name, lost, table.csv.uneven_line if rejected else table.csv.odd_line
         )
     counts.begin(table.path.name)
-    dates = job.date_columns(totals, counts, where=str(table.path))
-    for name, how in dates.items():
-        if how.order is None:
-            raise unreadable_dates(f"{table.path}, column {name}")
+    dates = job.date_columns(totals, where=str(table.path))
     counts.columns |= {"no_person": table_map.subject}
+    counts.required |= {table_map.subject}
+    for when in (table_map.time, *(event.time for event in table_map.events)):
+        named = [when.since, when.before] if isinstance(when, Elapsed) else [when]
+        counts.required |= {name for name in named if name is not None and name in totals}
     for name, found in numbers.items():
         _check_numbers(found, decimal[name], f"{table.path}, column {name}", job)
-        counts.no_numbers[name] = (found.bad, found.filled)
-    return _Survey(dates, whole_ids=odd_ids == 0, decimal=decimal)
+    whole_days = frozenset(name for name in elapsed if not numbers[name].clocks)
+    return _Survey(dates, whole_ids=odd_ids == 0, decimal=decimal, whole_days=whole_days)
 
 
 @dataclass
 class _Numbers:
     """What the cells of a column of numbers hold."""
 
+    unit: str | None = None  # of elapsed time
     filled: int = 0
     bad: int = 0  # are no numbers
     other: int = 0  # of these: are numbers with the other decimal mark
+    clocks: int = 0  # elapsed times that are no whole days
 
     def add(self, cells: pa.ChunkedArray, decimal: str) -> None:
         """Count the cells of a block."""
-        bad = pc.and_(pc.is_valid(cells), pc.is_null(parse_numbers(cells, decimal)))
+        numbers = parse_numbers(cells, decimal)
+        bad = pc.and_(pc.is_valid(cells), pc.is_null(numbers))
+        if self.unit is not None:
+            days = pc.multiply(numbers, UNIT_DAYS[self.unit])
+            self.clocks += pc.sum(pc.not_equal(pc.floor(days), days)).as_py() or 0
         self.filled += len(cells) - cells.null_count
         self.bad += pc.sum(bad).as_py() or 0
         other = parse_numbers(cells.filter(bad), "." if decimal == "," else ",")
@@ -231,49 +239,56 @@ def _check_numbers(found: _Numbers, decimal: str, where: str, job: Import) -> No
         job.report.notes.append(f"{where}: {what}; {write}")
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A block of the table, and how it is read."""
+class _Block(Block):
+    """A block of the table, read by what its survey has shown."""
 
-    batch: pa.Table
-    survey: _Survey
-    source: pa.Array
-    counts: Counter[str]
+    def __init__(self, batch: pa.Table, survey: _Survey, counts: TableCounts, job: Import) -> None:
+        super().__init__(batch, counts, dates=survey.dates, decimal=survey.decimal)
+        self.whole_ids, self.whole_days = survey.whole_ids, survey.whole_days
+        self.rules = job.report.counts
+        self._elapsed_seen: list[Elapsed] = []
 
-    def subjects(self, column: str) -> pa.Array:
+    def subjects(self, column: str) -> pa.ChunkedArray:
         """Subject ids."""
-        names = self.batch[column]
-        if not self.survey.whole_ids:
-            return subject_ids(names)
-        return pc.utf8_trim_whitespace(names).cast(pa.int64()).combine_chunks()
+        if self.whole_ids:
+            return self.whole(column)
+        return pa.chunked_array([subject_ids(self.text(column))])
 
-    def times(self, when: When) -> pa.Array:
+    def moments(self, when: When) -> pa.ChunkedArray:
         """The time of each row."""
         if isinstance(when, Elapsed):
             return self._elapsed(when)
         if is_date(when):
-            return parse_times(pa.chunked_array([pa.array([when] * len(self.batch), pa.string())]))
-        return parse_times(self.batch[when], self.survey.dates[when])
+            fixed = parse_times(pa.chunked_array([pa.array([when] * len(self), pa.string())]))
+            return pa.chunked_array([fixed])
+        return self.times(when)
 
-    def numbers(self, column: str) -> pa.ChunkedArray:
-        """The number in each row; null without one."""
-        return parse_numbers(self.batch[column], self.survey.decimal[column])
+    def _elapsed(self, when: Elapsed) -> pa.ChunkedArray:
+        """Origin plus or minus the column, to the second.
 
-    def _elapsed(self, when: Elapsed) -> pa.Array:
-        """Origin plus or minus the column, to the second; midnight becomes a second later, or it would mean a day."""
-        origin = self.times(when.since or when.before or "")
+        Where the column holds clocks, midnight becomes a second later, or it would mean a day.
+        """
+        origin = self.moments(when.since or when.before or "")
         days = self.numbers(when.column).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
         good = np.abs(days) < _LONGEST_DAYS  # False for NaN
+        if when.before is not None:  # an age below 0 would be a birth in the future
+            good &= days >= 0
+        bad = int((~good & ~np.isnan(days)).sum())
+        if bad and when not in self._elapsed_seen:
+            self.counts.uncount_values(when.column, bad)
+        self._elapsed_seen.append(when)
         seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
         start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
         us = start + seconds * (SECOND_US if when.since is not None else -SECOND_US)
-        us += np.where(us % DAY_US == 0, SECOND_US, 0)
-        return pa.array(us, mask=~good | np.asarray(origin.is_null())).cast(pa.timestamp("us"))
+        if when.column not in self.whole_days:
+            us += np.where(us % DAY_US == 0, SECOND_US, 0)
+        moments = pa.array(us, mask=~good | np.asarray(origin.is_null())).cast(pa.timestamp("us"))
+        return pa.chunked_array([moments])
 
 
 def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
     """Persons, births, deaths, static codes, events and the encounters' ids of a block."""
-    subject, n = block.subjects(table_map.subject), len(block.batch)
+    subject, n = block.subjects(table_map.subject), len(block)
     base = {"subject_id": subject, "source": block.source}
 
     def rows(role: Role, code: Any, keep: Any = None, **columns: Any) -> pa.Table:
@@ -292,18 +307,18 @@ def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
         rows(
             Role.PERSON,
             BIRTH,
-            **({"time": block.times(table_map.birth)} if table_map.birth else {}),
+            **({"time": block.moments(table_map.birth)} if table_map.birth else {}),
         )
     ]
     if table_map.death:
-        time = block.times(table_map.death)
+        time = block.moments(table_map.death)
         parts.append(rows(Role.DEATH, DEATH, pc.is_valid(time), time=time))
     for column, beginning in table_map.static.items():
-        code = pc.binary_join_element_wise(pa.scalar(beginning), block.batch[column], "//")
+        code = pc.binary_join_element_wise(pa.scalar(beginning), block.text(column), "//")
         parts.append(rows(Role.STATIC, code, pc.is_valid(code)))
     encounter: dict[str, Any] = {}
     if table_map.encounter is not None:
-        encounter = {"encounter_id": pc.utf8_trim_whitespace(block.batch[table_map.encounter.id])}
+        encounter = {"encounter_id": block.text(table_map.encounter.id)}
         there = pc.and_(pc.is_valid(encounter["encounter_id"]), pc.is_valid(subject))
         parts.append(rows(Role.NAMED_VISIT, None, there, **encounter, **_span(table_map, block)))
     for event in table_map.events:
@@ -311,7 +326,7 @@ def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
         role = pc.if_else(
             pc.equal(pc.fill_null(code, ""), DEATH), int(Role.DEATH), int(Role.EVENT)
         ).cast(pa.int8())
-        time = block.times(event.time or table_map.time or "")
+        time = block.moments(event.time or table_map.time or "")
         stay = {} if isinstance(event.time, str) and is_date(event.time) else encounter
         made = rows(Role.EVENT, code, time=time, numeric_value=number, **stay)
         parts.append(
@@ -324,11 +339,11 @@ def _span(table_map: TableMap, block: _Block) -> dict[str, pa.Array]:
     """When the encounter of each row was: as the map says, else on the day of the row's time."""
     stay = table_map.encounter
     if stay is not None and stay.start is not None:
-        ends = {"end": block.times(stay.end)} if stay.end is not None else {}
-        return {"time": block.times(stay.start), **ends}
+        ends = {"end": block.moments(stay.end)} if stay.end is not None else {}
+        return {"time": block.moments(stay.start), **ends}
     if table_map.time is None:
         return {}
-    time = block.times(table_map.time)
+    time = block.moments(table_map.time)
     return {"time": time, "end": pc.floor_temporal(time, unit="day")}
 
 
@@ -336,12 +351,12 @@ def _event(
     event: EventMap, block: _Block, book: CodeBook
 ) -> tuple[pa.ChunkedArray, Any, pa.ChunkedArray]:
     """The code of an event in each row, in which rows it is there, and its number."""
-    batch, n = block.batch, len(block.batch)
+    n = len(block)
     nothing = pa.chunked_array([pa.nulls(n, pa.string())])
     code = pa.chunked_array([pa.array([event.code] * n, pa.string())])
     keep = pa.chunked_array([pa.array(np.ones(n, dtype=bool))])
     if event.code_from is not None:
-        written = pc.utf8_trim_whitespace(batch[event.code_from])
+        written = block.text(event.code_from)
         keep = pc.is_valid(written)
         code = (
             pc.binary_join_element_wise(code, written, "//") if event.code is not None else written
@@ -351,15 +366,15 @@ def _event(
             code = pa.chunked_array([pa.array([*event.codes.values()])]).take(
                 pc.index_in(written, value_set=known)
             )
-            block.counts["unlisted"] += pc.sum(pc.and_(keep, pc.is_null(code))).as_py() or 0
+            block.rules["unlisted"] += pc.sum(pc.and_(keep, pc.is_null(code))).as_py() or 0
             keep = pc.is_valid(code)
     if event.value is None:
         return code, keep, nothing.cast(pa.float64())
     number = block.numbers(event.value)
-    keep = pc.and_(keep, pc.is_valid(batch[event.value]))
-    block.counts["no_number"] += pc.sum(pc.and_(keep, pc.is_null(number))).as_py() or 0
+    keep = pc.and_(keep, pc.is_valid(block.rows[event.value]))
+    block.rules["no_number"] += pc.sum(pc.and_(keep, pc.is_null(number))).as_py() or 0
     unit = pa.chunked_array([pa.array([event.unit] * n, pa.string())])
-    unit = pc.utf8_trim_whitespace(batch[event.unit_from]) if event.unit_from is not None else unit
+    unit = block.text(event.unit_from) if event.unit_from is not None else unit
     united = pc.if_else(pc.is_valid(number), pc.binary_join_element_wise(code, unit, "//"), _NULL)
     book.add(united, nothing, code)
     return pc.coalesce(united, code), keep, number

@@ -27,11 +27,15 @@ REASONS = {
     "not_read": "resources of this type are not read",
     "not_done": "its status says that it is wrong, or did not happen",
     "no_result": "it says that its result is absent",
+    "older_version": "a newer version of the same resource is there",
+    "withdrawn": "the source says that it was deleted",
+    "replaced": "the record of a patient that another record replaces",
     "no_diagnosis": "a bill without a diagnosis of its own",
     "lost_diagnosis": "a bill whose diagnosis is a Condition that is not in the source",
     "looked_up": "read where another resource refers to it",
     "two_births": "a further birth of the same person: the earliest counts",
     "two_deaths": "a further death of the same person: the earliest counts",
+    "open_end": "a death in the far future: it means that nobody has died yet",
     "nobody": "the person has no row with a time other than the birth",
     "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
@@ -45,6 +49,10 @@ _NOT_LOST = {
     "no_result",
     "no_diagnosis",
     "looked_up",
+    "older_version",
+    "withdrawn",
+    "replaced",
+    "open_end",
 }
 RULES = {
     "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
@@ -57,7 +65,11 @@ RULES = {
     "partial_date": "dates without a day were put at the end of their month or year, births and stays at its start",
     "not_done": "resources whose status says that they are wrong or did not happen were left out",
     "no_result": "results that are absent, with a reason, were left out",
-    "bound": "values that are a bound, such as <5, were kept as that number",
+    "bound": "values that are a bound, such as <5, were kept as text, without a number",
+    "older_version": "resources of which a newer version is there were left out",
+    "withdrawn": "resources that the source says were deleted were left out",
+    "replaced": "patients' records were merged into the record that replaces them",
+    "undated": "conditions, procedures and the like without a date were put at the end of their visit",
     "lost_diagnosis": "references of bills to a Condition that is not in the source were left out",
     "fixed_code": "line breaks and runs of blanks in codes became one blank",
     "duplicates": "rows that repeat another row exactly were dropped",
@@ -66,7 +78,7 @@ RULES = {
     "began_before": "conditions and reports without a recording date began before their visit: put at its end",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
     "end_before_start": "ends that lie before their start were dropped",
-    "open_end": "ends in the far future were dropped: they mean that nothing had ended yet",
+    "open_end": "ends and deaths in the far future were dropped: they mean that nothing had ended yet",
     "two_births": "persons with several births got the earliest",
     "two_deaths": "persons with several deaths got the earliest",
     "no_birth": "persons have no date of birth: their age is unknown",
@@ -98,8 +110,26 @@ def among(numbers: Ints, ordered: Ints) -> Bools:
 
 
 @dataclass
+class Cells:
+    """What became of the cells of one column: cells in = values + empty + unread."""
+
+    values: int = 0
+    empty: int = 0  # null or blank
+    unread: int = 0  # filled, and not what the column should hold
+
+    @property
+    def filled(self) -> int:
+        """Cells that hold anything."""
+        return self.values + self.unread
+
+    def as_json(self) -> dict[str, int]:
+        """The counts for the report."""
+        return {"values": self.values, "empty": self.empty, "unread": self.unread}
+
+
+@dataclass
 class TableCounts:
-    """Rows in, rows out and rows dropped of one table."""
+    """Rows in, rows out and rows dropped of one table; values, empty and unread cells of its columns."""
 
     name: str
     number: int  # among the tables
@@ -113,10 +143,9 @@ class TableCounts:
     malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     # reason → rows, position of the first
     dropped: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # column → cells without a date, filled cells
-    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # the same for columns of numbers
-    no_numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    cells: dict[str, Cells] = field(default_factory=dict)  # by column, those that are used
+    # columns without which the table says nothing: the import is refused if no cell can be read
+    required: set[str] = field(default_factory=set)
 
     def begin(self, file: str | None) -> None:
         """Say that the rows that follow are of this file."""
@@ -127,6 +156,18 @@ class TableCounts:
         first = (self.number << _TABLE_BITS) + self.read
         self.read += rows
         return np.arange(first, first + rows, dtype=np.int64)
+
+    def count_cells(self, column: str, cells: int, filled: int, values: int) -> None:
+        """Count the cells of some rows of a column, of which so many are filled and were read."""
+        found = self.cells.setdefault(column, Cells())
+        found.values += values
+        found.empty += cells - filled
+        found.unread += filled - values
+
+    def uncount_values(self, column: str, values: int) -> None:
+        """Say that so many values of a column could not be read after all."""
+        self.cells[column].values -= values
+        self.cells[column].unread += values
 
     @property
     def rows_in(self) -> int:
@@ -162,15 +203,13 @@ class TableCounts:
             }
             for reason, (rows, first) in sorted(self.dropped.items())
         ]
-        out = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
-        for kind, columns in (("dates", self.unreadable), ("numbers", self.no_numbers)):
-            cells = {
-                name: {"unreadable": bad, "filled": n}
-                for name, (bad, n) in sorted(columns.items())
-                if bad
-            }
-            out |= {kind: cells} if cells else {}
-        return out
+        cells = {name: found.as_json() for name, found in sorted(self.cells.items())}
+        return {
+            "rows_in": self.rows_in,
+            "rows_out": self.kept,
+            "dropped": dropped,
+            **({"cells": cells} if cells else {}),
+        }
 
     def _example(self, position: int) -> dict[str, Any] | None:
         """File and row of a position; rows are counted from 1, without the header and malformed lines."""
@@ -195,16 +234,11 @@ class TableCounts:
             out.append(
                 f"dropped from {self.name}: {share} ({column}{REASONS[entry['reason']]}{where})"
             )
-        for name, (bad, n) in sorted(self.unreadable.items()):
-            out += [f"not read in {self.name}: {bad:,} of {n:,} dates of {name}"] if bad else []
-        for name, (bad, n) in sorted(self.no_numbers.items()):
-            out += (
-                [
-                    f"not read in {self.name}: {bad:,} of {n:,} values of {name}, which are no numbers"
-                ]
-                if bad
-                else []
-            )
+        out += [
+            f"not read in {self.name}: {found.unread:,} of {found.filled:,} values of {name}"
+            for name, found in sorted(self.cells.items())
+            if found.unread
+        ]
         return out
 
     def warnings(self) -> list[str]:
@@ -218,24 +252,27 @@ class TableCounts:
             out.append(
                 f"{share} were dropped, most of them because: {REASONS[lost.most_common(1)[0][0]]}"
             )
-        for name, (bad, n) in sorted(self.unreadable.items()):
-            if bad > WARN_SHARE * n:
-                out.append(
-                    f"{bad:,} of {n:,} dates in column {name} of {self.name} ({bad / n:.1%}) cannot be read"
+        for name, found in sorted(self.cells.items()):
+            if found.unread > WARN_SHARE * found.filled:
+                cells = (
+                    f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name}"
                 )
-        for name, (bad, n) in sorted(self.no_numbers.items()):
-            if bad > WARN_SHARE * n:
-                out.append(
-                    f"{bad:,} of {n:,} values in column {name} of {self.name} ({bad / n:.1%}) are no numbers"
-                )
+                out.append(f"{cells} ({found.unread / found.filled:.1%}) cannot be read")
         return out
 
     def check(self) -> None:
-        """Refuse a table of which nothing is left.
+        """Refuse a table of which nothing is left, or a required column of which no cell can be read.
 
         Raises:
-            EhrseqError: Every row was lost.
+            EhrseqError: Every row was lost, or every filled cell of a required column.
         """
+        for name in sorted(self.required & self.cells.keys()):
+            found = self.cells[name]
+            if found.unread and not found.values:
+                what = f"none of the {found.filled:,} cells of column {name} can be read"
+                fix = "write dates as yyyy-mm-dd, clocks with 24 hours, and numbers in digits"
+                file = next((file for _, file in self.parts if file is not None), None)
+                raise EhrseqError(what, where=file or f"table {self.name}", fix=fix)
         lost = self.lost
         if not self.essential or not self.rows_in or lost.total() < self.rows_in:
             return

@@ -70,7 +70,7 @@ class MedsWriter:
         self._waiting: list[tuple[pa.Table, Bools]] = []  # rows, and which of them are usable
         self._bucket_rows = np.zeros(BUCKETS, dtype=np.int64)
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
-        self._years: Counter[int] = Counter()  # rows by year, without births
+        self._years: Counter[int] = Counter()  # rows by year, without births and deaths
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
@@ -83,7 +83,9 @@ class MedsWriter:
             self._flush()
 
     def _count_years(self, rows: pa.Table, usable: Bools) -> None:
-        time_us = micros(rows["time"])[usable & ~role_mask(rows, Role.PERSON, Role.STATIC)]
+        time_us = micros(rows["time"])[
+            usable & ~role_mask(rows, Role.PERSON, Role.STATIC, Role.DEATH)
+        ]
         time_us = time_us[time_us != NO_TIME]
         if len(time_us):
             days = time_us // DAY_US
@@ -214,7 +216,7 @@ class MedsWriter:
             "etl_name": f"ehrseq import {self.report.source}",
             "etl_version": version("ehrsequencing"),
             "meds_version": version("meds"),
-            "other_extension_columns": ["encounter_id"],
+            "other_extension_columns": ["encounter_id", "date_only"],
         }
         meds.DatasetMetadataSchema.validate(card)
         write_json(self.folder / meds.dataset_metadata_filepath, card)
@@ -230,7 +232,7 @@ def _open_after_us(years: Mapping[int, int]) -> int | None:
     """The time after which an end means "not ended yet", as 2099-12-31 does; None without any row.
 
     It is the end of the year after the data's last year, and not before `OPEN_YEAR`, so that dates shifted into the
-    future (MIMIC's) keep their ends. The last year is the last one with starts, events or deaths that is reached from
+    future (MIMIC's) keep their ends. The last year is the last one with starts or events that is reached from
     the year with the most rows without a gap of more than `YEAR_GAP` years, so that a single wrong date does not count.
     """
     if not years:

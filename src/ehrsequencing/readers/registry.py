@@ -86,23 +86,16 @@ class Import:
             self.report.tables[name] = counts.read
             counts.check()
 
-    def date_columns(
-        self, found: Mapping[str, DateCounts], counts: TableCounts, *, where: str
-    ) -> dict[str, DateColumn]:
-        """How each column of a table is read as dates, by what was found in it; unreadable cells are counted.
+    def date_columns(self, found: Mapping[str, DateCounts], *, where: str) -> dict[str, DateColumn]:
+        """How each column of a table is read as dates, by what was found in it.
 
         Raises:
             EhrseqError: The dates of a column are ambiguous.
         """
-        order = self.settings.dates
-        dates = {
-            name: date_column(cells, order, where=f"{where}, column {name}")
+        return {
+            name: date_column(cells, self.settings.dates, where=f"{where}, column {name}")
             for name, cells in found.items()
         }
-        counts.unreadable |= {
-            name: (how.unreadable, found[name].filled) for name, how in dates.items()
-        }
-        return dates
 
     def _tick(self, done: int) -> None:
         if self._progress is not None:

@@ -4,7 +4,6 @@ Reads exports of several versions: `Id` or `ID`, `START` or `DATE`, plain or gz,
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.cells import Block, parse_numbers
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
 from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.csv_files import (
@@ -21,15 +21,8 @@ from ehrsequencing.readers.csv_files import (
     read_blocks,
     read_csv_lines,
 )
-from ehrsequencing.readers.date_order import (
-    ISO_COLUMN,
-    DateColumn,
-    DateCounts,
-    count_dates,
-    unreadable_dates,
-)
+from ehrsequencing.readers.date_order import DateColumn, DateCounts, count_dates
 from ehrsequencing.readers.import_report import TableCounts
-from ehrsequencing.readers.parsing import parse_numbers, parse_times
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
@@ -76,12 +69,13 @@ def import_synthea(source: str, job: Import) -> None:
         for counts in job.tables(list(files)):
             file, dates = _survey(files[counts.name], counts, job)
             for batch in read_blocks(file, _PATIENTS if counts.name == "patients" else _COLUMNS):
-                block = _Block(pa.array(counts.take(len(batch))), dates)
+                absent = frozenset(c for c in batch.column_names if c.lower() not in file.header)
+                block = Block(batch, counts, dates=dates, absent=absent)
                 if counts.name == "patients":
-                    names.add(batch["ID"])
-                    writer.add(_patients(batch, block))
+                    names.add(block.text("ID"))
+                    writer.add(_patients(block))
                 else:
-                    writer.add(_events(counts.name, batch, block, codes))
+                    writer.add(_events(counts.name, block, codes))
         names.write(writer.folder)
 
 
@@ -127,12 +121,10 @@ def _survey(path: Path, counts: TableCounts, job: Import) -> tuple[CsvFile, dict
     lost = file.rows_in(parsed, rejected.total()) - parsed
     job.report.lose_lines(counts, path.name, lost, file.uneven_line if rejected else file.odd_line)
     counts.begin(path.name)
-    dates = job.date_columns(totals, counts, where=str(path))
-    for column, how in dates.items():
-        if how.order is None:
-            raise unreadable_dates(f"{path}, column {column}")
+    dates = job.date_columns(totals, where=str(path))
     start = " or ".join(column for column in ("START", "DATE") if column in there)
     person = "ID" if name == "patients" else "PATIENT"
+    counts.required |= {person, "START" if "START" in there else "DATE"}
     counts.columns |= {
         "no_person": person,
         "unknown_person": person,
@@ -142,60 +134,61 @@ def _survey(path: Path, counts: TableCounts, job: Import) -> tuple[CsvFile, dict
     return file, dates
 
 
-def _patients(batch: pa.Table, block: "_Block") -> pa.Table:
+def _patients(block: Block) -> pa.Table:
     """Persons, births, deaths, and what never changes (so not the marital status)."""
-    ids = subject_ids(batch["ID"])
-    parts = [block.rows(ids, Role.PERSON, BIRTH, time=block.times(batch, "BIRTHDATE"))]
-    died = pa.array(np.asarray(batch["DEATHDATE"].is_valid()))
-    parts.append(
-        block.rows(ids, Role.DEATH, DEATH, time=block.times(batch, "DEATHDATE")).filter(died)
-    )
+    ids = subject_ids(block.text("ID"))
+    died = pc.is_valid(block.text("DEATHDATE"))
+    parts = [
+        _rows(block, ids, Role.PERSON, BIRTH, time=block.times("BIRTHDATE")),
+        _rows(block, ids, Role.DEATH, DEATH, time=block.times("DEATHDATE")).filter(died),
+    ]
     for column in ("GENDER", "RACE", "ETHNICITY"):
-        code = _joined(pa.scalar(column), batch[column])
-        parts.append(block.rows(ids, Role.STATIC, code).filter(pc.is_valid(batch[column])))
+        code = _joined(pa.scalar(column), block.text(column))
+        parts.append(_rows(block, ids, Role.STATIC, code).filter(pc.is_valid(code)))
     return _joined_rows(parts)
 
 
-def _events(name: str, batch: pa.Table, block: "_Block", codes: CodeBook) -> pa.Table:
+def _events(name: str, block: Block, codes: CodeBook) -> pa.Table:
     """The rows of a block of any table except patients."""
-    ids, encounter, visits = subject_ids(batch["PATIENT"]), batch["ENCOUNTER"], []
-    time = pc.if_else(
-        batch["START"].is_valid(), block.times(batch, "START"), block.times(batch, "DATE")
-    )
-    code = _joined(_vocabulary(batch["SYSTEM"], EVENT_TABLES[name]), batch["CODE"])
+    ids, encounter, visits = subject_ids(block.text("PATIENT")), block.text("ENCOUNTER"), []
+    time = pc.coalesce(block.times("START"), block.times("DATE"))
+    description = block.text("DESCRIPTION")
     if name == "imaging_studies":
-        code = _joined(pa.scalar("DICOM"), batch["MODALITY_CODE"])
-        codes.add(code, batch["MODALITY_DESCRIPTION"], None)
+        code = _joined(pa.scalar("DICOM"), block.text("MODALITY_CODE"))
+        description = block.text("MODALITY_DESCRIPTION")
     else:
-        codes.add(code, batch["DESCRIPTION"], None)
+        vocabulary = _vocabulary(block.text("SYSTEM"), EVENT_TABLES[name])
+        code = _joined(vocabulary, block.text("CODE"))
+    codes.add(code, description, None)
     if name == "encounters":
-        encounter = batch["ID"]
-        visit = _joined(pa.scalar("ENCOUNTER"), pc.fill_null(batch["ENCOUNTERCLASS"], "unknown"))
-        end = block.times(batch, "STOP")
-        visits = [block.rows(ids, Role.VISIT, visit, time=time, end=end, encounter_id=encounter)]
-        nothing = pa.chunked_array([pa.nulls(len(batch), pa.string())])
+        encounter = block.text("ID")
+        kind = pc.fill_null(block.text("ENCOUNTERCLASS"), "unknown")
+        visit = _joined(pa.scalar("ENCOUNTER"), kind)
+        end = block.times("STOP")
+        visits = [_rows(block, ids, Role.VISIT, visit, time=time, end=end, encounter_id=encounter)]
+        nothing = pa.chunked_array([pa.nulls(len(block), pa.string())])
         codes.add(pc.binary_join_element_wise(visit, pa.scalar(END_SUFFIX), ""), nothing, visit)
     values = {}
     if name == "observations":
-        number, text, valued = _valued(code, batch)
+        number, text, valued = _valued(code, block)
         values = {"numeric_value": number, "text_value": text}
-        codes.add(valued, batch["DESCRIPTION"], pc.if_else(pc.equal(valued, code), _NULL, code))
+        codes.add(valued, description, pc.if_else(pc.equal(valued, code), _NULL, code))
         code = valued
-    return _joined_rows(
-        [*visits, block.rows(ids, Role.EVENT, code, time=time, encounter_id=encounter, **values)]
-    )
+    events = _rows(block, ids, Role.EVENT, code, time=time, encounter_id=encounter, **values)
+    return _joined_rows([*visits, events])
 
 
 def _valued(
-    code: pa.ChunkedArray, batch: pa.Table
+    code: pa.ChunkedArray, block: Block
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray]:
     """Number, text and code of observations: CODE//UNIT for a number with a unit, CODE//TEXT for a short text."""
-    declared_text = pc.fill_null(pc.equal(pc.utf8_lower(batch["TYPE"]), "text"), False)
-    number = pc.if_else(declared_text, pa.scalar(None, pa.float64()), parse_numbers(batch["VALUE"]))
+    value = block.text("VALUE")
+    declared_text = pc.fill_null(pc.equal(pc.utf8_lower(block.text("TYPE")), "text"), False)
+    number = pc.if_else(declared_text, pa.scalar(None, pa.float64()), parse_numbers(value))
     numeric = number.is_valid()
-    text = pc.if_else(numeric, _NULL, batch["VALUE"])
+    text = pc.if_else(numeric, _NULL, value)
     short = pc.fill_null(pc.less_equal(pc.utf8_length(text), TEXT_VALUE_LENGTH), False)
-    suffix = pc.if_else(numeric, batch["UNITS"], pc.if_else(short, text, _NULL))
+    suffix = pc.if_else(numeric, block.text("UNITS"), pc.if_else(short, text, _NULL))
     return number, text, pc.coalesce(_joined(code, suffix), code)
 
 
@@ -217,33 +210,15 @@ def _joined(left: pa.Scalar | pa.ChunkedArray, right: pa.ChunkedArray) -> pa.Chu
     return pc.binary_join_element_wise(left, right, "//")
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The source's row numbers of a block of a table, and how its dates are written."""
-
-    source: pa.Array
-    dates: dict[str, DateColumn]
-
-    def times(self, batch: pa.Table, column: str) -> pa.Array:
-        """A column of dates as timestamps."""
-        return parse_times(batch[column], self.dates.get(column, ISO_COLUMN))
-
-    def rows(
-        self, subject_id: pa.Array, role: Role, code: str | pa.ChunkedArray, **columns: Any
-    ) -> pa.Table:
-        """Rows for the writer, one for each row of the block; the absent columns are null."""
-        n = len(subject_id)
-        code = pa.array([code] * n, pa.string()) if isinstance(code, str) else code
-        roles = pa.array(np.full(n, int(role), dtype=np.int8))
-        return pa.table(
-            {
-                "subject_id": subject_id,
-                "role": roles,
-                "code": code,
-                **columns,
-                "source": self.source,
-            }
-        )
+def _rows(
+    block: Block, subject_id: pa.Array, role: Role, code: str | pa.ChunkedArray, **columns: Any
+) -> pa.Table:
+    """Rows for the writer, one for each row of the block; the absent columns are null."""
+    n = len(subject_id)
+    code = pa.array([code] * n, pa.string()) if isinstance(code, str) else code
+    roles = pa.array(np.full(n, int(role), dtype=np.int8))
+    base = {"subject_id": subject_id, "role": roles, "code": code}
+    return pa.table({**base, **columns, "source": block.source})
 
 
 def _joined_rows(parts: list[pa.Table]) -> pa.Table:

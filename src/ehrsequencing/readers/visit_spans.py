@@ -78,9 +78,12 @@ def known_times(rows: TimedRows, visit: Ints, spans: VisitSpans, counts: RuleCou
     last = np.where(rows.end_us[some] == NO_TIME, first, rows.end_us[some])
     stay = at >= 0
     start, end = spans.start_us[at[stay]], spans.end_us[at[stay]]
+    undated = first == NO_TIME
     early = np.zeros(len(some), dtype=bool)
     early[stay] = (end_of_day(first[stay]) < start) | ((first[stay] <= end) & (end < last[stay]))
-    counts["began_before"] += int(early.sum())
+    early[stay] &= ~undated[stay] | (start != _NEVER)
+    counts["began_before"] += int((early & ~undated).sum())
+    counts["undated"] += int((early & undated).sum())
     time_us = rows.time_us.copy()
     time_us[some] = last
     time_us[some[early]] = spans.end_us[at[early]]

@@ -170,12 +170,34 @@ def attrition_lines(
     ]
 
 
+def nobody_left(task: TaskConfig, attrition: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Where a task that keeps no prediction time loses its last subject, and what may help; None if it keeps any."""
+    if attrition["prediction_times"]:
+        return None
+    steps = attrition["steps"]
+    lost = next((row["step"] for row in steps if not row["subjects"]), steps[-1]["step"])
+    advice = {
+        "with an index": "look for the code of the index with ehrseq codes",
+        "followed up after the index": "say when follow-up ends, as in censoring: {dataset_end: true}",
+        "with a prediction time outside the blanking period": "shorten blanking, or take another index",
+    }
+    fix = advice.get(lost, "loosen the rules of eligibility")
+    if lost.startswith("without"):
+        fix = (
+            "set recurrent: true if an earlier outcome excludes nobody, as for a readmission; "
+            "else take an earlier index"
+        )
+    return f"keeps nobody: no subject is left {lost}", fix
+
+
 def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
     """What may make a task unsafe to learn from."""
     out = [
         f"The pattern {pattern} of outcomes.codes matches no code of the data."
         for pattern in attrition.get("outcomes", {}).get("unmatched", ())
     ]
+    if (nobody := nobody_left(task, attrition)) is not None:
+        return [*out, f"The task {nobody[0]}. To help: {nobody[1]}."]
     trained = attrition["splits"]["train"]["events"][task.causes[0]]
     if trained < FEW_EVENTS:
         out.append(

@@ -317,6 +317,7 @@ class CohortBuilder:
         if rule.dataset_end:
             return np.full(len(owner), dataset_end_us)
         last = last_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
+        last[np.isin(record.subject_id, events.beyond)] = dataset_end_us
         if self.censoring_codes is None:
             return last[owner]
         rows = _timed(record, self.censoring_codes)

@@ -118,7 +118,7 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
         delta_days=delta.astype(np.float32),
         unfinished_codes=unfinished,
         duration_days=rows.duration_days,
-        entry_days=rows.entry_days.astype(np.float32),
+        entry_days=rows.entry_days,
         cause=rows.cause,
         carry_offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
         carry_codes=codes,

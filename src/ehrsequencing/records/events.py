@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -30,6 +30,8 @@ class Events:
     value: Floats32  # (n,) float32, NaN without one
     # (n,) int32, the shard's number of the encounter, -1 without one; None when not asked for
     encounter: Ints32 | None = None
+    # ids of subjects whose rows after the data's end were dropped: they were followed until that end
+    beyond: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.subject_id)
@@ -43,7 +45,8 @@ class Events:
             self.time_us.take(rows),
             self.code.take(rows),
         )
-        return Events(subject_id, time_us, code, self.codes, self.value.take(rows), encounter)
+        value = self.value.take(rows)
+        return Events(subject_id, time_us, code, self.codes, value, encounter, self.beyond)
 
     @cached_property
     def opens(self) -> Bools:

@@ -20,6 +20,7 @@ from ehrsequencing.records.events import (
     STATIC,
     Events,
     first_time,
+    last_time,
     may_repeat,
     opens_run,
 )
@@ -35,6 +36,8 @@ FIXES = {
     "duplicates": "rows that repeat another row exactly were dropped",
     "bad_year": "rows with a year up to 1900 or from 9999 were dropped (births excepted)",
     "after_end": "rows after the data's end, few and far behind all others, were dropped; data.extracted sets that end",
+    "late_birth": "births after all other rows of their subject were dropped",
+    "early_death": "deaths before birth were dropped",
     "before_birth": "rows before birth were dropped",
     "after_death": "rows after death were dropped",
     "bad_value": "values that are NaN, infinite or beyond 1e37 were dropped, their codes kept",
@@ -79,9 +82,7 @@ def fix(
         _refuse_future(events, path, extracted_us)
     events = _drop_bad_years(events, fixes)
     if until_us is not None:
-        late = (events.time_us != STATIC) & (events.time_us > until_us)
-        fixes["after_end"] += int(late.sum())
-        events = events.take(~late)
+        events = _drop_late(events, until_us, fixes)
     events = _sort(events, fixes)
     events = _drop_duplicates(events, fixes)
     return _keep_lifetimes(events, path, fixes)
@@ -138,6 +139,16 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
     return replace(events, time_us=time).take(~bad)
 
 
+def _drop_late(events: Events, until_us: int, fixes: Counter[str]) -> Events:
+    """Drop rows after the data's end. Whoever had one was followed until then, unless it is an open end: a death."""
+    late = (events.time_us != STATIC) & (events.time_us > until_us)
+    if not late.any():
+        return events
+    fixes["after_end"] += int(late.sum())
+    followed = late & ~events.is_code(DEATH) & ~events.is_code(BIRTH)
+    return replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
+
+
 def _sort(events: Events, fixes: Counter[str]) -> Events:
     subject, time, starts = events.subject_id, events.time_us, events.starts
     backwards = (time[1:] < time[:-1]) & ~events.opens[1:]
@@ -185,6 +196,9 @@ def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
     if np.any(events.time_us[births] != birth_us[row[births]]):
         fix = f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births"
         raise EhrseqError("a subject has two births", where=str(path), fix=fix)
+    events = _without_impossible(events, fixes)
+    subjects, row = events.subjects
+    birth_us = first_time(events, events.is_code(BIRTH), row, len(subjects))
     death_us = first_time(events, events.is_code(DEATH), row, len(subjects))
     if _all_within(events, birth_us, death_us):
         return events
@@ -197,6 +211,23 @@ def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
     fixes["after_death"] += int(after.sum())
     fixes["static_only"] += int((~has_timed).sum())
     return events.take(has_timed[row] & ~before & ~after)
+
+
+def _without_impossible(events: Events, fixes: Counter[str]) -> Events:
+    """Drop births after all other rows, and deaths before birth, before they could drop everything else."""
+    is_birth, is_death = events.is_code(BIRTH), events.is_code(DEATH)
+    subjects, row = events.subjects
+    birth_us = first_time(events, is_birth, row, len(subjects))
+    other_us = last_time(events, ~is_birth, row, len(subjects))
+    late_birth = is_birth & ((other_us != STATIC) & (birth_us > other_us))[row]
+    born = birth_us[row]
+    early_death = is_death & ~(other_us < birth_us)[row] & (events.time_us < born)
+    early_death &= events.time_us != STATIC
+    if not late_birth.any() and not early_death.any():
+        return events
+    fixes["late_birth"] += int(late_birth.sum())
+    fixes["early_death"] += int(early_death.sum())
+    return events.take(~late_birth & ~early_death)
 
 
 def _all_within(events: Events, birth_us: np.ndarray, death_us: np.ndarray) -> bool:

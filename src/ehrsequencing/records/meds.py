@@ -23,7 +23,7 @@ from ehrsequencing.core.outputs import (
     read_manifest,
     require_unchanged,
 )
-from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events, parse_date_us
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, Events, parse_date_us
 from ehrsequencing.records.fixes import fix
 from ehrsequencing.records.parquet_rows import check_schemas, read_events
 
@@ -38,7 +38,7 @@ def find_shards(data: Path) -> list[Path]:
         EhrseqError: No such folder, no shard in it, a folder that cannot be listed, or a link that leads out of the
             data set, to another folder or nowhere.
     """
-    fix = "name the folder of a MEDS data set"
+    fix = _import_of(data) or "name the folder of a MEDS data set"
     if not data.is_dir():
         raise EhrseqError("is not a folder", where=str(data), fix=fix)
     shards, home = parquet_files(data / "data"), data.resolve()
@@ -49,6 +49,34 @@ def find_shards(data: Path) -> list[Path]:
             what, fix = "is a link out of the data set", "copy the file into the folder"
             raise EhrseqError(what, where=str(path), fix=fix)
     return shards
+
+
+def _import_of(source: Path) -> str | None:
+    """The import that reads a file or folder which is no MEDS data set; None for one that none reads."""
+
+    def holds(*patterns: str) -> bool:
+        return any(next(source.glob(pattern), None) is not None for pattern in patterns)
+
+    if source.is_file():
+        name = source.name.lower().removesuffix(".gz")
+        kinds = {
+            ".csv": "csv",
+            ".tsv": "csv",
+            ".parquet": "csv",
+            ".ndjson": "fhir",
+            ".json": "fhir",
+        }
+        kind = kinds.get(Path(name).suffix)
+    elif holds("[Pp][Ee][Rr][Ss][Oo][Nn].*", "[Pp][Ee][Rr][Ss][Oo][Nn]/"):
+        kind = "omop"
+    elif holds("patients.csv*") and holds("encounters.csv*"):
+        kind = "synthea"
+    else:
+        kind = "fhir" if holds("*.ndjson*", "*.json", "*.json.gz") else None
+    if kind is None:
+        return None
+    more = " --map map.yaml" if kind == "csv" else ""
+    return f"make one with ehrseq import {kind} {source}{more} meds"
 
 
 def _own_manifest(data: Path) -> dict[str, Any]:
@@ -76,6 +104,7 @@ MOST_ROWS, MOST_SUBJECTS = (
     0.01,
     0.05,
 )  # shares that late rows and their subjects are at most; one is always few
+OPEN_DAY = 29_220  # 2050-01-01: no earlier death is taken for an open end
 TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
 
 
@@ -86,6 +115,7 @@ class DayCounts:
     day: Ints  # (D,) int64 days since 1970, rising
     rows: Ints  # (D,) rows but births
     births: Ints  # (D,) births
+    deaths: Ints  # (D,) deaths, which `rows` count too
     leaving: Ints  # (D,) subjects whose last row it is
     last_us: int  # the latest time; `STATIC` without any
 
@@ -98,17 +128,27 @@ def count_days(events: Events) -> DayCounts:
     first = int(day.min()) if len(day) else 0
     n = int(day.max()) - first + 1 if len(day) else 1
     born = events.time_us[np.flatnonzero(events.is_code(BIRTH) & timed)] // DAY_US
-    rows, births = np.bincount(day - first, minlength=n), np.bincount(born - first, minlength=n)
+    died = events.time_us[np.flatnonzero(events.is_code(DEATH) & timed)] // DAY_US
+    rows, births, deaths = (np.bincount(days - first, minlength=n) for days in (day, born, died))
     leaving = np.bincount(last[last != STATIC] // DAY_US - first, minlength=n)
     kept = np.flatnonzero(rows)
     last_us = int(events.time_us.max(initial=STATIC))
-    return DayCounts(kept + first, (rows - births)[kept], births[kept], leaving[kept], last_us)
+    return DayCounts(
+        day=kept + first,
+        rows=(rows - births)[kept],
+        births=births[kept],
+        deaths=deaths[kept],
+        leaving=leaving[kept],
+        last_us=last_us,
+    )
 
 
 def add_days(parts: Sequence[DayCounts]) -> DayCounts:
     """The counts of all parts together."""
     day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
-    sums = {name: np.zeros(len(day), dtype=np.int64) for name in ("rows", "births", "leaving")}
+    sums = {
+        name: np.zeros(len(day), dtype=np.int64) for name in ("rows", "births", "deaths", "leaving")
+    }
     for name, total in sums.items():
         np.add.at(total, place, np.concatenate([getattr(part, name) for part in parts]))
     return DayCounts(day, **sums, last_us=max(part.last_us for part in parts))
@@ -138,9 +178,16 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
     Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
     """
     n_subjects = int(days.leaving.sum())
-    recorded = days.day[days.rows > 0]
-    if n_subjects < FEWEST_SUBJECTS or not len(recorded):
+    recorded = days.day[days.rows > days.deaths]
+    if not len(recorded):
         return None
+    # deaths written as 2099-12-31, however many: nobody has died yet
+    is_open = (days.day > recorded[-1] + SMALL_GAP_DAYS) & (days.day >= OPEN_DAY)
+    if (is_open & (days.deaths > 0)).any():
+        return _late(days, int(np.argmax(is_open)))
+    if n_subjects < FEWEST_SUBJECTS:
+        return None
+    recorded = days.day[days.rows > 0]
     counted = days.rows + np.where(days.day > recorded[-1], days.births, 0)
     kept = np.flatnonzero(counted)
     day, rows = days.day[kept], np.cumsum(counted[kept])
@@ -155,14 +202,19 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
     )
     if not is_late.any():
         return None
-    first = int(np.argmax(is_late)) + 1
-    late = days.day >= day[first]
+    return _late(days, int(np.searchsorted(days.day, day[np.argmax(is_late) + 1])))
+
+
+def _late(days: DayCounts, first: int) -> LateRows:
+    """The rows from the `first` day of those counted on."""
+    recorded = days.day[:first][days.rows[:first] > 0]
+    last = int(recorded[-1]) if len(recorded) else int(days.day[first - 1])
     return LateRows(
-        until_us=(int(day[first - 1]) + 1) * DAY_US - 1,
-        rows=int((days.rows + days.births)[late].sum()),
-        subjects=int(staying[first]),
-        gap_days=int(gap[first - 1]),
-        years=(_year(int(day[first])), _year(int(day[-1]))),
+        until_us=(last + 1) * DAY_US - 1,
+        rows=int((days.rows + days.births)[first:].sum()),
+        subjects=int(days.leaving[first:].sum()),
+        gap_days=int(days.day[first]) - last,
+        years=(_year(int(days.day[first])), _year(int(days.day[-1]))),
     )
 
 

@@ -136,7 +136,7 @@ def outcome_labels(
     row = np.repeat(np.arange(len(chosen)), np.diff(bounds))
     of_row = chosen[row]
     days = (events.outcome_us[item] - rows.prediction_us[of_row]) / DAY_US
-    entry, stop = rows.entry_days[of_row].astype(np.float64), rows.duration_days[of_row]
+    entry, stop = rows.entry_days[of_row], rows.duration_days[of_row]
     code = events.outcome_codes[item].astype(np.int64)
     if recur:
         kept = np.flatnonzero((days > entry) & (days <= stop))

@@ -16,14 +16,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ehrsequencing.config import DialectConfig
-from ehrsequencing.core.arrays import Floats32, Ints, Ints32
+from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.events import DAY_US, STATIC, Events
+from ehrsequencing.records.events import BIRTH, DAY_US, SECOND_US, STATIC, Events
 from ehrsequencing.records.fixes import MAX_US
 
 MAX_CODE_BYTES = 1_000_000
 MAX_VALUE = 1e37
 _TICK_US = {"s": 1_000_000, "ms": 1_000, "us": 1, "date32[day]": DAY_US, "date64[ms]": 1_000}
+DATE_ONLY = "date_only"  # the column that says which times are dates without a time of day
 _LIKELY = {"subject_id": "patient", "time": "time", "code": "code", "numeric_value": "value"}
 _DAMAGED = (pa.ArrowException, OSError, ValueError)
 
@@ -64,9 +65,9 @@ def read_table(
         if columns is None:
             table.validate(full=True)
             table.schema.names  # noqa: B018 (decodes them)
-    except KeyError:
-        return read_table(path, columns)  # a nested column has no dictionary
-    except _DAMAGED as error:
+    except (KeyError, *_DAMAGED) as error:
+        if encoded:  # nested columns, and pages with delta encoding, do not come as dictionaries
+            return read_table(path, columns)
         raise damaged(path, error) from error
     return table
 
@@ -141,6 +142,7 @@ def read_events(
         raise EhrseqError(f"has no column {encounter_column!r}", where=str(path), fix=fix)
     wanted += [dialect.numeric_value] if dialect.numeric_value in names else []
     wanted += [encounter_column] if encounter_column is not None else []
+    wanted += [DATE_ONLY] if DATE_ONLY in names else []
     table = read_table(path, list(dict.fromkeys(wanted)), encoded=[dialect.code])
     return events_of_table(table, path, log, dialect=dialect, encounter_column=encounter_column)
 
@@ -166,9 +168,13 @@ def events_of_table(
     value = np.full(len(table), np.nan, dtype=np.float32)
     if dialect.numeric_value in names:
         value = _values(table[dialect.numeric_value], path, log)
+    time_us = _times(table[dialect.time], path, log, dialect)
+    if DATE_ONLY in names:
+        is_birth = np.array([code_ == BIRTH or code_ in dialect.birth for code_ in codes])[code]
+        time_us = _end_of_dates(time_us, table[DATE_ONLY], is_birth, path)
     return Events(
         subject_id=subject_id.to_numpy(),
-        time_us=_times(table[dialect.time], path, log, dialect),
+        time_us=time_us,
         code=code,
         codes=codes,
         value=value,
@@ -176,6 +182,18 @@ def events_of_table(
         if encounter_column
         else None,
     )
+
+
+def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path: Path) -> Ints:
+    """Dates without a time of day at the end of their day; births stay at its start.
+
+    What an import has put at the end of its day, or of a visit, is no midnight any more, and stays there.
+    """
+    if not pa.types.is_boolean(column.type):
+        what = f"column {DATE_ONLY!r} has type {column.type}"
+        raise EhrseqError(what, where=str(path), fix="convert it to bool, or rename it")
+    dated = np.asarray(pc.fill_null(column, False).to_numpy()) & (time_us != STATIC) & ~is_birth
+    return np.where(dated & (time_us % DAY_US == 0), time_us + DAY_US - SECOND_US, time_us)
 
 
 def columns_of(path: Path) -> list[str]:

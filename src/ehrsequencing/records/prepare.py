@@ -26,7 +26,7 @@ from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_js
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.process import safe_children
 from ehrsequencing.core.version import __version__
-from ehrsequencing.records.attrition import Tally
+from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -66,6 +66,7 @@ def prepare(
     processes: int | None = None,
     engine: str = PROCESSES,
     content: str | None = None,
+    allow_empty: bool = False,
 ) -> None:
     """Turn a MEDS data set into packed arrays and labels.
 
@@ -79,6 +80,7 @@ def prepare(
         processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
             result is the same, byte for byte. Inside `joblib.parallel_config` the default is that backend.
         engine: Where that work runs: `processes`, or a cluster as `dask://HOST:PORT`. Same bytes, too.
+        allow_empty: Whether a task may keep nobody.
         content: Digest of everything that goes in, for the manifest (`ehrsequencing.prepare` looks for it).
 
     Raises:
@@ -127,6 +129,10 @@ def prepare(
         for _ in range(left):  # there may be fewer ranges
             tick()
 
+        for task, tally in zip(tasks, tallies, strict=True):
+            nobody = nobody_left(task, tally.as_json())
+            if nobody is not None and not allow_empty:
+                raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
         codes, choices = list(fit.number), dict[str, dict[str, Any]]()
         for task in tasks:
             if task.outcomes is not None:

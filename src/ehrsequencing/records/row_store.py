@@ -28,6 +28,7 @@ class KeptRows:
     columns: tuple[str, ...]  # their names
     subject_id: Ints  # (S,) int64, sorted
     offsets: Ints  # (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])` of the file
+    beyond: Ints  # as in `Events`
 
     def between(self, first: int, last: int) -> "KeptRows":
         """The rows of subjects whose ids are from `first` to `last`, both included."""
@@ -66,7 +67,12 @@ def keep(events: Events, path: Path) -> KeptRows:
     subject_id, subject = events.subjects
     counts = np.bincount(subject, minlength=len(subject_id))
     return KeptRows(
-        path, len(events), columns, subject_id, np.r_[0, np.cumsum(counts)].astype(np.int64)
+        path,
+        len(events),
+        columns,
+        subject_id,
+        np.r_[0, np.cumsum(counts)].astype(np.int64),
+        events.beyond,
     )
 
 
@@ -95,6 +101,7 @@ def read_kept(
         shard.read_into(columns, slice(stop, stop := stop + length))
     subject_id = np.concatenate([shard.subject_id for shard in shards])
     counts = np.concatenate([np.diff(shard.offsets) for shard in shards])
+    beyond = np.concatenate([shard.beyond for shard in shards])
     offsets = np.r_[0, np.cumsum(counts)]
     order = np.lexsort((subject_id, group(subject_id)))
     first_row = np.cumsum(counts[order]) - counts[order]
@@ -104,7 +111,8 @@ def read_kept(
         ]
         places, _ = ragged(offsets, chosen)
         own = {name: column.take(places) for name, column in columns.items()}
-        yield Events(subject_id=np.repeat(subject_id[chosen], counts[chosen]), codes=codes, **own)
+        rows_of = np.repeat(subject_id[chosen], counts[chosen])
+        yield Events(subject_id=rows_of, codes=codes, beyond=beyond, **own)
 
 
 def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:

@@ -101,7 +101,7 @@ class TaskRows:
     # elsewhere
     unfinished_codes: Ints32
     duration_days: Floats  # (R,) float64, NaN without labels
-    entry_days: Floats32  # (R,) float32
+    entry_days: Floats  # (R,) float64, when exposure starts
     cause: NDArray[np.int8]  # (R,) int8
     carry_offsets: Ints  # (R+1,) int64 into the summary tokens; visit rows own none
     carry_codes: Ints32  # (·,) int32
@@ -278,7 +278,7 @@ _DTYPES: dict[str, Any] = {
     "visits_before": np.int32,
     "unfinished_codes": np.int32,
     "duration_days": np.float64,
-    "entry_days": np.float32,
+    "entry_days": np.float64,
     "cause": np.int8,
     "carry_codes": np.int32,
     "carry_values": np.float32,

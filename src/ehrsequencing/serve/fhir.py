@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.predict import Moment
-from ehrsequencing.readers.fhir.elements import kind_of, resources_of, text
+from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS, NAMED, READ
-from ehrsequencing.readers.fhir.memory import read_bundle
 from ehrsequencing.serve.predictor import Answer, Question, Service
 from ehrsequencing.serve.schemas import Problem
 
@@ -78,6 +78,10 @@ def router(service: Service) -> APIRouter:
     )
     async def assess(bundle: dict[str, Any] = Body()) -> JSONResponse:  # noqa: B008 (FastAPI's way)
         """`RiskAssessment` resources of one patient, at its last prediction time."""
+        lacks = _lacks(bundle)
+        if lacks is not None:
+            fix = "send the patient's whole record in one Bundle"
+            raise Problem(422, f"is only a part of a record: {lacks}", where="Bundle", fix=fix)
         record, answer = await _ask(service, bundle)
         return JSONResponse(risk_bundle(record, answer, service), media_type=MEDIA_TYPE)
 
@@ -97,9 +101,15 @@ def router(service: Service) -> APIRouter:
     @routes.post(HOOK_PATH, responses={412: {"description": "The prefetch is missing"}})
     async def patient_view(request: HookRequest) -> dict[str, Any]:
         """A card with the risks of the patient whose record is opened."""
-        _, answer = await _ask(service, _one_bundle(request.prefetch))
-        summary, detail = _summary_and_detail(answer, service.predictor.asked.causes)
+        bundle, missing = _one_bundle(request.prefetch), _missing(request)
         source = {"label": f"ehrsequencing, task {service.predictor.run.task.name}"}
+        if missing:
+            summary, detail = "No predicted risk: the record is incomplete", _missing_text(missing)
+            card = {"summary": summary, "detail": detail, "indicator": "warning", "source": source}
+            return {"cards": [card]}
+        _, answer = await _ask(service, bundle)
+        not_sent = [name for name in _PREFETCH if name not in request.prefetch]
+        summary, detail = _summary_and_detail(answer, service.predictor.asked.causes, not_sent)
         card = {"summary": summary, "detail": detail, "indicator": "info", "source": source}
         return {"cards": [card]}
 
@@ -144,7 +154,8 @@ def read_patient(bundle: Any) -> PatientRecord:
             fix="send a Bundle of one patient and its resources",
         )
     try:
-        patients = [one for one in resources_of(bundle) if kind_of(one) == "Patient"]
+        resources = [entry.resource for entry in entries_of(bundle)]
+        patients = [one for one in resources if kind_of(one) == "Patient"]
         rows, report = read_bundle(bundle)
     except RecursionError:
         raise Problem(422, "is nested too deeply", where="Bundle.entry") from None
@@ -266,7 +277,47 @@ def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
     return {"resourceType": "Bundle", "entry": entries}
 
 
-def _summary_and_detail(answer: Answer, causes: Sequence[str]) -> tuple[str, str]:
+def _missing(request: HookRequest) -> list[str]:
+    """What the EHR did not send of the patient's record, in words; empty where it says that all is there."""
+    found = []
+    asked, sent = request.context.get("patientId"), text(request.prefetch["patient"], "id")
+    if isinstance(asked, str) and asked.removeprefix("Patient/") != sent:
+        found.append("patient: another one than that of context.patientId")
+    for name in _PREFETCH:
+        lacks = _lacks(request.prefetch.get(name))
+        if lacks is not None:
+            found.append(f"{name}: {lacks}")
+    return found
+
+
+def _lacks(value: Any) -> str | None:
+    """Why a resource, or a bundle of search results, is only a part of what was asked for; None if it is whole."""
+    if kind_of(value) == "OperationOutcome":
+        return "could not be fetched"
+    if kind_of(value) != "Bundle":
+        return None
+    entries = [entry for entry in walk(value, "entry") if isinstance(entry, dict)]
+    for entry in entries:
+        severities = set(texts(entry, "resource.issue.severity"))
+        if kind_of(entry.get("resource")) == "OperationOutcome" and severities & {"error", "fatal"}:
+            return "could not be fetched"
+    if "next" in texts(value, "link.relation"):
+        return "has further pages, which were not fetched"
+    matches = sum(text(entry, "search.mode") in (None, "match") for entry in entries)
+    total = value.get("total")
+    if isinstance(total, int) and total > matches:
+        return f"holds {matches:,} of {total:,} resources, the others are missing"
+    return None
+
+
+def _missing_text(missing: list[str]) -> str:
+    lines = [*(f"- {what}" for what in missing), "", "A risk from half a record may be far off."]
+    return "\n".join(["What is missing:", "", *lines])
+
+
+def _summary_and_detail(
+    answer: Answer, causes: Sequence[str], not_sent: Sequence[str]
+) -> tuple[str, str]:
     """What a clinician sees: one line, and a table in Markdown."""
     if not len(answer.risks):
         return "No predicted risk for this patient", f"{answer.why_none}."
@@ -283,6 +334,7 @@ def _summary_and_detail(answer: Answer, causes: Sequence[str]) -> tuple[str, str
         "",
         f"{answer.unknown_rows} of {answer.tokens} rows have a code that the model does not know.",
         "An association in the model, not the effect of a treatment.",
+        *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),
     ]
     summary = f"Risk of {causes[0]} {heads[-1]}: {100 * risk[0, -1].item():.2g} %"
     return summary[:MOST_SUMMARY], "\n".join(lines)

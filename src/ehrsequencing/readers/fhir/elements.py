@@ -4,11 +4,14 @@ A resource is JSON as Python reads it. Whatever has not the type that FHIR deman
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 Resource = Mapping[str, Any]
 
 _URN = ("urn:uuid:", "urn:oid:")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def walk(value: Any, path: str) -> Iterator[Any]:
@@ -85,31 +88,107 @@ def referred_id(resource: Any, path: str, kind: str) -> str | None:
     return None
 
 
-def resources_of(document: Any) -> Iterator[Any]:
+class Entry(NamedTuple):
+    """A resource as it stands in a source; or, without a resource, a note that one was deleted."""
+
+    resource: Any  # JSON; None for a deletion, and for a line that is no JSON
+    server: str = ""  # the base of its full URL, as in https://example.org/fhir
+    version: tuple[int, int] = (
+        -1,
+        -1,
+    )  # when it was last updated, in µs since 1970, and its number
+    deleted: str | None = None  # the reference of what was deleted
+
+
+def entries_of(document: Any, server: str = "") -> Iterator[Entry]:
     """The resources of a JSON document: a resource, a list of them, or a bundle, also of bundles.
 
     A resource of a bundle without an id has that of its `fullUrl`. A reference to a `fullUrl` is replaced by the
-    type and id of the resource there, since the two ids may differ.
+    type and id of the resource there, since the two ids may differ. A history names its newest version first; here
+    it comes last.
     """
     if isinstance(document, list):
         for item in document:
-            yield from resources_of(item)
-    elif kind_of(document) == "Bundle":
-        entries = [
-            entry
-            for entry in walk(document, "entry")
-            if isinstance(entry, dict) and entry.get("resource")
-        ]
+            yield from entries_of(item, server)
+    elif kind_of(document) != "Bundle":
+        yield Entry(document, server, _version(document, {}))
+    else:
+        entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict)]
         given = [_with_id(entry) for entry in entries]
         renamed = dict(filter(None, map(_renamed, entries, given)))
-        for resource in given:
-            yield from resources_of(_resolved(resource, renamed) if renamed else resource)
-    else:
-        yield document
+        pairs = list(zip(entries, given, strict=True))
+        for entry, resource in reversed(pairs) if text(document, "type") == "history" else pairs:
+            if text(entry, "request.method") == "DELETE":
+                name = text(entry, "request.url")
+                yield Entry(None, server, _version(document, entry), name or "")
+            elif resource:
+                base = _server(text(entry, "fullUrl")) or server
+                resolved = _resolved(resource, renamed) if renamed else resource
+                for found in entries_of(resolved, base):
+                    yield found._replace(version=max(found.version, _version({}, entry)))
+
+
+def instant_us(written: str | None) -> int | None:
+    """A FHIR instant as µs since 1970; None for what is none.
+
+    >>> instant_us("1970-01-01T01:00:01+01:00"), instant_us("2015-02"), instant_us(None)
+    (1000000, None, None)
+    """
+    try:
+        moment = datetime.fromisoformat(written or "")
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _version(resource: Any, entry: Resource) -> tuple[int, int]:
+    """What tells versions of a resource apart; the higher is the newer."""
+    updated = instant_us(text(resource, "meta.lastUpdated") or text(entry, "response.lastModified"))
+    number = text(resource, "meta.versionId") or (text(entry, "response.etag") or "").strip('W/"')
+    is_whole = number.isascii() and number.isdigit() and len(number) < 19
+    return -1 if updated is None else updated, int(number) if is_whole else -1
+
+
+def _server(url: str | None) -> str:
+    """The base of the full URL of a resource on a server; empty for a URN."""
+    if url is None or not url.startswith(("http://", "https://")):
+        return ""
+    parts = url.partition("/_history/")[0].rsplit("/", 2)
+    return parts[0] if len(parts) == 3 else ""
+
+
+def at_server(resource: Any, server: str) -> Any:
+    """A resource whose own id and references name the server too, for sources of several servers."""
+    if not isinstance(resource, dict):
+        return resource
+    own = text(resource, "id")
+    named = {} if own is None else {"id": qualified(server, own)}
+    return {**_at_server(resource, server), **named}
+
+
+def _at_server(value: Any, server: str) -> Any:
+    if isinstance(value, list):
+        return [_at_server(item, server) for item in value]
+    if not isinstance(value, dict):
+        return value
+    made = {}
+    for name, item in value.items():
+        found = referred(item) if name == "reference" and isinstance(item, str) else None
+        if found is None or found[0] is None:
+            made[name] = _at_server(item, server)
+        else:
+            made[name] = f"{found[0]}/{qualified(_server(item) or server, found[1])}"
+    return made
+
+
+def qualified(server: str, name: str) -> str:
+    """An id that names its server too."""
+    return f"{quote(server, safe='')}~{name}" if server else name
 
 
 def _with_id(entry: Resource) -> Any:
-    resource, url = entry["resource"], text(entry, "fullUrl")
+    resource, url = entry.get("resource"), text(entry, "fullUrl")
     if not isinstance(resource, dict) or text(resource, "id") or url is None:
         return resource
     found = referred(url)

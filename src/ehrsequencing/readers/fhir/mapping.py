@@ -4,16 +4,26 @@
 patient's bundle uses it as `ehrseq import fhir` does (see `memory.py`).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ehrsequencing.readers.fhir.codes import Coded, Find, coded_as, codings
-from ehrsequencing.readers.fhir.elements import Resource, kind_of, referred_id, text, texts, walk
+from ehrsequencing.readers.fhir.elements import (
+    Resource,
+    kind_of,
+    referred,
+    referred_id,
+    text,
+    texts,
+    walk,
+)
 from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.records.events import BIRTH, DEATH
 
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
 
 
@@ -31,6 +41,29 @@ class Row(NamedTuple):
     text: str | None = None
     encounter: str | None = None
     recorded: str | None = None  # of role `REPORTED`: when what began at `time` was recorded
+    # what became of the cell with its value: values, empty or unread; None where it is counted elsewhere
+    cell: str | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What one resource says of others; names are TYPE/ID."""
+
+    # name of a Medication or Device → its codes
+    codes: Mapping[str, tuple[Coded, ...]] = field(default_factory=dict)
+    # name of a Condition → id of the encounter that names it as its diagnosis or reason
+    stays: Mapping[str, str] = field(default_factory=dict)
+    # id of a patient's record → id of the record that replaces it
+    merged: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, reference: str) -> tuple[Coded, ...]:
+        """The codes that a reference leads to; a URN is looked up as each type."""
+        found = referred(reference)
+        if found is None:
+            return ()
+        kinds = NAMED if found[0] is None else (found[0],)
+        names = (f"{kind}/{found[1]}" for kind in kinds)
+        return next((self.codes[name] for name in names if name in self.codes), ())
 
 
 @dataclass(frozen=True)
@@ -137,12 +170,12 @@ _ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names 
 _US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
 
 
-def rows_of(resource: Resource, find: Find, counts: RuleCounts) -> list[Row] | str:
+def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """The rows of a resource.
 
     Args:
         resource: JSON of one resource, with any defects.
-        find: Codes of a Medication or Device by reference; see `named_codes` and `finder`.
+        known: What other resources say.
         counts: Where the rules of `import_report.RULES` are counted that a part of a resource needs.
 
     Returns:
@@ -153,7 +186,7 @@ def rows_of(resource: Resource, find: Find, counts: RuleCounts) -> list[Row] | s
     if kind is None:
         return "no_type"
     if kind == "Patient":
-        return list(_patient(resource))
+        return "replaced" if text(resource, "id") in known.merged else list(_patient(resource))
     if kind in NAMED:
         return "looked_up"
     if kind != "Encounter" and kind not in EVENTS:
@@ -161,12 +194,12 @@ def rows_of(resource: Resource, find: Find, counts: RuleCounts) -> list[Row] | s
     if did_not_happen(resource):
         return "not_done"
     if kind == "Encounter":
-        return list(_encounter(resource, find))
+        return list(_encounter(resource, known))
     if EVENTS[kind] is _DIAGNOSES:
-        return list(_bill(resource, kind)) or "no_diagnosis"
+        return list(_bill(resource, kind, known)) or "no_diagnosis"
     if kind == "Observation" and _is_without_result(resource):
         return "no_result"
-    return list(_events(resource, kind, _with_contained(resource, find), counts))
+    return list(_events(resource, kind, known, counts))
 
 
 def did_not_happen(resource: Resource) -> bool:
@@ -190,7 +223,7 @@ def named_codes(resource: Resource) -> tuple[Coded, ...]:
 
 
 def _with_contained(resource: Resource, find: Find) -> Find:
-    """`find` that also knows the resources inside this one."""
+    """`find` that also looks into the resources inside this one."""
     inside = {
         f"#{item['id']}": named_codes(item)
         for item in walk(resource, "contained")
@@ -230,30 +263,56 @@ def _patient(resource: Resource) -> Iterator[Row]:
                 )
 
 
-def _encounter(resource: Resource, find: Find) -> Iterator[Row]:
+def _subject(resource: Resource, path: str, known: Known) -> str | None:
+    """The id of the patient's record that counts."""
+    subject = referred_id(resource, path, "Patient")
+    return known.merged.get(subject, subject) if subject is not None else None
+
+
+def _encounter(resource: Resource, known: Known) -> Iterator[Row]:
     """The stay, and its types as events at its start."""
-    subject, encounter = referred_id(resource, "subject", "Patient"), text(resource, "id")
+    subject, encounter = _subject(resource, "subject", known), text(resource, "id")
     start, end = text(resource, "period.start"), text(resource, "period.end")
     written = text(resource, "class.code") or text(resource, "class.coding.code")
     kind = _ENCOUNTER_CLASSES.get(written.upper(), written.lower()) if written else "unknown"
     yield Row(Role.VISIT, subject, start, f"ENCOUNTER//{kind}", end=end, encounter=encounter)
-    for coded in coded_as(resource, ("type",), find, uncoded=f"{UNCODED}ENCOUNTER"):
+    for coded in coded_as(resource, ("type",), known.find, uncoded=f"{UNCODED}ENCOUNTER"):
         yield Row(Role.EVENT, subject, start, coded.code, coded.description, encounter=encounter)
 
 
-def _base(resource: Resource, kind: str) -> Row:
-    """A row of a resource of `EVENTS`, without its code."""
+def _base(resource: Resource, kind: str, known: Known) -> Row:
+    """A row of a resource of `EVENTS`, without its code.
+
+    What has an encounter and no date was known by the encounter's end: it is `REPORTED` without a time.
+    """
     spec = EVENTS[kind]
-    subject = referred_id(resource, spec.subject, "Patient")
-    encounter = next(
-        filter(None, (referred_id(resource, path, "Encounter") for path in spec.encounter)), None
-    )
-    role = Role.REPORTED if spec.recorded else Role.EVENT
+    subject = _subject(resource, spec.subject, known)
     began, recorded = day_first(resource, spec.times), day_first(resource, spec.recorded)
+    encounter = _encounter_of(resource, kind, known)
+    is_undated = began is None and recorded is None and encounter is not None
+    role = Role.REPORTED if spec.recorded or is_undated else Role.EVENT
     return Row(role, subject, began, None, encounter=encounter, recorded=recorded)
 
 
-def _bill(resource: Resource, kind: str) -> Iterator[Row]:
+def _encounter_of(resource: Resource, kind: str, known: Known) -> str | None:
+    """The id of a resource's encounter: its own reference, else that of an encounter to it.
+
+    A reference that leads nowhere stays as it is written, so that the writer counts it.
+    """
+    for path in EVENTS[kind].encounter:
+        found = referred_id(resource, path, "Encounter")
+        if found is not None:
+            return found
+    linked = known.stays.get(f"{kind}/{text(resource, 'id')}")
+    written = (
+        text(reference, "reference")
+        for path in EVENTS[kind].encounter
+        for reference in walk(resource, path)
+    )
+    return linked or next(filter(None, written), None)
+
+
+def _bill(resource: Resource, kind: str, known: Known) -> Iterator[Row]:
     """The diagnoses of a bill: its own, and those of Conditions inside it."""
     inside = {f"#{item['id']}": item for item in walk(resource, "contained") if text(item, "id")}
     found = [
@@ -267,7 +326,7 @@ def _bill(resource: Resource, kind: str) -> Iterator[Row]:
     }
     if any(diagnoses.values()):
         uncoded = UNCODED + kind.upper()
-        base = _base(resource, kind)
+        base = _base(resource, kind, known)
         for coded in coded_as(
             diagnoses, tuple(diagnoses), lambda reference: (), uncoded=uncoded
         ) or [Coded("")]:
@@ -284,9 +343,10 @@ def conditions_of(resource: Resource) -> list[str]:
     ]
 
 
-def _events(resource: Resource, kind: str, find: Find, counts: RuleCounts) -> Iterator[Row]:
+def _events(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Iterator[Row]:
     """The rows of a resource of `EVENTS`; one without a code where it has none, so that it is counted."""
-    spec, base, uncoded = EVENTS[kind], _base(resource, kind), UNCODED + kind.upper()
+    spec, base, uncoded = EVENTS[kind], _base(resource, kind, known), UNCODED + kind.upper()
+    find = _with_contained(resource, known.find)
     parts = (
         [part for part in walk(resource, "component") if isinstance(part, dict)]
         if kind == "Observation"
@@ -297,16 +357,13 @@ def _events(resource: Resource, kind: str, find: Find, counts: RuleCounts) -> It
     counts["no_result"] += len(parts) - len(results)
     for part in [*whole, *results]:
         codes = coded_as(part, spec.concepts, find, uncoded=uncoded) or [Coded("")]
-        counts["bound"] += (
-            kind == "Observation" and text(part, "valueQuantity.comparator") is not None
-        )
+        number, written, cell = _value(part) if kind == "Observation" else (None, None, None)
+        counts["bound"] += _is_bound(part)
         for coded in codes:
-            row = base._replace(code=coded.code or None, description=coded.description)
-            yield (
-                _valued(row, part)
-                if kind == "Observation" and coded.code not in ("", uncoded)
-                else row
-            )
+            row = base._replace(code=coded.code or None, description=coded.description, cell=cell)
+            valued = kind == "Observation" and coded.code not in ("", uncoded)
+            yield _valued(row, part, number, written) if valued else row
+            cell = None
 
 
 def _is_without_result(observation: Resource) -> bool:
@@ -327,24 +384,56 @@ def has_value(part: Resource) -> bool:
     return any(name.startswith("value") and value is not None for name, value in part.items())
 
 
-def _valued(row: Row, part: Resource) -> Row:
+def _is_bound(part: Resource) -> bool:
+    """Whether a value is a bound, such as <5."""
+    return text(part, "valueQuantity.comparator") is not None
+
+
+def _value(part: Resource) -> tuple[float | None, str | None, str]:
+    """The number and the text of an Observation or a component, and what became of the cell.
+
+    A bound, a ratio, a range and what is no number stay as text: <5, 1:128, 3-5.
+    """
+    if not has_value(part):
+        return None, None, "empty"
+    quantity = part.get("valueQuantity")
+    if isinstance(quantity, dict):
+        written = quantity.get("value")
+        number = _number(written)
+        if number is not None and not _is_bound(part):
+            return number, None, "values"
+        if written is None:
+            return None, None, "empty"
+        shown = f"{text(quantity, 'comparator') or ''}{written}"
+        return None, shown if isinstance(written, str | int | float) else None, "unread"
+    if "valueInteger" in part:
+        number = _number(part["valueInteger"])
+        return number, None, "unread" if number is None else "values"
+    for name, ends, mark in (
+        ("valueRatio", ("numerator", "denominator"), ":"),
+        ("valueRange", ("low", "high"), "-"),
+    ):
+        if name in part:
+            found = (next(walk(part, f"{name}.{end}.value"), "") for end in ends)
+            return None, mark.join(map(str, found)), "unread"
+    coded = codings(part.get("valueCodeableConcept"))
+    words = text(part, "valueString") or text(part, "valueCodeableConcept.text")
+    if coded or isinstance(part.get("valueBoolean"), bool):
+        return None, text(part, "valueString"), "values"
+    return None, words, "unread" if words is None else "values"
+
+
+def _valued(row: Row, part: Resource, number: float | None, written: str | None) -> Row:
     """A row with its value: CODE//UNIT for a number with a unit, CODE//VALUE for a coded value; text stays text."""
-    quantity, coded = part.get("valueQuantity"), codings(part.get("valueCodeableConcept"))
-    number = (
-        _number(quantity.get("value"))
-        if isinstance(quantity, dict)
-        else _number(part.get("valueInteger"))
-    )
     suffix, meaning = None, None
+    coded = codings(part.get("valueCodeableConcept"))
     if number is not None:
+        quantity = part.get("valueQuantity")
         suffix = text(quantity, "code") or text(quantity, "unit")
     elif coded:
         suffix, meaning = coded[0]
     elif isinstance(part.get("valueBoolean"), bool):
         suffix = meaning = str(part["valueBoolean"]).lower()
-    written = text(part, "valueString") or (
-        None if coded else text(part, "valueCodeableConcept.text")
-    )
     row = row._replace(number=number, text=written)
     if suffix is None:
         return row
@@ -353,7 +442,9 @@ def _valued(row: Row, part: Resource) -> Row:
 
 
 def _number(value: Any) -> float | None:
-    """A JSON number as float; beyond the range of a float it is infinite."""
+    """A number as float, also one that was written as text; beyond the range of a float it is infinite."""
+    if isinstance(value, str) and _DECIMAL.fullmatch(value.strip()):
+        return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ehrsequencing.readers.omop.headers import check_columns
 from ehrsequencing.readers.omop.source import Part, Source, open_source
-from ehrsequencing.readers.omop.survey import survey_counts, text_dates
+from ehrsequencing.readers.omop.survey import survey_rows, text_columns
 from ehrsequencing.readers.omop.tables import (
     TABLES,
     VOCABULARY_TABLES,
@@ -61,11 +61,6 @@ def _expressions(source: Source, name: str, part: Part) -> Iterator[tuple[str, A
             yield "parents", relationship_rows(part.table, kinds)
         return
     check_columns(part.table, name, where=part.where)
-    yield "how many rows there are, and how dates are written", survey_counts(part, name)
-    texts = text_dates(part, name)
-    how = (
-        f", with {' and '.join(texts)} as if written yyyy-mm-dd: the counts above decide that"
-        if texts
-        else ""
-    )
-    yield f"rows{how}", rows_of(part.table, name, {})
+    if part.csv is not None or text_columns(part, name):
+        yield "how dates and ids are written", survey_rows(part, name)
+    yield "rows", rows_of(part.table, name)

@@ -1,29 +1,23 @@
-"""A first pass over an OMOP table: checks its columns, finds how its dates are written, and counts unreadable rows."""
+"""A first pass over an OMOP table: checks its columns, finds how its dates are written, and counts lost lines."""
 
-from dataclasses import fields
 from typing import Any
 
+import pyarrow.compute as pc
+
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.date_order import (
-    ISO_LIKE,
-    PATTERNS,
-    ZONED,
-    DateColumn,
-    DateCounts,
-    unreadable_dates,
-)
+from ehrsequencing.readers.date_order import DateColumn, DateCounts, count_dates
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.omop.headers import check_columns
 from ehrsequencing.readers.omop.source import Part, Source
-from ehrsequencing.readers.omop.tables import date_columns, date_stems
+from ehrsequencing.readers.omop.tables import date_columns
 from ehrsequencing.readers.registry import Import
 
-_WHOLE = r"^\s*[+-]?\d+(\.0*)?\s*$"  # a whole number
-_COUNTS = [field.name for field in fields(DateCounts)]
+# a whole number as it is written in one way only: 0012 and 12 may be two persons
+_NUMBER_ID = r"^\s*(0|-?[1-9]\d*)(\.0*)?\s*$"
 
 
 def survey(source: Source, counts: TableCounts, job: Import) -> dict[str, DateColumn]:
-    """Check the columns of a table, count its unreadable rows, and find how each column of text is read as dates.
+    """Check the columns of a table, count its lost lines, and find how each column of text is read as dates.
 
     Raises:
         EhrseqError: A column is missing, person ids are not whole numbers, or dates are ambiguous.
@@ -32,16 +26,26 @@ def survey(source: Source, counts: TableCounts, job: Import) -> dict[str, DateCo
     name = counts.name
     for part in source.tables[name]:
         check_columns(part.table, name, where=part.where)
-        row = source.one_row(survey_counts(part, name), part)
-        _count_lines(source, part, int(row["rows"]), counts, job.report)
-        if name == "person" and row.get("names"):
-            _refuse_names(source, part, int(row["names"]))
-        for column in text_dates(part, name):
-            found = DateCounts(**{key: int(row[f"{column} {key}"] or 0) for key in _COUNTS})
-            totals[column] = totals.get(column, DateCounts()) + found
-    dates = job.date_columns(totals, counts, where=source.tables[name][0].where)
-    _refuse_unreadable(source.tables[name], name, dates, totals)
-    return dates
+        columns = text_columns(part, name)
+        if part.csv is None and not columns:
+            continue
+        rows = names = 0
+        first: int | None = None
+        for batch in source.stream(survey_rows(part, name), part):
+            for column in columns:
+                if column != "person_id":
+                    found = totals.get(column, DateCounts())
+                    totals[column] = found + count_dates(batch[column])
+            if "person_id" in columns:
+                bad = pc.invert(pc.match_substring_regex(batch["person_id"], _NUMBER_ID))
+                at = pc.index(pc.fill_null(bad, False), True).as_py()
+                first = rows + at + 1 if first is None and at >= 0 else first
+                names += pc.sum(bad).as_py() or 0
+            rows += len(batch)
+        _count_lines(source, part, rows, counts, job.report)
+        if names:
+            _refuse_names(part, names, first)
+    return job.date_columns(totals, where=source.tables[name][0].where)
 
 
 def survey_lines(source: Source, counts: TableCounts, report: ImportReport) -> None:
@@ -59,34 +63,17 @@ def survey_lines(source: Source, counts: TableCounts, report: ImportReport) -> N
     counts.check()
 
 
-def text_dates(part: Part, name: str) -> list[str]:
-    """The columns with dates written as text."""
-    there = [column for column in date_columns(name) if column in part.table.columns]
+def text_columns(part: Part, name: str) -> list[str]:
+    """The columns written as text of which a first pass is needed: dates, and the ids of persons."""
+    wanted = [*date_columns(name), *(["person_id"] if name == "person" else [])]
+    there = [column for column in wanted if column in part.table.columns]
     return [column for column in there if part.table[column].type().is_string()]
 
 
-def survey_counts(part: Part, name: str) -> Any:
-    """Counts of rows, of person ids that are no whole numbers, and of cells in each order of dates: an expression."""
-    table = part.table
-    found = {"rows": table.count()}
-    person = table["person_id"]
-    if person.type().is_string():
-        found["names"] = (~person.re_search(_WHOLE)).sum()
-    for column in text_dates(part, name):
-        text = (table[column].strip() == "").ifelse(None, table[column])
-        iso = text.like(ISO_LIKE)
-        other = iso.ifelse(None, text)  # the slow patterns see only the other cells
-        fits: dict[str, Any] = {
-            order: other.re_search(pattern) for order, pattern in PATTERNS.items()
-        }
-        cells: dict[str, Any] = {
-            "filled": text.notnull(),
-            "iso": iso,
-            "either": fits["dmy"] & fits["mdy"],
-        }
-        cells |= {**fits, "zoned": text.re_search(ZONED)}
-        found |= {f"{column} {key}": mask.sum() for key, mask in cells.items()}
-    return table.aggregate(**found)
+def survey_rows(part: Part, name: str) -> Any:
+    """The rows of the first pass: an expression."""
+    columns = text_columns(part, name)
+    return part.table.select(*(columns or part.table.columns[:1]))
 
 
 def _count_lines(
@@ -100,35 +87,9 @@ def _count_lines(
     report.lose_lines(counts, part.file, lost, line or part.csv.odd_line or part.csv.uneven_line)
 
 
-def _refuse_names(source: Source, part: Part, names: int) -> None:
+def _refuse_names(part: Part, names: int, first: int | None) -> None:
     """Refuse person ids that are not whole numbers; the message has the row of the first."""
-    first, before = None, 0
-    if part.file is not None:
-        for batch in source.stream(
-            part.table.select(bad=~part.table["person_id"].re_search(_WHOLE)), part
-        ):
-            bad = batch["bad"].to_pylist()
-            if True in bad:
-                first = before + bad.index(True) + 1
-                break
-            before += len(bad)
-    at = f", the first in row {first}" if first else ""
+    at = f", the first in row {first}" if first is not None and part.file is not None else ""
     what = f"column person_id holds text instead of whole numbers ({names:,} ids{at})"
-    fix = "number the persons 1, 2, 3 … and write these numbers into person_id in every table"
+    fix = "number the persons 1, 2, 3 … (no leading zeros), and write these numbers into person_id in every table"
     raise EhrseqError(what, where=part.where, fix=fix)
-
-
-def _refuse_unreadable(
-    parts: list[Part], name: str, dates: dict[str, DateColumn], totals: dict[str, DateCounts]
-) -> None:
-    """Refuse a table in which the columns of a time are filled but hold no date."""
-    for stem in date_stems(name):
-        columns = [f"{stem}_{kind}" for kind in ("datetime", "date")]
-        typed = any(
-            column in part.table.columns and column not in dates
-            for part in parts
-            for column in columns
-        )
-        written = [column for column in columns if column in totals and totals[column].filled]
-        if written and not typed and all(dates[column].order is None for column in written):
-            raise unreadable_dates(f"{parts[0].where}, column {' or '.join(written)}")

@@ -1,10 +1,8 @@
 """OMOP's tables: which of their columns are read, and the Ibis expressions that read them with any engine."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ehrsequencing.readers.date_order import TO_ISO, ZONED, DateColumn
 from ehrsequencing.readers.rows import Role
 
 
@@ -36,9 +34,10 @@ VOCABULARY_TABLES = ("concept", "concept_ancestor", "concept_relationship")
 TABLES = ("person", "observation_period", *EVENT_TABLES, "death", *VOCABULARY_TABLES)
 
 
-_PERSON = ("gender", "race", "ethnicity")
+PERSON_CONCEPTS = ("gender", "race", "ethnicity")
+BIRTH_PARTS = ("year_of_birth", "month_of_birth", "day_of_birth")
 _OWN_COLUMNS = {
-    "person": ("year_of_birth", "month_of_birth", "day_of_birth", "birth_datetime"),
+    "person": (*BIRTH_PARTS, "birth_datetime"),
     "concept": ("concept_id", "concept_name", "vocabulary_id", "concept_code"),
     "concept_ancestor": (
         "ancestor_concept_id",
@@ -49,6 +48,7 @@ _OWN_COLUMNS = {
 }
 _VALUED = (
     "value_as_number",
+    "operator_concept_id",
     "value_as_string",
     "value_as_concept_id",
     "unit_concept_id",
@@ -56,9 +56,6 @@ _VALUED = (
 )
 
 _NO_SUCH = ("birth", "date")  # person has birth_datetime only
-_MOMENT = (("datetime", "timestamp"), ("date", "date"))
-
-Dates = Mapping[str, DateColumn]  # column → how its text is read as dates; default: as ISO dates
 
 
 def date_stems(name: str) -> tuple[str, ...]:
@@ -83,7 +80,7 @@ def date_columns(name: str) -> tuple[str, ...]:
 
 def _concept_columns(name: str) -> list[tuple[str, str]]:
     spec = EVENT_TABLES.get(name)
-    stems = _PERSON if name == "person" else (spec.concept,) if spec is not None else ()
+    stems = PERSON_CONCEPTS if name == "person" else (spec.concept,) if spec is not None else ()
     return [(f"{stem}_concept_id", f"{stem}_source_concept_id") for stem in stems]
 
 
@@ -108,6 +105,17 @@ def alternatives(name: str) -> list[tuple[str, ...]]:
     return [("person_id",), *dates, *([] if name == "person" else _concept_columns(name))]
 
 
+def rows_of(table: Any, name: str) -> Any:
+    """The columns of a table that are read, as they are; `cells` reads them, cell by cell."""
+    there = [column for column in sorted(columns_of(name)) if column in table.columns]
+    return table.select(**{column: _plain(table[column]) for column in there})
+
+
+def _plain(column: Any) -> Any:
+    """A column that Arrow can hold: an exact decimal becomes a float."""
+    return column.cast("float64") if column.type().is_decimal() else column
+
+
 def typed(table: Any, name: str, kind: str) -> Any:
     """A column cast to a type; null where the column is absent or its text cannot be cast."""
     import ibis
@@ -118,99 +126,6 @@ def typed(table: Any, name: str, kind: str) -> Any:
     if column.type().is_string() and kind != "string":
         return column.try_cast(kind)
     return column.cast(kind)
-
-
-def date_of(table: Any, name: str, kind: str, dates: Dates) -> Any:
-    """A column as timestamp or date; text is read in the column's order, and an offset is turned into UTC."""
-    import ibis
-
-    how = dates.get(name, DateColumn())
-    if name not in table.columns or how.order is None:
-        return ibis.null().cast(kind)
-    column = table[name]
-    if not column.type().is_string():
-        return (
-            column.cast("timestamp").cast(kind)
-            if column.type().is_timestamp()
-            else column.cast(kind)
-        )
-    for pattern, iso in () if how.plain else TO_ISO[how.order]:
-        column = column.re_replace(pattern, iso)
-    if not how.zoned:
-        return column.try_cast(kind)
-    zoned = column.re_search(ZONED)  # so that each cast sees only what it can read
-    utc = zoned.ifelse(column, None).try_cast("timestamp('UTC')").cast("timestamp")
-    return ibis.coalesce(utc, zoned.ifelse(None, column).try_cast("timestamp")).cast(kind)
-
-
-def moment(table: Any, stem: str, dates: Dates) -> Any:
-    """The time of the `_datetime` column, else the date at midnight."""
-    import ibis
-
-    time, date = (date_of(table, f"{stem}_{name}", kind, dates) for name, kind in _MOMENT)
-    return ibis.coalesce(time, date.cast("timestamp"))
-
-
-def concept_of(table: Any, stem: str) -> Any:
-    """The standard concept, else the source concept, else 0."""
-    import ibis
-
-    standard = typed(table, f"{stem}_concept_id", "int64").nullif(0)
-    own = typed(table, f"{stem}_source_concept_id", "int64").nullif(0)
-    return ibis.coalesce(standard, own, ibis.literal(0, type="int64"))
-
-
-def event_rows(table: Any, spec: EventTable, dates: Dates) -> Any:
-    """The rows of an event table."""
-    import ibis
-
-    columns = {
-        "subject_id": typed(table, "person_id", "int64"),
-        "concept_id": concept_of(table, spec.concept),
-        "time": moment(table, spec.start, dates),
-        "encounter_id": typed(table, "visit_occurrence_id", "int64"),
-    }
-    columns["end"] = moment(table, spec.end, dates) if spec.end else ibis.null().cast("timestamp")
-    if spec.valued:
-        columns |= {
-            "number": typed(table, "value_as_number", "float64"),
-            "text_value": typed(table, "value_as_string", "string"),
-            "value_id": typed(table, "value_as_concept_id", "int64"),
-            "unit_id": typed(table, "unit_concept_id", "int64"),
-            "unit": typed(table, "unit_source_value", "string"),
-        }
-    return table.select(**columns)
-
-
-def person_rows(table: Any, dates: Dates) -> Any:
-    """Persons: birth, sex, race and ethnicity."""
-    parts = {part: typed(table, f"{part}_of_birth", "int64") for part in ("year", "month", "day")}
-    concepts = {name: concept_of(table, name) for name in _PERSON}
-    birth = date_of(table, "birth_datetime", "timestamp", dates)
-    return table.select(
-        subject_id=typed(table, "person_id", "int64"), birth=birth, **parts, **concepts
-    )
-
-
-def period_rows(table: Any, dates: Dates) -> Any:
-    """Observation periods."""
-    time, end = (moment(table, f"observation_period_{which}", dates) for which in ("start", "end"))
-    return table.select(subject_id=typed(table, "person_id", "int64"), time=time, end=end)
-
-
-def death_rows(table: Any, dates: Dates) -> Any:
-    """Deaths."""
-    return table.select(
-        subject_id=typed(table, "person_id", "int64"), time=moment(table, "death", dates)
-    )
-
-
-def rows_of(table: Any, name: str, dates: Dates) -> Any:
-    """The rows of a table of persons' records."""
-    if name in EVENT_TABLES:
-        return event_rows(table, EVENT_TABLES[name], dates)
-    make = {"person": person_rows, "observation_period": period_rows, "death": death_rows}
-    return make[name](table, dates)
 
 
 def concept_rows(table: Any) -> Any:

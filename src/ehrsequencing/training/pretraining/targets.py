@@ -71,7 +71,7 @@ def visit_rows(timelines: Timelines) -> TaskRows:
         delta_days=nothing,
         unfinished_codes=none,
         duration_days=np.full(n_visits, np.nan),
-        entry_days=nothing,
+        entry_days=np.zeros(n_visits),
         cause=np.zeros(n_visits, dtype=np.int8),
         carry_offsets=np.zeros(n_visits + 1, dtype=np.int64),
         carry_codes=np.zeros(0, dtype=np.int32),

@@ -1,0 +1,147 @@
+"""An impossible value is dropped before it acts; dates without a clock stand at the end of their day."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.config import DialectConfig, load_study
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.fixes import fix
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.parquet_rows import read_events
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from helpers.cohorts import a_task
+from helpers.meds import DAY_US, Row, table, us, write_meds
+
+RECORD = [Row(1, us("2010-01-02"), "A"), Row(1, us("2015-01-02"), "A")]
+
+
+def fixed(rows: list[Row], tmp_path: Path) -> tuple[list[str], Counter[str]]:
+    """The codes that are left of a file, and what was counted."""
+    path, counts = tmp_path / "0.parquet", Counter[str]()
+    pq.write_table(table(rows), path)
+    dialect = DialectConfig()
+    events = fix(read_events(path, counts, dialect=dialect), path, counts, dialect=dialect, extracted_us=None)
+    return [events.codes[code] for code in events.code], +counts
+
+
+@pytest.mark.parametrize(
+    ("born", "died", "left", "counted"),
+    [
+        ("1950-01-01", "2016-01-01", ["MEDS_BIRTH", "A", "A", "MEDS_DEATH"], {}),
+        ("1950-01-01", "1940-01-01", ["MEDS_BIRTH", "A", "A"], {"early_death": 1}),
+        ("2040-01-01", None, ["A", "A"], {"late_birth": 1}),
+        ("2040-01-01", "2016-01-01", ["A", "A", "MEDS_DEATH"], {"late_birth": 1}),
+        ("2012-01-01", None, ["MEDS_BIRTH", "A"], {"before_birth": 1}),
+        (None, "2012-01-01", ["A", "MEDS_DEATH"], {"after_death": 1}),
+    ],
+)
+def test_an_impossible_birth_or_death_erases_nobody(
+    born: str | None, died: str | None, left: list[str], counted: dict[str, int], tmp_path: Path
+) -> None:
+    rows = [*RECORD]
+    rows += [Row(1, us(born), "MEDS_BIRTH")] if born else []
+    rows += [Row(1, us(died), "MEDS_DEATH")] if died else []
+    codes, counts = fixed(sorted(rows, key=lambda row: row.time or 0), tmp_path)
+    assert codes == left
+    assert counts == counted
+
+
+def test_dates_without_a_clock_stand_at_the_end_of_their_day(tmp_path: Path) -> None:
+    times = ["2010-01-01", "2010-01-01", "2010-01-01", "2010-01-01 12:00"]
+    rows = [Row(1, us(t), c) for t, c in zip(times, ["MEDS_BIRTH", "MEDS_DEATH", "A", "A"], strict=True)]
+    path = tmp_path / "0.parquet"
+    made = table(rows).append_column("date_only", pa.array([True, True, True, True]))
+    pq.write_table(made, path)
+    read = lambda: read_events(path, Counter(), dialect=DialectConfig())  # noqa: E731
+    clock = (read().time_us % DAY_US) // 1_000_000
+    assert clock.tolist() == [0, 86_399, 86_399, 43_200]
+    pq.write_table(made.set_column(4, "date_only", pa.array([False, None, False, True])), path)
+    assert ((read().time_us % DAY_US) // 1_000_000).tolist() == [0, 0, 0, 43_200]
+    pq.write_table(made.set_column(4, "date_only", pa.array([1, 0, 0, 1])), path)
+    with pytest.raises(EhrseqError, match="'date_only' has type int64"):
+        read()
+
+
+def cohort(rows: list[Row], folder: Path, **task: object) -> tuple[Prepared, dict[int, tuple[float, int]]]:
+    """The prepared set, and each subject's days and cause at its index."""
+    write_meds(folder / "meds", rows)
+    asked = a_task(**task)
+    prepare(folder / "meds", folder / "prep", study=load_study(None, ["vocabulary.min_subjects=1"]), tasks=[asked])
+    labels = pq.read_table(folder / "prep" / "tasks" / "t" / "cohort.parquet").to_pylist()
+    found = {row["subject_id"]: (row["duration_days"], row["cause"]) for row in labels if row["kind"] == "query"}
+    return Prepared(folder / "prep"), found
+
+
+def test_whoever_was_followed_far_longer_is_censored_at_the_data_s_end(tmp_path: Path) -> None:
+    """R's `transplant` and `rotterdam`: one origin, few long follow-ups, which end by a code."""
+    days = [30 + 9 * i for i in range(118)] + [1600, 1950]
+    rows = [Row(i, us("2000-01-01 12:00"), "IDX") for i in range(120)]
+    rows += [Row(i, us("2000-01-01 12:00") + d * DAY_US, "OUT" if i % 3 == 0 else "END") for i, d in enumerate(days)]
+    _, found = cohort(rows, tmp_path, index={"code": "IDX", "which": "first"}, censoring={"code": "END"})
+    assert len(found) == 120
+    assert {subject: found[subject] for subject in (3, 4)} == {3: (57.0, 1), 4: (66.0, 0)}
+    last = days[117]
+    assert [cause for _, cause in (found[118], found[119])] == [0, 0]
+    assert all(last <= duration < last + 1 for duration, _ in (found[118], found[119]))
+
+
+@pytest.mark.parametrize("end", ["2099-12-31", "2999-12-31", "9998-12-31 23:59:59"])
+def test_a_death_in_the_far_future_is_no_death(end: str, tmp_path: Path) -> None:
+    rows = [Row(i, us(f"201{i % 9}-07-01 12:00"), code) for i in range(40) for code in ("IDX",)]
+    rows += [Row(i, us(f"201{i % 9}-09-01 12:00"), "B") for i in range(40)]
+    rows += [Row(i, us(f"201{i % 9}-12-01") if i % 4 == 0 else us(end), "MEDS_DEATH") for i in range(40)]
+    prepared, found = cohort(
+        rows, tmp_path, index={"code": "IDX"}, outcome={"death": "MEDS_DEATH"}, censoring={"dataset_end": True}
+    )
+    assert sum(cause for _, cause in found.values()) == 10
+    assert prepared.manifest["fixes"]["after_end"] == 30
+    assert max(duration for duration, _ in found.values()) < 10 * 366
+    reader = MedsReader(tmp_path / "meds")
+    assert sum(np.sum(events.time_us > us("2020-01-01")) for events in reader) == 30
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"index": {"code": "LAST"}, "outcome": {"o": "OUT"}}, "censoring: {dataset_end: true}"),
+        ({"index": {"code": "OUT"}, "outcome": {"o": "OUT"}}, "set recurrent: true"),
+        ({"index": {"code": "IDX"}, "outcome": {"o": "OUT"}, "eligibility": {"min_age": "90y"}}, "eligibility"),
+    ],
+)
+def test_a_task_that_keeps_nobody_is_refused_with_what_helps(
+    task: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    rows = [Row(i, us("2010-01-01 12:00"), "IDX") for i in range(50)]
+    rows += [Row(i, us("2011-01-01 12:00"), "OUT") for i in range(20)]
+    rows += [Row(i, us("2010-06-01 12:00"), "LAST") for i in range(30, 50)]
+    with pytest.raises(EhrseqError, match="keeps nobody") as caught:
+        cohort(rows, tmp_path, **task)
+    assert said in str(caught.value)
+    assert not (tmp_path / "prep").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("visits.csv", "import csv"),
+        ("omop/PERSON.csv.gz", "import omop"),
+        ("synthea/patients.csv", "import synthea"),
+        ("fhir/Patient.ndjson.gz", "import fhir"),
+        ("other/readme.txt", "name the folder of a MEDS data set"),
+    ],
+)
+def test_what_is_no_meds_is_told_the_import_that_reads_it(name: str, command: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    if "synthea" in name:
+        (path.parent / "encounters.csv").touch()
+    with pytest.raises(EhrseqError) as caught:
+        MedsReader(path.parent if "/" in name else path)
+    assert command in str(caught.value)
