@@ -102,7 +102,7 @@ def test_a_command_of_somebody_else_gets_the_options_without_effort(capsys: pyte
     line = CommandLine()
 
     @line.command(example="ehrseq new")
-    def new(folder: Path, debug: bool = False) -> None:
+    def new(folder: Path) -> None:
         """Do something new."""
 
     @line.command()

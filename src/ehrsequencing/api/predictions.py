@@ -150,7 +150,7 @@ def subject_risk(
     grid = np.linspace(at_horizons.start_days, days[-1], CURVE_POINTS + 1)[1:]
     found, last = at_horizons.answer(own), Asked(run, grid.tolist()).answer(own)
     if not len(found):
-        raise _no_prediction()
+        raise _no_subject()
     timelines = own.timelines
     return SubjectRisk(
         tuple(at_horizons.causes),
@@ -180,18 +180,14 @@ def subject_records(records: NewRecords, subject: int) -> TaskRecords:
     """
     for encoded in records.encoded(Moment("all")):
         place = np.flatnonzero(encoded.timelines.subject_id == subject)
-        if len(place):
-            own = encoded.take(place)
-            if not len(own):
-                raise _no_prediction()
+        if len(place) and len(own := encoded.take(place)):
             return own
-    fix = "name one of the subject_id of run.predict(data)"
-    raise EhrseqError("the data has no such subject", where="subject", fix=fix)
+    raise _no_subject()
 
 
-def _no_prediction() -> EhrseqError:
-    fix = "check the task's index and outcome with ehrseq check"
-    return EhrseqError("this subject has no prediction time", where="subject", fix=fix)
+def _no_subject() -> EhrseqError:
+    fix = "name a subject_id of the data that ehrseq predict answers for"
+    return EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
 
 
 def _events(run: Run, records: NewRecords, subject: int, *, after_us: int) -> dict[str, int]:
@@ -252,8 +248,7 @@ def explained(
         return Explanation(question.text, found.risk, found.table, subjects=found.subjects)
     record = next(explained_records(records, {subject}), None)
     if record is None:
-        fix = "name a subject_id of the data that ehrseq predict answers for"
-        raise EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
+        raise _no_subject()
     of_subject, table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])
     if kind != "all":
         used = [name for name in table.column_names if table[name].null_count < max(len(table), 1)]

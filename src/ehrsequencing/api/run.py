@@ -302,7 +302,9 @@ class TrainedRun(Run):
             known = " / ".join(f"{n} {split.replace('_', '-')}" for split, n in counts)
             parts, c = [*parts, f"{known} subjects"], main_c(metrics)
         audit = saved_audit(self.folder)
-        verdict = "not made yet" if audit is None else f"{audit['leaks'] or 'no'} leaks found"
+        verdict = "not made yet"
+        if audit is not None:
+            verdict = f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
         return f"Run({str(self.folder)!r}: {', '.join([*parts, f'C {c}'])}, audit: {verdict})"
 
 

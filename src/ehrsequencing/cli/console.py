@@ -199,7 +199,10 @@ def errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(BY_SIGNAL + number) from error
     except Exception as error:
         line, code = _line_and_code(error)
-        current().error = as_parts(error)[0]
+        parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
+        if isinstance(error, EhrseqError):
+            parts = {"what": error.what, "where": error.where, "fix": error.fix}
+        current().error = {name: " ".join(plain(text).split()) for name, text in parts.items()}
         say(traceback.format_exc() if debug else line, err=True)
         raise typer.Exit(code) from error
 
@@ -234,16 +237,6 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
             UNEXPECTED,
         )
     return f"ehrseq: {' '.join(text.split())}", code
-
-
-def as_parts(error: Exception) -> tuple[dict[str, str], int]:
-    """What, where and how to fix it, for `--json`; and the exit code."""
-    line, code = _line_and_code(error)
-    if isinstance(error, EhrseqError):
-        parts = {"what": error.what, "where": error.where, "fix": error.fix}
-    else:
-        parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
-    return {name: " ".join(plain(text).split()) for name, text in parts.items()}, code
 
 
 # ---- the command line ------------------------------------------------------------
@@ -293,36 +286,28 @@ class CommandLine(typer.Typer):
 
 
 def with_conventions(function: Callable[..., Any], command: str) -> Callable[..., None]:
-    """The function with the options that it lacks, its output collected and its errors as one line."""
-    signature, hints = (
-        inspect.signature(function),
-        typing.get_type_hints(function, include_extras=True),
-    )
-    added = [name for name in SHARED if name not in signature.parameters]
+    """The function with the shared options, its output collected and its errors as one line."""
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
-    def with_shared_options(**given: Any) -> None:
-        shared = {name: bool(given.pop(name)) for name in added}
-        shared = {name: bool(given.get(name)) for name in SHARED} | shared
-        with (
-            output_of(command, as_json=shared["as_json"], quiet=shared["quiet"]),
-            errors(shared["debug"]),
-        ):
+    def with_shared_options(*, quiet: bool, as_json: bool, debug: bool, **given: Any) -> None:
+        with output_of(command, as_json=as_json, quiet=quiet), errors(debug):
             if command != "train":
                 _refuse_torchrun(command)
             function(**given)
 
-    options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=SHARED[name]
-        )
-        for name in added
-    ]
-    kept = [
+    parameters = [
         p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()
     ]
-    with_shared_options.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    with_shared_options.__annotations__ = hints | {name: SHARED[name] for name in added}
+    for name, option in SHARED.items():
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option
+            )
+        )
+    with_shared_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_shared_options.__annotations__ = hints | SHARED
     return with_shared_options
 
 
