@@ -4,8 +4,6 @@ What it shows of real people may be shared, as `metrics.json`: counts of people 
 `outcomes()` holds single persons.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from ehrsequencing.api.curves import landmark_of, main_horizon, place_of
 from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.predictions import risk_column
 from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.external import read_external
@@ -35,14 +32,6 @@ _PLACE = (
     ("horizon_days", pa.float64()),
 )
 _NUMBERS = (("metric", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high")))
-
-
-@dataclass(frozen=True)
-class _Labelled:
-    """Who was evaluated, with labels, and what gives their risks."""
-
-    records: TaskRecords
-    risk: Callable[[TaskRecords, Floats], Floats]
 
 
 class EvaluationResult:
@@ -140,14 +129,14 @@ class EvaluationResult:
             >>> len(table), sorted(table.event.unique())
             (33, ['censored', 'death', 'hf'])
         """
-        labelled, task = self._labelled, self._task
-        rows, days = labelled.records.rows, landmark_of(self.result, landmark)
-        at = np.flatnonzero(rows.at_landmark(days))
-        risk = labelled.risk(labelled.records, np.array(task.horizons))[at]
+        run, records = self._own_run, self._records
+        task, rows = run.task, records.rows
+        at = np.flatnonzero(rows.at_landmark(landmark_of(self.result, landmark)))
+        risk = RunRisks(run).risk(records, np.array(task.horizons))[at]
         cause = rows.cause[at].astype(np.int64)
         names = np.array(["censored", *task.causes], dtype=object)
         columns: dict[str, Any] = {
-            "subject_id": labelled.records.subject_id[at],
+            "subject_id": records.subject_id[at],
             "prediction_time": times(rows.prediction_us[at]),
             "duration_days": np.array(rows.duration_days[at]),
             "cause": cause,
@@ -212,12 +201,12 @@ class EvaluationResult:
         """
         horizon = format_days(self.result["horizons_days"][-1]) if horizon is None else horizon
         place, title = place_of(self.result, horizon, cause, landmark)
-        labelled, task = self._labelled, self._task
+        run, records = self._own_run, self._records
+        task, rows = run.task, records.rows
         days = curves.grid(place["horizon"], simulated=self.simulated, start_days=task.blanking)
-        rows = labelled.records.rows
         at = np.flatnonzero(rows.at_landmark(place["landmark"]))
         risk = np.zeros((len(at), len(task.causes), len(days)))
-        risk[:, :, 1:] = labelled.risk(labelled.records, days[1:])[at]
+        risk[:, :, 1:] = RunRisks(run).risk(records, days[1:])[at]
         found = curves.incidence(
             np.array(rows.duration_days[at]),
             rows.cause[at].astype(np.int64),
@@ -240,10 +229,6 @@ class EvaluationResult:
     # ---- what was evaluated ----------------------------------------------------------------------------------------
 
     @property
-    def _task(self) -> Any:
-        return self._own_run.task
-
-    @property
     def _own_run(self) -> Run:
         if self._run is None:
             fix = "use your own file of predictions, with the cohort.parquet of ehrseq prepare"
@@ -253,16 +238,14 @@ class EvaluationResult:
         return self._run
 
     @cached_property
-    def _labelled(self) -> _Labelled:
+    def _records(self) -> TaskRecords:
+        """Who was evaluated, with labels."""
         run = self._own_run
         if self._data is None:
-            population = Population.of_split(
-                run.prepared(self._prepared), run.task, self.result["split"]
-            )
-        else:
-            with meds_folder(self._data) as folder:
-                population = read_external(run, folder).population
-        return _Labelled(population.records, RunRisks(run).risk)
+            prepared = run.prepared(self._prepared)
+            return Population.of_split(prepared, run.task, self.result["split"]).records
+        with meds_folder(self._data) as folder:
+            return read_external(run, folder).population.records
 
 
 def _days(value: float | None, key: str) -> str:
