@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from ehrsequencing.config import (
     PRESETS,
     StudyConfig,
-    TaskConfig,
     format_days,
     load_study,
     load_task,
@@ -66,31 +65,6 @@ def test_a_wrong_setting_is_named(override: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["mimic4_demo", "nafld", "physionet2012", "pbc2"])
 def test_the_example_tasks_are_valid(name: str) -> None:
     assert load_task(TASKS / f"{name}.yaml").name == name
-
-
-TASK = {"name": "t", "index": {"code": "I"}, "outcome": {"a": "A"}, "horizons": ["1y"]}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"index": {"code": "I", "age": "50y"}}, "exactly one"),
-        ({"index": {"code": "I", "which": "last"}}, "first"),
-        ({"index": {"date": "1.1.2015"}}, "ISO date"),
-        ({"outcome": {}}, "outcome"),
-        ({"competing": {"a": "B"}}, "both outcome and competing"),
-        ({"horizons": ["2y", "1y"]}, "rising"),
-        ({"horizons": [365]}, "not a duration"),
-        ({"landmarks": ["1y", "1y"]}, "rising"),
-        ({"landmarks": []}, "landmarks"),
-        ({"censoring": {"date": "2020-01-01", "dataset_end": True}}, "at most one"),
-        ({"name": "../x"}, "name"),
-        ({"outcoms": {}}, "unknown setting 'outcoms'"),
-    ],
-)
-def test_a_wrong_task_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(EhrseqError, match=message):
-        validated(TaskConfig, TASK | change, where="task.yaml")
 
 
 def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
