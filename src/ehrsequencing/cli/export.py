@@ -1,7 +1,7 @@
 """`ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -57,43 +57,21 @@ def export(
     }
     _refuse_unused(format_, {name for name, value in given.items() if value is not None})
     open_run(run)
-    if format_ == "meds-dev":
-        ending = _for_meds_dev(
-            run, data, out, labels=labels, cause=cause, horizon=horizon, overwrite=overwrite
-        )
-    else:
-        ending = _to_share(run, out, license_id=license_, overwrite=overwrite)
-    finish(**ending)
+    if format_ == "share":
+        from ehrsequencing.reporting.share import CARD, share_run
 
-
-def _refuse_unused(chosen: str, given: set[str]) -> None:
-    """Refuse a format that there is not, and options that belong to the other one."""
-    if chosen not in _BELONGS:
-        raise EhrseqError(
-            f"{chosen!r} is not a choice", where="--format", fix=f"use {' or '.join(_BELONGS)}"
-        )
-    if other := sorted(given - _BELONGS[chosen]):
-        fix = f"leave it out, or use --format {next(n for n in _BELONGS if n != chosen)}"
-        raise EhrseqError(f"does not belong to --format {chosen}", where=other[0], fix=fix)
-
-
-def _for_meds_dev(
-    run: Path,
-    data: Path | None,
-    out: Path,
-    *,
-    labels: Path | None,
-    cause: str | None,
-    horizon: str | None,
-    overwrite: bool,
-) -> dict[str, Any]:
+        with bar("exporting"):
+            files = share_run(run, out, license_id=license_, overwrite=overwrite)
+        say(f"read {out / CARD} before you give the folder away")
+        then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
+        finish(wrote={"shared": out}, then=then, result={"files": files})
+        return
     from ehrsequencing.api.predictions import days_of
     from ehrsequencing.prediction.predict_labels import predict_labels
 
     if data is None or labels is None:
-        raise EhrseqError(
-            "needs DATA and --labels", where="--format meds-dev", fix="name records and labels"
-        )
+        fix = "name records and labels"
+        raise EhrseqError("needs DATA and --labels", where="--format meds-dev", fix=fix)
     days = None if horizon is None else days_of(horizon, where="--horizon")
     with bar("predicting") as tick:
         count = predict_labels(
@@ -108,18 +86,19 @@ def _for_meds_dev(
             say=remark,
         )
     say(f"risks at {count:,} labels")
-    return {
-        "wrote": {"predictions": out},
-        "then": f"meds-dev-evaluation predictions_path={out} output_dir=results",
-        "result": {"labels": count},
-    }
+    finish(
+        wrote={"predictions": out},
+        then=f"meds-dev-evaluation predictions_path={out} output_dir=results",
+        result={"labels": count},
+    )
 
 
-def _to_share(run: Path, out: Path, *, license_id: str | None, overwrite: bool) -> dict[str, Any]:
-    from ehrsequencing.reporting.share import CARD, share_run
-
-    with bar("exporting"):
-        files = share_run(run, out, license_id=license_id, overwrite=overwrite)
-    say(f"read {out / CARD} before you give the folder away")
-    then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-    return {"wrote": {"shared": out}, "then": then, "result": {"files": files}}
+def _refuse_unused(chosen: str, given: set[str]) -> None:
+    """Refuse a format that there is not, and options that belong to the other one."""
+    if chosen not in _BELONGS:
+        raise EhrseqError(
+            f"{chosen!r} is not a choice", where="--format", fix=f"use {' or '.join(_BELONGS)}"
+        )
+    if other := sorted(given - _BELONGS[chosen]):
+        fix = f"leave it out, or use --format {next(n for n in _BELONGS if n != chosen)}"
+        raise EhrseqError(f"does not belong to --format {chosen}", where=other[0], fix=fix)

@@ -86,18 +86,14 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
         if kept is None:
             continue
         who = f"model {number}: " if members else ""
-        stopped = (
-            f"training stopped early, after {training.patience} epochs without a gain"
-            if len(rows) < training.epochs
-            else f"training ran all {training.epochs} epochs"
-        )
+        ended = f"training ran all {training.epochs} epochs"
+        if len(rows) < training.epochs:
+            ended = f"training stopped early, after {training.patience} epochs without a gain"
+        nll = kept["tuning_nll"]
         lines.append(
-            f"{who}kept epoch {kept['epoch']} of {len(rows)}, whose tuning NLL is lowest ({kept['tuning_nll']:.4f}); "
-            f"{stopped}"
+            f"{who}kept epoch {kept['epoch']} of {len(rows)}, whose tuning NLL is lowest ({nll:.4f}); {ended}"
         )
-        facts.append(
-            {"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": kept["tuning_nll"]}
-        )
+        facts.append({"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": nll})
     found = {
         "kept": facts,
         "tuning_nll": manifest.get("tuning_nll"),
