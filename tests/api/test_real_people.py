@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ehrsequencing as eh
-from ehrsequencing.api import curves, plots
+from ehrsequencing.api import curves
 from ehrsequencing.api.evaluation import EvaluationResult
 
 people = st.integers(30, 400)
@@ -52,17 +52,6 @@ def test_a_simulation_is_drawn_exactly_and_agrees_with_another_library() -> None
     assert found.groups[0].at_risk[0] == "100"
 
 
-def test_decision_curves_end_where_few_are_above() -> None:
-    row = {
-        "model": "m", "thresholds": [0.1, 0.2, 0.3], "net_benefit": [0.111, 0.05, None],
-        "low": None, "high": None, "treat_all": [0.1, 0.0, None],
-    }  # fmt: skip
-    drawn = plots.decision([row], title="").lines[0].get_ydata()
-    np.testing.assert_array_equal(drawn, [0.111, 0.05, np.nan])
-    hidden = plots.decision([row | {"net_benefit": [0.1, None, None]}], title="")
-    assert [text.get_text() for text in hidden.texts] == ["too few events to show"]
-
-
 def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) -> None:
     """The example's result, taken for one of real people: 33 subjects, of whom few have each event."""
     run = eh.load("runs/hf")
@@ -72,7 +61,4 @@ def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) 
     assert "<11" in told
     assert not told & {str(n) for n in range(1, 11)}
     assert real.metrics.value.notna().sum() < exact.metrics.value.notna().sum()
-    death = real.plot_decision("1y", cause="death")
-    assert [text.get_text() for text in death.texts] == ["too few events to show"]
-    assert len(exact.plot_decision("1y", cause="death").texts) == 0
     assert [text.get_text() for text in real.plot_incidence("1y", cause="death").texts] == ["too few events to show"]

@@ -16,7 +16,6 @@ import typer
 from ehrsequencing.cli.app import app
 from ehrsequencing.cli.console import SHARED, CommandLine, bar, finish, say
 from ehrsequencing.cli.options import DataFolder
-from ehrsequencing.cli.results import main_results
 from ehrsequencing.config import load_import, load_study, refuse_unused
 from ehrsequencing.config.files import COMMANDS
 from helpers.command_line import ehrseq
@@ -103,7 +102,7 @@ def test_a_command_of_somebody_else_gets_the_options_without_effort(capsys: pyte
     line = CommandLine()
 
     @line.command(example="ehrseq new")
-    def new(folder: Path, debug: bool = False) -> None:
+    def new(folder: Path) -> None:
         """Do something new."""
 
     @line.command()
@@ -144,14 +143,6 @@ def test_a_misspelt_command_or_option_is_answered_with_what_comes_close(tmp_path
     done = subprocess.run([*main, "train", "x", "--epochs", "3"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "It is a setting: write training.epochs=…" in done.stderr
-
-
-def test_the_results_of_real_people_are_those_that_may_be_shared(tmp_path: Path) -> None:
-    place = {"model": "ours", "metric": "oe", "landmark_days": 0.0, "horizon_days": 30.0, "cause": "death"}
-    for name, value in (("metrics.json", None), ("metrics-individual.json", 0.25)):
-        (tmp_path / name).write_text(json.dumps({"causes": ["death"], "metrics": [{**place, "value": value}]}))
-    (row,) = main_results(tmp_path)["metrics"]
-    assert row["value"] is None
 
 
 def test_version_and_completion() -> None:

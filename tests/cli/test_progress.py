@@ -12,7 +12,7 @@ import pytest
 
 from ehrsequencing.api import progress
 from ehrsequencing.cli.console import bar, output_of
-from ehrsequencing.cli.results import kept_epochs
+from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.core.files import read_json_lines
 
 # Training of three epochs by a loop that does nothing; SAY prints a line while the bar is there.

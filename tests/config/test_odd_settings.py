@@ -170,6 +170,18 @@ VALUES = {
     "a cause named censored": ({"competing": {"Censored": "C"}}, "'Censored' cannot name a cause"),
     "an outcome named censored": ({"outcome": {"censored": "C"}}, "'censored' cannot name a cause"),
     "a cause without a name": ({"outcome": {" ": "C"}}, "' ' cannot name a cause"),
+    "two kinds of index": ({"index": {"code": "I", "age": "50y"}}, "exactly one"),
+    "an index that is the last": ({"index": {"code": "I", "which": "last"}}, "first"),
+    "a date that is not ISO": ({"index": {"date": "1.1.2015"}}, "ISO date"),
+    "no outcome": ({"outcome": {}}, "outcome"),
+    "a cause twice": ({"competing": {"a": "B"}}, "both outcome and competing"),
+    "falling horizons": ({"horizons": ["2y", "1y"]}, "rising"),
+    "a horizon without a unit": ({"horizons": [365]}, "not a duration"),
+    "a landmark twice": ({"landmarks": ["1y", "1y"]}, "rising"),
+    "no landmark": ({"landmarks": []}, "landmarks"),
+    "two ends of follow-up": ({"censoring": {"date": "2020-01-01", "dataset_end": True}}, "at most one"),
+    "a name that is a path": ({"name": "../x"}, "name"),
+    "a section of another name": ({"outcoms": {}}, "unknown setting 'outcoms'"),
     "a day that no calendar has": ({"index": {"date": "2015-02-30"}}, "index: '2015-02-30' is not an ISO date"),
 }
 

@@ -192,7 +192,7 @@ COMMANDS: dict[str, Told] = {
         writes=("pretrained",),
     ),
     "train --init": Told(
-        lambda d, o: ["train", o / "prepared", "--init", o / "pretrained", "--transfer", "lora", "--out", o / "lora",
+        lambda d, o: ["train", o / "prepared", "--init", o / "pretrained", "transfer.mode=lora", "--out", o / "lora",
                       *TINY],
         needs="pretrain", writes=("lora",),
     ),

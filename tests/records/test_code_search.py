@@ -99,7 +99,7 @@ def test_patterns_of_task_files_and_words_that_come_close(tmp_path: Path) -> Non
     assert "is empty" in refused("codes", data, " ")
     done = ehrseq("codes", data, "icd10", "--top", "2")
     assert done.stdout.splitlines()[1].split() == ["ICD10//I10", "15", "30", "Hypertension"]
-    assert "and 3 other codes" in done.stdout
+    assert "and 3 more" in done.stdout
     assert max(map(len, done.stdout.splitlines()[:4])) <= 100
     told = json.loads(ehrseq("codes", data, "icd10", "--top", "2", "--json").stdout)["result"]
     assert [one["subjects"] for one in told["codes"]] == [15, 12, 0, 0, 0]

@@ -19,10 +19,10 @@ def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monke
     assert resolve.subjects_with_event(rows) == len(by_hand) > 20
     study = load_study(None, ["model.dropout=0.1"])
     monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand) + 1)
-    few = resolve.adapted(study, store, "simulated").model
+    few = resolve.study_for_cohort(study, store, "simulated").model
     assert (few.size, few.dim, few.dropout, few.code_dropout, few.wide_head) == ("small", 64, 0.1, 0.3, True)
     monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand))
-    assert resolve.adapted(study, store, "simulated") == study
+    assert resolve.study_for_cohort(study, store, "simulated") == study
 
 
 @given(

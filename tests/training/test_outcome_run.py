@@ -20,6 +20,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.outcomes import outcome_lines
 from ehrsequencing.training.train import Trainer
 from helpers.outcomes import control_rows, loops
 from helpers.training import Interrupted, raise_at, weights
@@ -140,8 +141,9 @@ def test_an_unknown_outcome_is_refused_with_those_that_come_close(
 def test_the_page_and_the_audit(outcome_run: Path) -> None:
     """Rare outcomes are pooled, so that no number on the page is of few; no check of the audit finds a leak."""
     settings = EvaluationConfig(explained_subjects=0, bootstrap=10)
-    lines = report_outcomes(outcome_run, split="train", prepared=None, settings=settings, progress=lambda *_: None)
-    assert any("outcomes with 50 events or more" in line for line in lines)
+    told = report_outcomes(outcome_run, split="train", prepared=None, settings=settings, progress=lambda *_: None)
+    assert told is not None
+    assert any("outcomes with 50 events or more" in line for line in outcome_lines(told))
     found = read_json(outcome_run / "outcome-metrics.json")
     assert found["outcomes"]
     assert all(row["events"] >= 50 for row in found["outcomes"])

@@ -1,6 +1,5 @@
 """Data in Python: frames in and out, `read_meds`, `prepare`. MEDS data may be a folder or a frame of MEDS rows."""
 
-import html
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ehrsequencing.api.progress import bar
-from ehrsequencing.config import StudyConfig, TaskConfig, load_task, validated
+from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, load_task, validated
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, sha256, write_json
@@ -94,17 +93,11 @@ def task_of(task: Any) -> TaskConfig:
     return load_task(Path(task)) if is_path(task) else validated(TaskConfig, task, where="task")
 
 
-def card(title: str, facts: dict[str, str]) -> str:
-    """A small table for a notebook; works in light and dark themes."""
-    cell = "style='text-align:left;padding:2px 12px 2px 0;vertical-align:top'"
-    rows = "".join(
-        f"<tr><th {cell} scope='row'>{html.escape(name)}</th><td {cell}>{html.escape(text)}</td></tr>"
-        for name, text in facts.items()
-    )
-    return (
-        "<div style='border:1px solid #8886;border-radius:6px;padding:8px 14px;display:inline-block'>"
-        f"<b>{html.escape(title)}</b><table style='margin:4px 0 0'>{rows}</table></div>"
-    )
+def data_config(facts: DataConfig | Mapping[str, Any] | None) -> DataConfig | None:
+    """What the files of a data set do not tell, as settings."""
+    if facts is None or isinstance(facts, DataConfig):
+        return facts
+    return validated(DataConfig, facts, where="facts")
 
 
 class PreparedData(Prepared):
@@ -116,25 +109,10 @@ class PreparedData(Prepared):
     """
 
     def __repr__(self) -> str:
-        facts = self._facts
-        parts = [
-            f"{facts['subjects']} subjects",
-            f"{facts['tokens']} tokens",
-            f"tasks: {facts['tasks'] or 'none'}",
-        ]
-        return f"PreparedData({str(self.folder)!r}, {', '.join(parts)})"
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        tasks = ", ".join(self.tasks)
-        return {
-            "subjects": f"{self.manifest['subjects']:,}",
-            "tokens": f"{len(self.vocabulary):,}",
-            "tasks": tasks,
-        }
-
-    def _repr_html_(self) -> str:
-        return card(f"Prepared data {self.folder}", self._facts)
+        subjects, tokens = self.manifest["subjects"], len(self.vocabulary)
+        tasks = ", ".join(self.tasks) or "none"
+        sizes = f"{subjects:,} subjects, {tokens:,} tokens, tasks: {tasks}"
+        return f"PreparedData({str(self.folder)!r}, {sizes})"
 
 
 def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:

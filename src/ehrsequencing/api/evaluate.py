@@ -6,24 +6,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from ehrsequencing.api.data import as_table, is_path, meds_folder, task_of
+from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, task_of
 from ehrsequencing.api.evaluation import EvaluationResult
-from ehrsequencing.api.progress import stages
-from ehrsequencing.config import EvaluationConfig, StudyConfig, validated
+from ehrsequencing.api.progress import bar, stages
+from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import private_folder, write_bytes, write_json
+from ehrsequencing.core.files import write_bytes, write_json
 from ehrsequencing.core.outputs import altered, read_manifest
 from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff, read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
-from ehrsequencing.evaluation.repeated_splits import add_splits
+from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.evaluation.score import score as score_file
 from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
-from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
+from ehrsequencing.reporting.pages import render_outcomes
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report
 
 OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
@@ -37,7 +35,11 @@ def evaluate(
     split: str = "held_out",
     data: Any = None,
     out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    facts: DataConfig | Mapping[str, Any] | None = None,
     prepared: str | os.PathLike[str] | None = None,
+    splits: int | None = None,
+    split_seed: int = FIRST_SEED,
     report: bool = True,
     progress: bool = True,
     **settings: Any,
@@ -49,10 +51,15 @@ def evaluate(
         bootstrap: Resamples of subjects for the intervals; default: the run's setting.
         baselines: `fast`, `forest`, `all` or `none`.
         split: `held_out`, `tuning` or `train`.
-        data: Other MEDS data that the model has never seen (a folder or a frame): external validation.
+        data: Other MEDS data that the model has never seen (a folder or a frame): external validation. With `splits`:
+            the folder of the run's own records, if it has moved.
         out: With `data`: the folder to make; default: `RUN/external-NAME`.
+        overwrite: Whether an earlier validation at `out` that nobody has changed is replaced.
+        facts: What the files of `data` do not tell, as in `{"extracted": "2026-03-01"}`.
         prepared: The prepared set that the run was trained on, if it has moved.
-        report: Whether to write `report.html`.
+        splits: Also train and evaluate on so many random 80/20 splits of the subjects.
+        split_seed: Seed of the first of them.
+        report: Whether to write `report.html`, and the table and the page of every outcome where the run has some.
         progress: Whether to show a bar.
         settings: Other settings of the section `evaluation`, as in `censoring="cox"`.
 
@@ -69,36 +76,60 @@ def evaluate(
         ['c', 'auc', 'brier', 'ipa']
     """
     opened = run if isinstance(run, Run) else Run(os.fspath(run))
-    own = _settings(
-        opened.study.evaluation, {"bootstrap": bootstrap, "baselines": baselines, **settings}
-    )
-    store = None if prepared is None else Path(prepared)
-    with stages("evaluating", show=progress) as stage:
-        if data is None:
-            result = evaluate_run(
-                opened.folder, split=split, prepared=store, settings=own, progress=stage
-            )
-            folder = opened.folder
-            if report:
-                report_evaluation(folder, result)
-        else:
+    folder = opened.folder
+    named = {"bootstrap": bootstrap, "baselines": baselines}
+    chosen = settings | {name: value for name, value in named.items() if value is not None}
+    values = opened.study.evaluation.model_dump() | chosen
+    given: dict[str, Any] = {
+        "settings": validated(EvaluationConfig, values, where="evaluate"),
+        "prepared": None if prepared is None else Path(prepared),
+    }
+    every_outcome = None
+    with bar("evaluating", show=progress) as tick:
+
+        def stage(name: str) -> None:
+            tick(0, 0, name)
+
+        if data is not None and splits is None:
+            draw = partial(report_external, opened.folder) if report else _draw_nothing
             with meds_folder(data) as source:
-                draw = (
-                    partial(report_external, opened.folder)
-                    if report
-                    else lambda result, folder: None
-                )
                 result, folder = validate(
                     opened.folder,
                     source,
                     out=None if out is None else Path(out),
-                    prepared=store,
-                    settings=own,
+                    overwrite=overwrite,
+                    facts=data_config(facts),
                     progress=stage,
                     draw=draw,
+                    **given,
                 )
-    again = Run(opened.folder)
-    return EvaluationResult(result, folder, run=again, data=data, prepared=store)
+        else:
+            data_folder, data = None if data is None else Path(data), None
+            result = evaluate_run(folder, split=split, progress=stage, **given)
+            if splits is not None:
+                repeated_splits(
+                    folder,
+                    splits=splits,
+                    first_seed=split_seed,
+                    data=data_folder,
+                    progress=tick,
+                    **given,
+                )
+            if report:
+                report_evaluation(folder, result)
+                every_outcome = report_outcomes(folder, split=split, progress=tick, **given)
+    return EvaluationResult(
+        result,
+        folder,
+        run=Run(opened.folder),
+        data=data,
+        prepared=given["prepared"],
+        every_outcome=every_outcome,
+    )
+
+
+def _draw_nothing(metrics: Mapping[str, Any], folder: Path) -> None:
+    """In the place of a report."""
 
 
 def score(
@@ -110,9 +141,10 @@ def score(
     name: str | None = None,
     split: str = "held_out",
     prepared: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     report: bool = True,
     progress: bool = True,
-    **sections: Mapping[str, Any],
+    **sections: Any,
 ) -> EvaluationResult:
     """Evaluate the risks of any model as a run is evaluated: same cohort, metrics, baselines and report.
 
@@ -125,6 +157,7 @@ def score(
         name: What the model is called; default: the file's name.
         split: Whose predictions are evaluated.
         prepared: The prepared set of this data and task, if there is one.
+        overwrite: Whether an earlier score there that nobody has changed is replaced.
         report: Whether to write `report.html`.
         progress: Whether to show a bar.
         sections: Sections of a study, as in `evaluation={"bootstrap": 200}` or `splits={"by": "hash"}`.
@@ -146,35 +179,21 @@ def score(
         >>> ev.metrics.model.unique().tolist()
         ['mine']
     """
-    question = task_of(task)
-    study = validated(StudyConfig, sections, where="score")
-    if not is_path(predictions) and out is None:
-        raise EhrseqError(
-            "a frame has no place beside it", where="score", fix="name a folder to make with out="
+    with stages("scoring", show=progress) as stage, meds_folder(data) as source:
+        result, folder = score_file(
+            predictions if is_path(predictions) else as_table(predictions),
+            source,
+            task_of(task),
+            out=None if out is None else Path(out),
+            name=name,
+            split=split,
+            study=validated(StudyConfig, sections, where="score"),
+            prepared=None if prepared is None else Path(prepared),
+            overwrite=overwrite,
+            progress=stage,
+            draw=write_report if report else _draw_nothing,
         )
-    with private_folder() as temporary, stages("scoring", show=progress) as stage:
-        path = Path(predictions) if is_path(predictions) else temporary / "predictions.parquet"
-        if not is_path(predictions):
-            pq.write_table(as_table(predictions), path)
-        with meds_folder(data) as source:
-            result, folder = score_file(
-                path,
-                source,
-                question,
-                out=None if out is None else Path(out),
-                name=name,
-                split=split,
-                study=study,
-                prepared=None if prepared is None else Path(prepared),
-                progress=stage,
-                draw=report_score if report else lambda result, folder: None,
-            )
     return EvaluationResult(result, folder)
-
-
-def _settings(base: EvaluationConfig, given: Mapping[str, Any]) -> EvaluationConfig:
-    named = {name: value for name, value in given.items() if value is not None}
-    return validated(EvaluationConfig, base.model_dump() | named, where="evaluate")
 
 
 def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
@@ -191,32 +210,27 @@ def report_outcomes(
     prepared: Path | None,
     settings: EvaluationConfig,
     progress: Progress,
-) -> list[str]:
+) -> dict[str, Any] | None:
     """Evaluate every outcome of a run, and write its numbers and its page; both may be shared.
 
     Returns:
-        Lines for the terminal; none where the run has no outcomes.
+        The numbers; None where the run has no outcomes.
     """
     run = Run(folder)
     if not run.outcomes:
-        return []
+        return None
     result = evaluate_outcomes(
         run, run.prepared(prepared), split=split, settings=settings, progress=progress
     )
     page = render_outcomes(result, title=run.task.name).encode()
     add_to_run(folder, OUTCOME_NUMBERS, lambda path: write_json(path, result))
     add_to_run(folder, OUTCOME_PAGE, lambda path: write_bytes(path, page))
-    return [*outcome_lines(result), f"every outcome: {folder / OUTCOME_PAGE}"]
+    return result
 
 
 def report_external(run: Path, metrics: dict[str, Any], folder: Path) -> None:
     """Write the report of an external validation to its own folder."""
     write_report(metrics | {"audit": saved_audit(run)}, folder)
-
-
-def report_score(metrics: dict[str, Any], folder: Path) -> None:
-    """Write the report of scored predictions to their folder."""
-    write_report(metrics, folder)
 
 
 def report_audit(run: Path, audit: dict[str, Any]) -> str:

@@ -4,8 +4,6 @@ What it shows of real people may be shared, as `metrics.json`: counts of people 
 `outcomes()` holds single persons.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,9 @@ import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
 from ehrsequencing.api.curves import landmark_of, main_horizon, place_of
-from ehrsequencing.api.data import card, meds_folder, times
+from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.predictions import risk_column
 from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.external import read_external
@@ -37,14 +34,6 @@ _PLACE = (
 _NUMBERS = (("metric", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high")))
 
 
-@dataclass(frozen=True)
-class _Labelled:
-    """Who was evaluated, with labels, and what gives their risks."""
-
-    records: TaskRecords
-    risk: Callable[[TaskRecords, Floats], Floats]
-
-
 class EvaluationResult:
     """What an evaluation found. Made by `evaluate`, `score`, or `run.evaluation`.
 
@@ -52,6 +41,7 @@ class EvaluationResult:
         result: The content of `metrics.json`.
         simulated: Whether the data is simulated, so that everything is exact.
         folder: Where `metrics.json` and `report.html` are.
+        every_outcome: The content of `outcome-metrics.json`; None where the run has no such outcomes.
     """
 
     def __init__(
@@ -62,8 +52,9 @@ class EvaluationResult:
         run: Run | None = None,
         data: Any = None,
         prepared: Path | None = None,
+        every_outcome: dict[str, Any] | None = None,
     ) -> None:
-        self.result = redact(result)
+        self.result, self.every_outcome = redact(result), every_outcome
         self.folder = folder
         self._run, self._data, self._prepared = run, data, prepared
         self.simulated = bool(result["data"].get("simulated"))
@@ -138,14 +129,14 @@ class EvaluationResult:
             >>> len(table), sorted(table.event.unique())
             (33, ['censored', 'death', 'hf'])
         """
-        labelled, task = self._labelled, self._task
-        rows, days = labelled.records.rows, landmark_of(self.result, landmark)
-        at = np.flatnonzero(rows.at_landmark(days))
-        risk = labelled.risk(labelled.records, np.array(task.horizons))[at]
+        run, records = self._own_run, self._records
+        task, rows = run.task, records.rows
+        at = np.flatnonzero(rows.at_landmark(landmark_of(self.result, landmark)))
+        risk = RunRisks(run).risk(records, np.array(task.horizons))[at]
         cause = rows.cause[at].astype(np.int64)
         names = np.array(["censored", *task.causes], dtype=object)
         columns: dict[str, Any] = {
-            "subject_id": labelled.records.subject_id[at],
+            "subject_id": records.subject_id[at],
             "prediction_time": times(rows.prediction_us[at]),
             "duration_days": np.array(rows.duration_days[at]),
             "cause": cause,
@@ -184,24 +175,6 @@ class EvaluationResult:
         smooth = curves.at_place(self.result["smooth_calibration"], **place)
         return plots.calibration(groups, smooth, title=title, ax=ax)
 
-    def plot_decision(
-        self,
-        horizon: str | float | None = None,
-        *,
-        cause: str | None = None,
-        landmark: Any = None,
-        ax: Any = None,
-    ) -> Any:
-        """Net benefit of acting on the risk by a horizon; arguments as of `plot_calibration`.
-
-        Example:
-            >>> eh.load("runs/hf").evaluation.plot_decision("1y").get_ylabel()
-            'net benefit per person'
-        """
-        place, title = place_of(self.result, horizon, cause, landmark)
-        rows = curves.at_place(self.result["decision"], **place)
-        return plots.decision(rows, title=title, ax=ax)
-
     def plot_incidence(
         self,
         horizon: str | float | None = None,
@@ -228,12 +201,12 @@ class EvaluationResult:
         """
         horizon = format_days(self.result["horizons_days"][-1]) if horizon is None else horizon
         place, title = place_of(self.result, horizon, cause, landmark)
-        labelled, task = self._labelled, self._task
+        run, records = self._own_run, self._records
+        task, rows = run.task, records.rows
         days = curves.grid(place["horizon"], simulated=self.simulated, start_days=task.blanking)
-        rows = labelled.records.rows
         at = np.flatnonzero(rows.at_landmark(place["landmark"]))
         risk = np.zeros((len(at), len(task.causes), len(days)))
-        risk[:, :, 1:] = labelled.risk(labelled.records, days[1:])[at]
+        risk[:, :, 1:] = RunRisks(run).risk(records, days[1:])[at]
         found = curves.incidence(
             np.array(rows.duration_days[at]),
             rows.cause[at].astype(np.int64),
@@ -248,33 +221,12 @@ class EvaluationResult:
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
-    @cached_property
-    def facts(self) -> dict[str, str]:
-        """The evaluation in words."""
-        told = self.result
-        subjects = told["at_risk"][0]["subjects"] if told["at_risk"] else None
-        facts = {"evaluated on": f"{told['split'].replace('_', '-')} of {told['data']['name']}"}
-        if subjects is not None:
-            facts["at risk"] = f"{subjects} subjects at the first landmark"
-        facts["C"] = main_c(told)
-        if told.get("strongest"):
-            facts["strongest baseline"] = told["strongest"]
-        facts["report"] = str(self.report)
-        return facts
-
     def __repr__(self) -> str:
-        return (
-            f"Evaluation({str(self.folder)!r}, {self.facts['evaluated on']}: C {self.facts['C']})"
-        )
-
-    def _repr_html_(self) -> str:
-        return card(f"Evaluation {self.folder}", self.facts)
+        split, name = self.result["split"].replace("_", "-"), self.result["data"]["name"]
+        c = main_c(self.result)
+        return f"Evaluation({str(self.folder)!r}, evaluated on {split} of {name}: C {c})"
 
     # ---- what was evaluated ----------------------------------------------------------------------------------------
-
-    @property
-    def _task(self) -> Any:
-        return self._own_run.task
 
     @property
     def _own_run(self) -> Run:
@@ -286,16 +238,14 @@ class EvaluationResult:
         return self._run
 
     @cached_property
-    def _labelled(self) -> _Labelled:
+    def _records(self) -> TaskRecords:
+        """Who was evaluated, with labels."""
         run = self._own_run
         if self._data is None:
-            population = Population.of_split(
-                run.prepared(self._prepared), run.task, self.result["split"]
-            )
-        else:
-            with meds_folder(self._data) as folder:
-                population = read_external(run, folder).population
-        return _Labelled(population.records, RunRisks(run).risk)
+            prepared = run.prepared(self._prepared)
+            return Population.of_split(prepared, run.task, self.result["split"]).records
+        with meds_folder(self._data) as folder:
+            return read_external(run, folder).population.records
 
 
 def _days(value: float | None, key: str) -> str:

@@ -202,45 +202,6 @@ def calibration(groups: Sequence[Row], smooth: Sequence[Row], *, title: str, ax:
     return ax
 
 
-def decision(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
-    """Net benefit over the threshold, ours first; see `EvaluationResult.plot_decision`.
-
-    Args:
-        rows: Rows of `decision` in `metrics.json`. A curve ends where it is undefined.
-        title: Of the figure.
-        ax: Axes of matplotlib; default: new ones.
-    """
-    ax = axes(ax)
-    tops = []
-    for number, row in enumerate(rows):
-        at, net = _numbers(row, "thresholds"), _numbers(row, "net_benefit")
-        if np.isfinite(net).sum() < 2:
-            continue
-        ours = number == 0
-        colour = COLOURS[0] if ours else COLOURS[1]
-        ax.plot(at, net, color=colour, lw=2 if ours else 1.2, label=row["model"])
-        if ours:
-            low, high = _numbers(row, "low"), _numbers(row, "high")
-            if len(low):
-                ax.fill_between(at, low, high, color=colour, alpha=0.18, lw=0)
-            everyone = _numbers(row, "treat_all")
-            ax.plot(at, everyone, color=GREY, lw=1, label="act on everyone")
-        tops.append(float(np.nanmax(net)))
-    ax.axhline(0.0, color=GREY, lw=1, ls="--", label="act on nobody")
-    if tops:
-        top = max(*tops, 0.0)
-        ax.set_ylim(-0.35 * top - 0.001, 1.2 * top + 0.001)
-        ax.legend(frameon=False, fontsize="small")
-    else:
-        _too_few(ax)
-    ax.set_title(title, fontsize="medium", loc="left")
-    ax.set_xlabel("risk from which one acts")
-    ax.set_ylabel("net benefit per person")
-    _percent(ax.xaxis)
-    _clean(ax)
-    return ax
-
-
 def _numbers(row: Row, name: str) -> Floats:
     """A list of `metrics.json` as numbers, NaN where a value is hidden or undefined."""
     values = row.get(name) or []

@@ -1,22 +1,27 @@
 """What a run says about records: predictions as a frame, one subject's history with its risks, attention weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.api.data import meds_folder, times
+from ehrsequencing.api.data import data_config, meds_folder, times
 from ehrsequencing.api.progress import bar
-from ehrsequencing.config import DataConfig, format_days, parse_days, validated
+from ehrsequencing.config import DataConfig, format_days, parse_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import EXPLORER, refuse_existing
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
+from ehrsequencing.explorer import ExplorerSettings, collect, write_page
+from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
@@ -41,7 +46,7 @@ def days_of(
     try:
         return [parse_days(one if isinstance(one, str) else float(one)) for one in listed]
     except ValueError as error:
-        raise EhrseqError(str(error), where=where, fix="write them as ['90d', '2y']") from error
+        raise EhrseqError(str(error), where=where, fix="write it as 90d or 1y") from error
 
 
 @contextmanager
@@ -54,9 +59,8 @@ def opened(
     label: str = "predicting",
 ) -> Iterator[NewRecords]:
     """Records that a run is asked about: a folder of MEDS data, or a frame of MEDS rows."""
-    settings = validated(DataConfig, facts, where="facts") if facts else None
     with meds_folder(data) as folder, bar(label, show=show) as tick:
-        yield NewRecords(run, folder, settings, tick)
+        yield NewRecords(run, folder, data_config(facts), tick)
 
 
 def risk_column(cause: str, horizon_days: float | None) -> str:
@@ -144,7 +148,7 @@ def subject_risk(
     grid = np.linspace(at_horizons.start_days, days[-1], CURVE_POINTS + 1)[1:]
     found, last = at_horizons.answer(own), Asked(run, grid.tolist()).answer(own)
     if not len(found):
-        raise _no_prediction()
+        raise _no_subject()
     timelines = own.timelines
     return SubjectRisk(
         tuple(at_horizons.causes),
@@ -174,18 +178,14 @@ def subject_records(records: NewRecords, subject: int) -> TaskRecords:
     """
     for encoded in records.encoded(Moment("all")):
         place = np.flatnonzero(encoded.timelines.subject_id == subject)
-        if len(place):
-            own = encoded.take(place)
-            if not len(own):
-                raise _no_prediction()
+        if len(place) and len(own := encoded.take(place)):
             return own
-    fix = "name one of the subject_id of run.predict(data)"
-    raise EhrseqError("the data has no such subject", where="subject", fix=fix)
+    raise _no_subject()
 
 
-def _no_prediction() -> EhrseqError:
-    fix = "check the task's index and outcome with ehrseq check"
-    return EhrseqError("this subject has no prediction time", where="subject", fix=fix)
+def _no_subject() -> EhrseqError:
+    fix = "name a subject_id of the data that ehrseq predict answers for"
+    return EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
 
 
 def _events(run: Run, records: NewRecords, subject: int, *, after_us: int) -> dict[str, int]:
@@ -204,31 +204,77 @@ def _events(run: Run, records: NewRecords, subject: int, *, after_us: int) -> di
     return found
 
 
+@dataclass(frozen=True)
+class Explanation:
+    """What moves the risk of one subject, or the risks of a cohort.
+
+    Attributes:
+        question: Cause and horizon in words.
+        risk: The subject's risk, or the cohort's mean.
+        table: The effects.
+        visits: How many visits the subject has at its last prediction time.
+        subjects: How many subjects of a cohort were explained.
+    """
+
+    question: str
+    risk: float
+    table: pa.Table
+    visits: int | None = None
+    subjects: int | None = None
+
+
 def explained(
-    question: Question, records: NewRecords, subject: int | None, *, kind: str
-) -> pa.Table:
-    """The effects of one kind on a subject's last risk, or the mean effects of a cohort.
+    question: Question,
+    records: NewRecords,
+    subject: int | None,
+    *,
+    kind: str = "all",
+    subjects: int = 1000,
+    progress: Callable[[int, int], None] = lambda done, todo: None,
+) -> Explanation:
+    """The effects of one kind, or of all, on a subject's last risk, or the mean effects of a cohort.
 
     Raises:
         EhrseqError: There is no such kind or subject, or the subject has no prediction time.
     """
     kinds = (*KINDS, CHANGE)
     if kind not in (*kinds, "all"):
-        raise EhrseqError(
-            f"no kind {kind!r}", where="explain", fix=f"name one of {', '.join(kinds)}, or all"
-        )
+        fix = f"name one of {', '.join(kinds)}, or all"
+        raise EhrseqError(f"no kind {kind!r}", where="explain", fix=fix)
     if subject is None:
-        return explain_cohort(question, records).table
+        found = explain_cohort(question, records, subjects=subjects, progress=progress)
+        return Explanation(question.text, found.risk, found.table, subjects=found.subjects)
     record = subject_record(records, subject)
-    table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])[1]
-    if kind == "all":
-        return table
-    filled = [
-        name
-        for name in table.column_names
-        if name != "kind" and table[name].null_count < max(len(table), 1)
-    ]
-    return table.select(filled)
+    of_subject, table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])
+    if kind != "all":
+        used = [name for name in table.column_names if table[name].null_count < max(len(table), 1)]
+        table = table.select([name for name in used if name != "kind"])
+    return Explanation(question.text, of_subject.risk, table, visits=record.visits_before[-1])
+
+
+def write_explorer(
+    run: Run,
+    data: Path,
+    out: Path,
+    settings: ExplorerSettings,
+    *,
+    facts: DataConfig | None = None,
+    force: bool = False,
+    overwrite: bool = False,
+    progress: Callable[..., None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Explorer:
+    """Write the explorer of a run and a data set; `run.explore` and `ehrseq explore` call it.
+
+    Raises:
+        EhrseqError: The data cannot be used, or something else is at `out`.
+    """
+    refuse_existing(out, EXPLORER, overwrite=overwrite)
+    refuse_overlap(out, data, run.folder)
+    records = NewRecords(run, data, facts)
+    found = collect(records, settings, force=force, progress=progress, say=say)
+    write_page(found, out, overwrite=overwrite)
+    return found
 
 
 def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Table:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ehrsequencing.api import plots
-from ehrsequencing.api.data import card
+from ehrsequencing.api.data import data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
 from ehrsequencing.api.predictions import (
     attention_table,
@@ -18,15 +18,15 @@ from ehrsequencing.api.predictions import (
     opened,
     predictions,
     subject_risk,
+    write_explorer,
 )
 from ehrsequencing.api.progress import bar
-from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, read_json_lines, refuse_overlap
-from ehrsequencing.core.outputs import EXPLORER, HISTORY, refuse_existing
+from ehrsequencing.core.files import read_json, read_json_lines
+from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
-from ehrsequencing.explorer import ExplorerSettings, collect, write_page
+from ehrsequencing.explorer import ExplorerSettings
 from ehrsequencing.prediction.predict import Asked
 from ehrsequencing.prediction.run import Run, saved_audit
 
@@ -138,8 +138,8 @@ class TrainedRun(Run):
             recalibrated=recalibrated,
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:
-            table = explained(question, records, subject, kind=kind)
-        return table.to_pandas()
+            found = explained(question, records, subject, kind=kind)
+        return found.table.to_pandas()
 
     def attention(
         self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None
@@ -251,14 +251,18 @@ class TrainedRun(Run):
             what_if=what_if,
             recalibrated=recalibrated,
         )
-        with (
-            opened(self, data, facts=facts, show=False) as records,
-            bar("exploring", show=progress) as tick,
-        ):
-            refuse_existing(Path(out), EXPLORER, overwrite=overwrite)
-            refuse_overlap(Path(out), records.data, self.folder)
-            found = collect(records, settings, force=force, progress=tick, say=_warn_of)
-            write_page(found, Path(out), overwrite=overwrite)
+        with meds_folder(data) as folder, bar("exploring", show=progress) as tick:
+            write_explorer(
+                self,
+                folder,
+                Path(out),
+                settings,
+                facts=data_config(facts),
+                force=force,
+                overwrite=overwrite,
+                progress=tick,
+                say=_warn_of,
+            )
         return Path(out)
 
     # ---- training and evaluation -------------------------------------------------------------------------------
@@ -287,74 +291,24 @@ class TrainedRun(Run):
         result = read_result(self.folder)
         return None if result is None else EvaluationResult(result, self.folder, run=self)
 
-    # ---- what it is ----------------------------------------------------------------------------------------------
-
-    @property
-    def _told(self) -> dict[str, Any]:
-        """What `metrics.json` says now, which may be shared; nothing where there is none or somebody has edited it."""
-        now = Run(self.folder)
-        if SHARED not in now.manifest["files"] or SHARED in now.altered:
-            return {}
-        told: dict[str, Any] = read_json(self.folder / SHARED)
-        return told
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What the run is, in words: task, subjects, events, C, audit."""
-        task, told, config = self.task, self._told, self.model.config
-        days = ", ".join(format_days(day) for day in task.horizons)
-        facts = {"task": f"{task.name}: {', '.join(task.causes)} by {days}"}
-        if told:
-            subjects, events = told["data"]["subjects"], told["events"]
-            facts["subjects"] = " / ".join(
-                f"{n} {split.replace('_', '-')}" for split, n in subjects.items()
-            )
-            seen = {cause: events.get(told["split"], {}).get(cause) for cause in task.causes}
-            facts["events"] = ", ".join(
-                f"{n} {cause}" for cause, n in seen.items() if n is not None
-            )
-            facts["events"] += f" ({told['split'].replace('_', '-')})"
-        kind = "blend" if self.study.training.blend else config.architecture
-        parts = [f"{config.members} members"] if config.members > 1 else []
-        parts += (
-            [f"visit encoder {config.visit_encoder}"]
-            if config.architecture == "hierarchical"
-            else []
-        )
-        facts["model"] = ", ".join(
-            [kind, *parts, f"{self.manifest.get('parameters', 0):,} parameters"]
-        )
-        facts["C"] = main_c(told) if told else "not evaluated yet"
-        facts["audit"] = audit_verdict(self.folder)
-        return facts
-
     def __repr__(self) -> str:
-        facts = self.facts
-        known = [f"{facts['subjects']} subjects"] if "subjects" in facts else []
-        parts = [
-            f"task {self.task.name}",
-            *known,
-            f"C {facts['C']}",
-            f"audit: {facts['audit'].split(':')[0]}",
-        ]
-        return f"Run({str(self.folder)!r}: {', '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        return card(f"Run {self.folder}", self.facts)
+        now, parts, c = Run(self.folder), [f"task {self.task.name}"], "not evaluated yet"
+        if SHARED in now.manifest["files"] and SHARED not in now.altered:
+            metrics = read_json(self.folder / SHARED)
+            counts = metrics["data"]["subjects"].items()
+            known = " / ".join(f"{n} {split.replace('_', '-')}" for split, n in counts)
+            parts, c = [*parts, f"{known} subjects"], main_c(metrics)
+        audit = saved_audit(self.folder)
+        verdict = "not made yet"
+        if audit is not None:
+            verdict = f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
+        return f"Run({str(self.folder)!r}: {', '.join([*parts, f'C {c}'])}, audit: {verdict})"
 
 
 def _warn_of(note: str) -> None:
     """Warn where a note is a warning."""
     if note.startswith("warning: "):
         warnings.warn(note.removeprefix("warning: "), stacklevel=3)
-
-
-def audit_verdict(folder: Any) -> str:
-    """The audit of a run in words."""
-    audit = saved_audit(folder)
-    if audit is None:
-        return f"not made yet: ehrseq audit {folder}"
-    return f"{audit['leaks']} leaks found" if audit["leaks"] else "no leak found"
 
 
 def load(path: str | os.PathLike[str]) -> TrainedRun:

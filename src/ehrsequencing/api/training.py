@@ -8,7 +8,6 @@ from typing import Any
 
 from ehrsequencing.api.progress import training_bar
 from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, validated
 from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
@@ -18,7 +17,9 @@ from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.device import joined_processes
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.resolve import study_for_cohort
 from ehrsequencing.training.run_folder import Pretrained, alone_in
+from ehrsequencing.training.train import Trainer
 
 
 def fit(
@@ -127,7 +128,13 @@ def train(
             stack.enter_context(alone_in(out))  # before the work begins
         source = None if init is None else Pretrained(init)
         name = task or prepared.only_task()
-        trainer = trainer_of(prepared, name, out, study=study, init=source, processes=processes)
+        study = study_for_cohort(study, prepared, name, transfers=init is not None)
+        kind: Any = Trainer
+        if study.training.blend:
+            from ehrsequencing.baselines.blend.train import BlendTrainer
+
+            kind = BlendTrainer
+        trainer = kind(prepared, name, out, study=study, init=source, processes=processes)
         if processes.is_first:
             on_start(trainer.started_from)
         show = progress and processes.is_first

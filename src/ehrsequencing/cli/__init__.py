@@ -1,3 +1,3 @@
-"""The command line: `app` (the commands), `options`, `importing` (`ehrseq import`), `demo`, `report` and `console`."""
+"""The command line: `app` has the commands; `options` what they share; `console` how they print."""
 
 from ehrsequencing.cli.app import main as main

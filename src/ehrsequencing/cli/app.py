@@ -3,38 +3,29 @@
 A command imports what it needs when it runs, so that `ehrseq --help` stays fast.
 """
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.codes import codes
-from ehrsequencing.cli.compare import compare
-from ehrsequencing.cli.console import CommandLine, bar, finish, say, stages, warn
+from ehrsequencing.cli.console import CommandLine, bar, finish, say, warn
 from ehrsequencing.cli.console import run as run_app
-from ehrsequencing.cli.explain import explain
-from ehrsequencing.cli.explore import explore
+from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, score
 from ehrsequencing.cli.export import export
 from ehrsequencing.cli.importing import import_app
-from ehrsequencing.cli.inputs import open_run as _run
-from ehrsequencing.cli.inputs import read_study as _study
-from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
-    MovedSet,
     NewFolder,
     Overrides,
     Overwrite,
-    RunFolder,
     TaskFiles,
+    read_study,
+    read_tasks,
 )
-from ehrsequencing.cli.predict import predict
-from ehrsequencing.cli.pretrain import pretrain
-from ehrsequencing.cli.score import score
+from ehrsequencing.cli.predict import explain, explore, predict
 from ehrsequencing.cli.serve import serve
-from ehrsequencing.cli.train import train
+from ehrsequencing.cli.train import pretrain, train
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.process import keep_freed_memory, safe_children
 from ehrsequencing.core.version import __version__
@@ -49,8 +40,8 @@ app = CommandLine(
 app.add_typer(import_app, name="import")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"ehrseq {__version__}")
         raise typer.Exit
 
@@ -80,7 +71,7 @@ def demo(
     """Simulate records, train on them, evaluate, and write the report."""
     keep_freed_memory()
     from ehrsequencing.cli.demo import run_demo
-    from ehrsequencing.cli.results import main_results
+    from ehrsequencing.core.files import read_json
 
     run, data = out / "run", out / "data"
     if pretrain:
@@ -93,7 +84,7 @@ def demo(
     finish(
         wrote={"data": data, "run": run, "report": run / "report.html"},
         then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
-        result=main_results(run),
+        result=main_results(read_json(run / "metrics.json")),
     )
 
 
@@ -141,7 +132,44 @@ def simulate(
     )
 
 
-app.command(example='ehrseq codes meds "diabetes"')(codes)
+@app.command(example='ehrseq codes meds "diabetes"')
+def codes(
+    data: DataFolder,
+    text: Annotated[str, typer.Argument(help="Words, or a pattern as in ICD10CM//E11*")],
+    overrides: Overrides = None,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="How many codes to print; --json has all")
+    ] = 10,
+    config: Config = None,
+) -> None:
+    """Find codes by text in codes and descriptions, with how many subjects have them.
+
+    Use them in a task file. Counts from 1 to 10 are hidden, except in simulated data.
+    """
+    from dataclasses import asdict
+
+    from ehrsequencing.records.codes import find_codes
+
+    study = read_study(config, overrides, "codes")
+    with bar("searching") as tick:
+        found = find_codes(data, text, settings=study.data, progress=tick)
+    shown = found[:top]
+    width = max([len("code"), *(len(one.code) for one in shown)])
+    say(f"{'code':<{width}}  {'subjects':>9}  {'rows':>11}  description")
+    for one in shown:
+        subjects, rows = (
+            f"{count:,}" if isinstance(count, int) else count or "hidden"
+            for count in (one.subjects, one.rows)
+        )
+        line = (
+            f"{one.code:<{width}}  {subjects:>9}  {rows:>11}  {' '.join(one.description.split())}"
+        )
+        longest = max(100, width + 45)
+        say(line.rstrip() if len(line) <= longest else f"{line[: longest - 1]}…")
+    if len(found) > top:
+        say(f"and {len(found) - top:,} more (--top {len(found)} prints all)")
+    result = {"text": text, "codes": [asdict(one) for one in found]}
+    finish(wrote={}, then=["check", data, "--task", "TASK.yaml"], result=result)
 
 
 @app.command(example="ehrseq check meds --task task.yaml")
@@ -163,11 +191,11 @@ def check(
     from ehrsequencing.core.outputs import CHECK, output_file, refuse_existing
     from ehrsequencing.records.check import check_data, format_check
 
-    study = _study(config, overrides, "check")
+    study = read_study(config, overrides, "check")
     if out is not None:
         refuse_existing(out, CHECK, overwrite=overwrite)
     with bar("checking") as tick:
-        found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
+        found = check_data(data, study=study, tasks=read_tasks(task, study), progress=tick)
     if out is not None:
         with output_file(out, CHECK, overwrite=overwrite) as temporary:
             write_json(temporary, {**CHECK.facts, **found.as_json()})
@@ -200,8 +228,8 @@ def prepare(
     from ehrsequencing.records.prepare import prepare as make
     from ehrsequencing.records.prepared import Prepared
 
-    study = _study(config, overrides, "prepare")
-    tasks = _tasks(task, study)
+    study = read_study(config, overrides, "prepare")
+    tasks = read_tasks(task, study)
     with bar("preparing") as tick:
         make(data, out, study=study, tasks=tasks, overwrite=overwrite, progress=tick, engine=engine)
     prepared = Prepared(out, verify=False)
@@ -231,105 +259,7 @@ app.command(example="ehrseq pretrain prepared --out pretrained --task death")(pr
 app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")(train)
 
 
-@app.command(example="ehrseq evaluate run --baselines fast evaluation.bootstrap=1000")
-def evaluate(
-    run: RunFolder,
-    overrides: Overrides = None,
-    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
-    prepared: MovedSet = None,
-    baselines: Annotated[
-        str | None, typer.Option("--baselines", help="fast, forest, all or none")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="Other MEDS data: external validation. With --splits: the records, if moved",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
-    ] = None,
-    overwrite: Overwrite = False,
-    recalibrate: Annotated[
-        bool,
-        typer.Option(
-            "--recalibrate", help="Fit a recalibration on the tuning split and report its effect"
-        ),
-    ] = False,
-    splits: Annotated[
-        int | None,
-        typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
-    ] = None,
-    split_seed: Annotated[
-        int, typer.Option("--split-seed", help="Seed of the first of the --splits")
-    ] = 1234,
-    redraw: Annotated[
-        bool,
-        typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
-    ] = False,
-    config: Config = None,
-) -> None:
-    """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
-
-    Uses a split of the run's own data or, with --data, data that the model has never seen.
-    """
-    keep_freed_memory()
-    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-    given += ["evaluation.recalibrate=true"] if recalibrate else []
-    external = data is not None and splits is None
-    command = "evaluate --data" if external else "evaluate"
-    study = _study(config, given, command)
-    if (out is not None and not external) or (external and split != "held_out"):
-        what = "--out needs --data" if not external else "--split and --data exclude each other"
-        raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-    from ehrsequencing.api.evaluate import redraw as redraw_report
-    from ehrsequencing.api.evaluate import report_evaluation, report_external, report_outcomes
-    from ehrsequencing.cli.results import main_results
-    from ehrsequencing.config import load_study, refuse_changes
-    from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
-    from ehrsequencing.evaluation.external import validate
-    from ehrsequencing.evaluation.repeated_splits import repeated_splits
-    from ehrsequencing.prediction.run import AUDIT
-    from ehrsequencing.reporting.terminal import metric_lines
-
-    made = _run(run).study
-    refuse_changes(study, made, command, file=config, by=run)
-    if redraw:
-        page = redraw_report(run, tripod=study.evaluation.tripod)
-        finish(wrote={"report": page}, then=["predict", run, "DATA"])
-        return
-    settings = load_study(config, given, evaluation=made.evaluation).evaluation
-    asked: dict[str, Any] = {"prepared": prepared, "settings": settings}
-    with stages("evaluating") as stage:
-        if data is not None and external:
-            external_run = partial(validate, run, data, out=out, overwrite=overwrite, **asked)
-            draw = partial(report_external, run)
-            result, folder = external_run(facts=study.data, draw=draw, progress=stage)
-        else:
-            result, folder = evaluate_run(run, split=split, progress=stage, **asked), run
-    if splits is not None:
-        with bar("splits") as tick:
-            repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
-            repeat(splits=splits, first_seed=split_seed, progress=tick)
-    if not external:
-        report_evaluation(run, result)
-    say("\n".join(metric_lines(result)))
-    if not external:
-        with bar("evaluating every outcome") as tick:
-            lines = report_outcomes(
-                run, split=split, prepared=prepared, settings=settings, progress=tick
-            )
-        say("\n".join(lines)) if lines else None
-    finish(
-        wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
-        then=["audit", run]
-        if not external and not (run / AUDIT).is_file()
-        else ["predict", run, data or "DATA"],
-        result=main_results(folder),
-    )
-
-
+app.command(example="ehrseq evaluate run --baselines fast evaluation.bootstrap=1000")(evaluate)
 app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)
 app.command(example="ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv")(explain)
 app.command(example="ehrseq explore run meds --out explorer.html")(explore)
@@ -347,54 +277,7 @@ app.command(example="ehrseq serve run meds --port 8000")(serve)
 app.command(example="ehrseq export run --format share --out shared")(export)
 
 
-@app.command(example="ehrseq audit run --subjects 200")
-def audit(
-    run: RunFolder,
-    split: Annotated[
-        str, typer.Option("--split", help="Split whose subjects the model is tested on")
-    ] = "held_out",
-    subjects: Annotated[
-        int, typer.Option("--subjects", help="How many subjects of each split to sample")
-    ] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample")] = 0,
-    shuffled_labels: Annotated[
-        bool, typer.Option("--shuffled-labels", help="Also train a small model on shuffled labels")
-    ] = False,
-    prepared: MovedSet = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
-    ] = None,
-) -> None:
-    """Test a run and its data for leaks of the future.
-
-    Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
-    possible. The report of the run, if it has one, is updated.
-    """
-    from ehrsequencing.api.evaluate import report_audit
-    from ehrsequencing.audit.audit import audit as audit_run
-    from ehrsequencing.reporting.terminal import audit_lines
-
-    _run(run)
-    with bar("auditing") as tick:
-        tested = partial(
-            audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data
-        )
-        result = tested(shuffled_labels=shuffled_labels, progress=tick)
-    say("\n".join(audit_lines(result)))
-    line = report_audit(run, result)
-    if line.startswith("warning: "):
-        warn(line.removeprefix("warning: "))
-    redrawn = run / "report.html" if line.startswith("report: ") else None
-    then = (
-        f"explain the leaks: see {run / 'audit.json'}"
-        if result["leaks"]
-        else ["predict", run, "DATA"]
-    )
-    finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
-    if result["leaks"]:
-        leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]
-        warn(f"{run} leaks: {', '.join(leaks)}")
-        raise typer.Exit(1)
+app.command(example="ehrseq audit run --subjects 200")(audit)
 
 
 def main() -> None:

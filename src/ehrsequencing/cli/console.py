@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -29,9 +29,6 @@ from ehrsequencing.api import progress
 from ehrsequencing.api.progress import Tick, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
-
-if TYPE_CHECKING:
-    from ehrsequencing.training.loop import Progress
 
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
@@ -131,6 +128,14 @@ def warn(text: str) -> None:
     say(f"warning: {text}", err=True)
 
 
+def remark(text: str) -> None:
+    """Print what a function of the package remarks: a warning where it begins so, else a note."""
+    if text.startswith("warning: "):
+        warn(text.removeprefix("warning: "))
+    else:
+        note(text)
+
+
 def finish(
     *,
     wrote: Mapping[str, Path | None],
@@ -160,21 +165,14 @@ def finish(
         say(f"{what:<{width}}  {text}")
 
 
+def shown() -> bool:
+    """Whether progress is shown: not with `--quiet`."""
+    return not current().quiet
+
+
 def bar(label: str) -> AbstractContextManager[Tick]:
     """Progress of work that counts its pieces, unless `--quiet`."""
-    return progress.bar(label, show=not current().quiet)
-
-
-def stages(label: str) -> AbstractContextManager[Callable[[str], None]]:
-    """Progress of work that names its stages, unless `--quiet`."""
-    return progress.stages(label, show=not current().quiet)
-
-
-def training_bar(
-    label: str = "training", tuning: str = "tuning NLL"
-) -> AbstractContextManager[Callable[["Progress"], None]]:
-    """Progress of training, unless `--quiet`."""
-    return progress.training_bar(label, tuning, show=not current().quiet)
+    return progress.bar(label, show=shown())
 
 
 @contextmanager
@@ -201,7 +199,10 @@ def errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(BY_SIGNAL + number) from error
     except Exception as error:
         line, code = _line_and_code(error)
-        current().error = as_parts(error)[0]
+        parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
+        if isinstance(error, EhrseqError):
+            parts = {"what": error.what, "where": error.where, "fix": error.fix}
+        current().error = {name: " ".join(plain(text).split()) for name, text in parts.items()}
         say(traceback.format_exc() if debug else line, err=True)
         raise typer.Exit(code) from error
 
@@ -236,16 +237,6 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
             UNEXPECTED,
         )
     return f"ehrseq: {' '.join(text.split())}", code
-
-
-def as_parts(error: Exception) -> tuple[dict[str, str], int]:
-    """What, where and how to fix it, for `--json`; and the exit code."""
-    line, code = _line_and_code(error)
-    if isinstance(error, EhrseqError):
-        parts = {"what": error.what, "where": error.where, "fix": error.fix}
-    else:
-        parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
-    return {name: " ".join(plain(text).split()) for name, text in parts.items()}, code
 
 
 # ---- the command line ------------------------------------------------------------
@@ -295,36 +286,28 @@ class CommandLine(typer.Typer):
 
 
 def with_conventions(function: Callable[..., Any], command: str) -> Callable[..., None]:
-    """The function with the options that it lacks, its output collected and its errors as one line."""
-    signature, hints = (
-        inspect.signature(function),
-        typing.get_type_hints(function, include_extras=True),
-    )
-    added = [name for name in SHARED if name not in signature.parameters]
+    """The function with the shared options, its output collected and its errors as one line."""
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
-    def with_shared_options(**given: Any) -> None:
-        shared = {name: bool(given.pop(name)) for name in added}
-        shared = {name: bool(given.get(name)) for name in SHARED} | shared
-        with (
-            output_of(command, as_json=shared["as_json"], quiet=shared["quiet"]),
-            errors(shared["debug"]),
-        ):
+    def with_shared_options(*, quiet: bool, as_json: bool, debug: bool, **given: Any) -> None:
+        with output_of(command, as_json=as_json, quiet=quiet), errors(debug):
             if command != "train":
                 _refuse_torchrun(command)
             function(**given)
 
-    options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=SHARED[name]
-        )
-        for name in added
-    ]
-    kept = [
+    parameters = [
         p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()
     ]
-    with_shared_options.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-    with_shared_options.__annotations__ = hints | {name: SHARED[name] for name in added}
+    for name, option in SHARED.items():
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option
+            )
+        )
+    with_shared_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_shared_options.__annotations__ = hints | SHARED
     return with_shared_options
 
 
@@ -336,16 +319,12 @@ def _refuse_torchrun(command: str) -> None:
 
 def _name_setting(option: str) -> None:
     """Answer an unknown option that has the name of a setting."""
-    from ehrsequencing.config.files import setting_names
-    from ehrsequencing.config.study import StudyConfig
+    from ehrsequencing.config import StudyConfig, settings_named
 
-    wanted = option.strip("-").replace("-", "_")
-    near = [name for name in setting_names(StudyConfig) if name.rpartition(".")[2] == wanted]
+    near = settings_named(StudyConfig, option.strip("-").replace("-", "_"))
     if near:
-        say(
-            f"It is a setting: write {' or '.join(f'{name}=…' for name in near)}, without dashes.",
-            err=True,
-        )
+        settings = " or ".join(f"{name}=…" for name in near)
+        say(f"It is a setting: write {settings}, without dashes.", err=True)
 
 
 def run(app: typer.Typer) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ehrsequencing.api.evaluate import report_audit, report_evaluation
+from ehrsequencing.api.progress import stages, training_bar
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.baselines.blend.train import trainer_of
-from ehrsequencing.cli.console import bar, stages, training_bar
+from ehrsequencing.cli.console import bar, shown
 from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
@@ -123,7 +124,7 @@ def run_demo(
     if not (run / MANIFEST).is_file():
         say("3/6  training the hierarchical BEHRT")
     trainer = Trainer(prepared, task, run, study=study)
-    with training_bar() as show:
+    with training_bar(show=shown()) as show:
         trainer.fit(resume=True, on_progress=show)
     manifest = read_manifest(run, what="a run")
     metrics: dict[str, Any]
@@ -131,7 +132,7 @@ def run_demo(
         metrics = read_json(run / "metrics.json")
     else:
         say("4/6  evaluating on held-out patients, beside baselines and the truth")
-        with stages("evaluating") as stage:
+        with stages("evaluating", show=shown()) as stage:
             metrics = evaluate(run, progress=stage)
         say("5/6  writing the report")
         report_evaluation(run, metrics)
@@ -213,7 +214,7 @@ def run_pretraining_demo(
     say("pretraining on the records of all training patients, without their labels")
     asked = load_study(None, [*_PRETRAINING, own])
     pretrainer = Pretrainer(prepared, folders["pretrained"], study=asked, task_name=task)
-    with training_bar("pretraining", "tuning loss") as show:
+    with training_bar("pretraining", "tuning loss", show=shown()) as show:
         for line in pretraining_lines(
             pretrainer.fit(resume=folders["pretrained"].is_dir(), on_progress=show)
         ):
@@ -225,7 +226,7 @@ def run_pretraining_demo(
             f"training with the labels of {labels.n:,} patients, {'from scratch' if init is None else 'pretrained'}"
         )
         trainer = trainer_of(labels, task, folders[name], study=study, init=init)
-        with training_bar() as show:
+        with training_bar(show=shown()) as show:
             trainer.fit(resume=folders[name].is_dir(), on_progress=show)
     held_out = prepared.records(task, "held_out")
     scratch, pretrained = (Run(folders[name]).answers.nll(held_out) for name in starts)

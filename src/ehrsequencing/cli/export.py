@@ -1,13 +1,12 @@
 """`ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, note, say, warn
-from ehrsequencing.cli.inputs import open_run
-from ehrsequencing.cli.options import Overwrite, RunFolder
+from ehrsequencing.cli.console import bar, finish, remark, say
+from ehrsequencing.cli.options import Overwrite, RunFolder, open_run
 from ehrsequencing.core.errors import EhrseqError
 
 _BELONGS = {"share": {"--license"}, "meds-dev": {"DATA", "--labels", "--cause", "--horizon"}}
@@ -58,13 +57,40 @@ def export(
     }
     _refuse_unused(format_, {name for name, value in given.items() if value is not None})
     open_run(run)
-    if format_ == "meds-dev":
-        ending = _for_meds_dev(
-            run, data, out, labels=labels, cause=cause, horizon=horizon, overwrite=overwrite
+    if format_ == "share":
+        from ehrsequencing.reporting.share import CARD, share_run
+
+        with bar("exporting"):
+            files = share_run(run, out, license_id=license_, overwrite=overwrite)
+        say(f"read {out / CARD} before you give the folder away")
+        then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
+        finish(wrote={"shared": out}, then=then, result={"files": files})
+        return
+    from ehrsequencing.api.predictions import days_of
+    from ehrsequencing.prediction.predict_labels import predict_labels
+
+    if data is None or labels is None:
+        fix = "name records and labels"
+        raise EhrseqError("needs DATA and --labels", where="--format meds-dev", fix=fix)
+    days = None if horizon is None else days_of(horizon, where="--horizon")
+    with bar("predicting") as tick:
+        count = predict_labels(
+            run,
+            data,
+            out,
+            labels=labels,
+            cause=cause,
+            horizons_days=days,
+            overwrite=overwrite,
+            progress=tick,
+            say=remark,
         )
-    else:
-        ending = _to_share(run, out, license_id=license_, overwrite=overwrite)
-    finish(**ending)
+    say(f"risks at {count:,} labels")
+    finish(
+        wrote={"predictions": out},
+        then=f"meds-dev-evaluation predictions_path={out} output_dir=results",
+        result={"labels": count},
+    )
 
 
 def _refuse_unused(chosen: str, given: set[str]) -> None:
@@ -76,57 +102,3 @@ def _refuse_unused(chosen: str, given: set[str]) -> None:
     if other := sorted(given - _BELONGS[chosen]):
         fix = f"leave it out, or use --format {next(n for n in _BELONGS if n != chosen)}"
         raise EhrseqError(f"does not belong to --format {chosen}", where=other[0], fix=fix)
-
-
-def _for_meds_dev(
-    run: Path,
-    data: Path | None,
-    out: Path,
-    *,
-    labels: Path | None,
-    cause: str | None,
-    horizon: str | None,
-    overwrite: bool,
-) -> dict[str, Any]:
-    from ehrsequencing.config import parse_days
-    from ehrsequencing.prediction.predict_labels import predict_labels
-
-    if data is None or labels is None:
-        raise EhrseqError(
-            "needs DATA and --labels", where="--format meds-dev", fix="name records and labels"
-        )
-    try:
-        days = None if horizon is None else [parse_days(horizon)]
-    except ValueError as error:
-        raise EhrseqError(str(error), where="--horizon", fix="write it as 90d or 1y") from error
-    notes: list[str] = []
-    with bar("predicting") as tick:
-        count = predict_labels(
-            run,
-            data,
-            out,
-            labels=labels,
-            cause=cause,
-            horizons_days=days,
-            overwrite=overwrite,
-            progress=tick,
-            say=notes.append,
-        )
-    for text in notes:
-        warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
-    say(f"risks at {count:,} labels")
-    return {
-        "wrote": {"predictions": out},
-        "then": f"meds-dev-evaluation predictions_path={out} output_dir=results",
-        "result": {"labels": count},
-    }
-
-
-def _to_share(run: Path, out: Path, *, license_id: str | None, overwrite: bool) -> dict[str, Any]:
-    from ehrsequencing.reporting.share import CARD, share_run
-
-    with bar("exporting"):
-        files = share_run(run, out, license_id=license_id, overwrite=overwrite)
-    say(f"read {out / CARD} before you give the folder away")
-    then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-    return {"wrote": {"shared": out}, "then": then, "result": {"files": files}}

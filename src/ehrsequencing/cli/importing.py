@@ -3,6 +3,7 @@
 The formats are loaded only when somebody asks for one of them or for their list.
 """
 
+import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +16,8 @@ from ehrsequencing.cli.options import Overwrite
 from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
-    from ehrsequencing.config import ImportConfig
     from ehrsequencing.readers.registry import Reader
 
-Out = Annotated[Path, typer.Argument(help="Folder to make")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings as import.key=value, as in import.dates=dmy", show_default=False),
@@ -53,97 +52,50 @@ import_app = CommandLine(
 def _command(reader: "Reader") -> Any:
     """The command of one format."""
     app = CommandLine(group="import", add_completion=False)
-    if reader.needs_map:
 
-        @app.command(
-            reader.name,
-            help=reader.help,
-            example=f"ehrseq import {reader.name} visits.csv --map map.yaml meds",
-        )
-        def import_by_map(
-            source: Annotated[str, typer.Argument(help=reader.source)],
-            out: Out,
-            overrides: Overrides = None,
-            map: Annotated[
-                Path | None, typer.Option(help="YAML file that says what the columns mean")
-            ] = None,
-            overwrite: Overwrite = False,
-        ) -> None:
-            result = _import(reader, source, out, overrides or [], map, overwrite=overwrite)
-            finish(wrote={"data": out}, then=["check", out], result=result)
+    def import_source(
+        source: Annotated[str, typer.Argument(help=reader.source)],
+        out: Annotated[Path, typer.Argument(help="Folder to make")],
+        overrides: Overrides = None,
+        map: Annotated[
+            Path | None, typer.Option(help="YAML file that says what the columns mean")
+        ] = None,
+        show_sql: Annotated[
+            bool,
+            typer.Option(
+                "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
+            ),
+        ] = False,
+        overwrite: Overwrite = False,
+    ) -> None:
+        from ehrsequencing.config import load_import
 
-    elif reader.sql is not None:
-        statements = reader.sql
+        _refuse_database(out)
+        settings = load_import(overrides or ())
+        if show_sql and reader.sql is not None:
+            sql = reader.sql(source)
+            say("\n\n".join(sql))
+            finish(wrote={}, then=None, result={"sql": sql})
+            return
+        if map is not None:
+            settings = settings.model_copy(update={"map": map})
+        with bar("importing") as tick:
+            report = reader(source, out, settings=settings, overwrite=overwrite, progress=tick)
+        for line in report.lines():
+            say(line)
+        for line in report.warnings():
+            warn(line)
+        finish(wrote={"data": out}, then=["check", out], result=report.as_json())
 
-        @app.command(
-            reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds"
-        )
-        def import_tables(
-            source: Annotated[str, typer.Argument(help=reader.source)],
-            out: Out,
-            overrides: Overrides = None,
-            show_sql: Annotated[
-                bool,
-                typer.Option(
-                    "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
-                ),
-            ] = False,
-            overwrite: Overwrite = False,
-        ) -> None:
-            if show_sql:
-                _settings(overrides or [], out)
-                sql = statements(source)
-                say("\n\n".join(sql))
-                finish(wrote={}, then=None, result={"sql": sql})
-                return
-            result = _import(reader, source, out, overrides or [], overwrite=overwrite)
-            finish(wrote={"data": out}, then=["check", out], result=result)
-
-    else:
-
-        @app.command(
-            reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds"
-        )
-        def import_source(
-            source: Annotated[str, typer.Argument(help=reader.source)],
-            out: Out,
-            overrides: Overrides = None,
-            overwrite: Overwrite = False,
-        ) -> None:
-            result = _import(reader, source, out, overrides or [], overwrite=overwrite)
-            finish(wrote={"data": out}, then=["check", out], result=result)
-
+    # the options that this format has
+    signature = inspect.signature(import_source)
+    missing = {"map": not reader.needs_map, "show_sql": reader.sql is None}
+    kept = [p for name, p in signature.parameters.items() if not missing.get(name)]
+    import_source.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    files = "visits.csv --map map.yaml meds" if reader.needs_map else "export meds"
+    example = f"ehrseq import {reader.name} {files}"
+    app.command(reader.name, help=reader.help, example=example)(import_source)
     return typer.main.get_command(app)
-
-
-def _import(
-    reader: "Reader",
-    source: str,
-    out: Path,
-    overrides: list[str],
-    table_map: Path | None = None,
-    *,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Import a source, print the report and return it as JSON."""
-    settings = _settings(overrides, out)
-    if table_map is not None:
-        settings = settings.model_copy(update={"map": table_map})
-    with bar("importing") as tick:
-        report = reader(source, out, settings=settings, overwrite=overwrite, progress=tick)
-    for line in report.lines():
-        say(line)
-    for line in report.warnings():
-        warn(line)
-    return report.as_json()
-
-
-def _settings(overrides: list[str], out: Path) -> "ImportConfig":
-    """The settings, read after a look at the output's name."""
-    from ehrsequencing.config import load_import
-
-    _refuse_database(out)
-    return load_import(overrides)
 
 
 def _refuse_database(out: Path) -> None:

@@ -1,18 +1,25 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share, and what commands read before they start."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ehrsequencing.cli.console import note
+from ehrsequencing.core.errors import EhrseqError
+
+if TYPE_CHECKING:
+    from ehrsequencing.config import StudyConfig, TaskConfig
+    from ehrsequencing.prediction.run import Run
 
 
 def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
     """Settings that the command uses and that begin like this, for completion in a shell."""
-    from ehrsequencing.config.files import COMMANDS, setting_names
-    from ehrsequencing.config.study import StudyConfig
+    from ehrsequencing.config import COMMANDS, StudyConfig, setting_names
 
     sections = COMMANDS.get(ctx.info_name or "", ())
-    names = (name for name in setting_names(StudyConfig) if name.partition(".")[0] in sections)
+    names = [name for name in setting_names(StudyConfig) if name.partition(".")[0] in sections]
     return [f"{name}=" for name in names if name.startswith(incomplete)]
 
 
@@ -20,6 +27,7 @@ Config = Annotated[
     Path | None, typer.Option("--config", help="Study file (YAML) with any of the sections")
 ]
 DataFolder = Annotated[Path, typer.Argument(help="Folder of a MEDS data set")]
+Force = Annotated[bool, typer.Option("--force", help="Go on even if nearly all codes are unknown")]
 NewFolder = Annotated[Path, typer.Argument(help="Folder to make")]
 Overrides = Annotated[
     list[str] | None,
@@ -38,5 +46,54 @@ Overwrite = Annotated[
 MovedSet = Annotated[
     Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")
 ]
+Recalibrate = Annotated[
+    bool,
+    typer.Option(
+        "--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted"
+    ),
+]
 RunFolder = Annotated[Path, typer.Argument(help="What ehrseq train made")]
 TaskFiles = Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")]
+
+
+def read_study(config: Path | None, overrides: Sequence[str] | None, command: str) -> "StudyConfig":
+    """The settings of the study file and the command line, which must be settings that the command uses."""
+    from ehrsequencing.config import load_study, refuse_unused
+
+    refuse_unused(overrides or (), command)
+    return load_study(config, overrides or ())
+
+
+def open_run(
+    folder: Path,
+    study: "StudyConfig | None" = None,
+    command: str = "",
+    *,
+    config: Path | None = None,
+) -> "Run":
+    """Open a run, and print a line if somebody has changed its files.
+
+    Raises:
+        EhrseqError: There is no run, or the study file `config` contradicts it.
+    """
+    from ehrsequencing.config import refuse_changes
+    from ehrsequencing.prediction.run import Run
+
+    run = Run(folder)
+    if run.altered:
+        changes = ", ".join(f"{name} {what}" for name, what in run.altered.items())
+        note(f"note: {folder}: {changes}; the model and its settings are unchanged")
+    if study is not None:
+        refuse_changes(study, run.study, command, file=config, by=folder)
+    return run
+
+
+def read_tasks(paths: list[Path] | None, study: "StudyConfig") -> "list[TaskConfig]":
+    """The tasks of `--task`, else that of the study; if both are given, they must agree."""
+    from ehrsequencing.config import load_task
+
+    tasks = [load_task(path) for path in paths or ()]
+    if tasks and study.task is not None and study.task not in tasks:
+        what = f"the settings hold the task {study.task.name!r}, which is none of these"
+        raise EhrseqError(what, where="--task", fix="leave out one of the two")
+    return tasks or ([study.task] if study.task is not None else [])

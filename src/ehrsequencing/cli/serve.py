@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ehrsequencing.cli.console import bar, finish, note, say
-from ehrsequencing.cli.inputs import open_run
-from ehrsequencing.cli.options import RunFolder
+from ehrsequencing.cli.options import Force, Recalibrate, RunFolder, open_run
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.process import keep_freed_memory
 
@@ -38,13 +37,7 @@ def serve(
             help="Another host name of this server, as behind a proxy; may be repeated",
         ),
     ] = None,
-    recalibrate: Annotated[
-        bool,
-        typer.Option(
-            "--recalibrate",
-            help="Apply the recalibration that ehrseq evaluate --recalibrate fitted",
-        ),
-    ] = False,
+    recalibrate: Recalibrate = False,
     max_body: Annotated[
         int, typer.Option("--max-body", min=1, max=1024, help="Largest request, in MiB")
     ] = 16,
@@ -63,9 +56,7 @@ def serve(
             "--what-if/--no-what-if", help="Strike each code and each visit in advance, for tables"
         ),
     ] = True,
-    force: Annotated[
-        bool, typer.Option("--force", help="Show DATA even if nearly all codes are unknown")
-    ] = False,
+    force: Force = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Longest wait for an answer, in seconds")
     ] = 30.0,

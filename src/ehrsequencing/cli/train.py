@@ -1,14 +1,12 @@
-"""`ehrseq train`."""
+"""`ehrseq train` and `ehrseq pretrain`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import current, finish, say, unfinished, warn
-from ehrsequencing.cli.inputs import read_study
-from ehrsequencing.cli.options import Config, Overrides, Overwrite
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.cli.console import current, finish, say, shown, unfinished, warn
+from ehrsequencing.cli.options import Config, Overrides, Overwrite, read_study
 from ehrsequencing.core.process import keep_freed_memory
 
 
@@ -22,11 +20,9 @@ def train(
     init: Annotated[
         Path | None,
         typer.Option(
-            "--init", help="Start from this model: made by ehrseq pretrain or ehrseq train"
+            "--init",
+            help="Start from this model of ehrseq pretrain or ehrseq train, as transfer.mode says",
         ),
-    ] = None,
-    transfer: Annotated[
-        str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after an interruption")
@@ -36,10 +32,8 @@ def train(
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
     keep_freed_memory()
-    given = _with_mode(overrides or [], transfer, init)
-    study = read_study(config, given, "train")
+    study = read_study(config, overrides, "train")
     from ehrsequencing.api.training import train as train_run
-    from ehrsequencing.cli.results import kept_epochs
     from ehrsequencing.config import refuse_changes, refuse_other_task
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pages import transfer_advice, transfer_lines
@@ -56,7 +50,6 @@ def train(
         if advice := transfer_advice(started_from):
             warn(advice)
 
-    show = not current().quiet
     with unfinished(out):
         is_first = train_run(
             store,
@@ -66,7 +59,7 @@ def train(
             init=init,
             resume=resume,
             overwrite=overwrite,
-            progress=show,
+            progress=shown(),
             on_start=show_start,
         )
     if not is_first:
@@ -78,26 +71,88 @@ def train(
     finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
-def _with_mode(overrides: list[str], transfer: str | None, init: Path | None) -> list[str]:
-    """The settings of the command line with that of `--transfer`.
+def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
+    """Which epoch a finished run kept and why, one line per model; and the same as facts for `--json`."""
+    from ehrsequencing.core.files import read_json_lines
+    from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
+    from ehrsequencing.prediction.run import Run
 
-    Raises:
-        EhrseqError: There is no model to transfer from, or the two name different modes.
-    """
-    of_transfer = [text for text in overrides if text.strip().startswith("transfer.")]
-    if init is None and (transfer is not None or of_transfer):
-        what = f"{of_transfer[0] if of_transfer else '--transfer'} needs --init"
-        raise EhrseqError(
-            what, where="ehrseq train", fix="name the model to start from, or leave it out"
+    manifest, training = read_manifest(run, what=RUN.what, verify=False), Run(run).study.training
+    history, members = read_json_lines(run / HISTORY), manifest.get("members")
+    lines, facts = [], []
+    for number, member in enumerate(members or [manifest], start=1):
+        rows = [row for row in history if row.get("member", 1) == number]
+        kept = next((row for row in rows if row["epoch"] == member.get("best_epoch")), None)
+        if kept is None:
+            continue
+        who = f"model {number}: " if members else ""
+        ended = f"training ran all {training.epochs} epochs"
+        if len(rows) < training.epochs:
+            ended = f"training stopped early, after {training.patience} epochs without a gain"
+        nll = kept["tuning_nll"]
+        lines.append(
+            f"{who}kept epoch {kept['epoch']} of {len(rows)}, whose tuning NLL is lowest ({nll:.4f}); {ended}"
         )
-    if transfer is None:
-        return overrides
-    for text in of_transfer:
-        name, _, mode = text.partition("=")
-        if name.strip() == "transfer.mode" and mode.strip() != transfer:
-            raise EhrseqError(
-                f"--transfer {transfer} contradicts {text}",
-                where="ehrseq train",
-                fix="leave out one",
-            )
-    return [*overrides, f"transfer.mode={transfer}"]
+        facts.append({"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": nll})
+    found = {
+        "kept": facts,
+        "tuning_nll": manifest.get("tuning_nll"),
+        "parameters": manifest.get("parameters"),
+    }
+    if parts := manifest.get("blend", {}).get("tuning_nll"):
+        whole, *alone = parts.items()
+        lines.append(
+            f"tuning NLL of the {whole[0]}: {whole[1]:.4f} ({', '.join(f'{k} {v:.4f}' for k, v in alone)})"
+        )
+        found["blend_tuning_nll"] = parts
+    return lines, found
+
+
+def pretrain(
+    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the pretrained model")] = ...,  # type: ignore[assignment]
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task", help="Task whose outcomes, their relatives and near-synonyms are no targets"
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue after an interruption")
+    ] = False,
+    overwrite: Overwrite = False,
+    config: Config = None,
+) -> None:
+    """Fit a model to records without labels; ehrseq train --init starts from it."""
+    keep_freed_memory()
+    study = read_study(config, overrides, "pretrain")
+    from ehrsequencing.api.training import train_pretraining
+    from ehrsequencing.config import refuse_changes
+    from ehrsequencing.core.files import write_bytes
+    from ehrsequencing.prediction.run import add_to_run
+    from ehrsequencing.records.prepared import Prepared
+    from ehrsequencing.reporting.pages import pretraining_lines, render_pretraining
+    from ehrsequencing.reporting.report import ANSWER
+
+    store = Prepared(prepared)
+    refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
+    with unfinished(out):
+        results = train_pretraining(
+            store,
+            out,
+            study=study,
+            task=task,
+            resume=resume,
+            overwrite=overwrite,
+            progress=shown(),
+        )
+    say("\n".join(pretraining_lines(results)))
+    page = out / ANSWER
+    html = render_pretraining(results).encode()
+    add_to_run(out, ANSWER, lambda path: write_bytes(path, html))
+    finish(
+        wrote={"pretrained": out, "report": page},
+        then=["train", prepared, "--init", out, "--out", "run"],
+        result=results,
+    )

@@ -5,12 +5,15 @@ Every setting can be given in a YAML file (`--config study.yaml`) or as `section
 
 from ehrsequencing.config.base import DAYS_PER_YEAR, Settings, format_days, parse_days
 from ehrsequencing.config.files import (
+    COMMANDS,
     load_study,
     load_task,
     read_settings,
     refuse_changes,
     refuse_other_task,
     refuse_unused,
+    setting_names,
+    settings_named,
     validated,
 )
 from ehrsequencing.config.importing import ImportConfig, load_import
@@ -42,6 +45,7 @@ from ehrsequencing.config.task import (
 from ehrsequencing.core.text import BadText, parse_json
 
 __all__ = [
+    "COMMANDS",
     "DAYS_PER_YEAR",
     "PRESETS",
     "BadText",
@@ -75,5 +79,7 @@ __all__ = [
     "refuse_changes",
     "refuse_other_task",
     "refuse_unused",
+    "setting_names",
+    "settings_named",
     "validated",
 ]

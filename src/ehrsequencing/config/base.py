@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 DAYS_PER_YEAR = 365.25
 # a duration beyond this is a slip, and could overflow a clock of microseconds
 _LONGEST_YEARS = 10_000
-_UNIT_DAYS = {"min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": DAYS_PER_YEAR}
+UNIT_DAYS = {"s": 1 / 86_400, "min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": DAYS_PER_YEAR}
 
 
 def parse_days(text: object) -> float:
@@ -28,7 +28,7 @@ def parse_days(text: object) -> float:
             raise ValueError(
                 f"{text!r} is not a duration: write a number and a unit (min, h, d, w, y), as in 30d"
             )
-        days = float(match[1]) * _UNIT_DAYS[match[2]]
+        days = float(match[1]) * UNIT_DAYS[match[2]]
     if math.isnan(days) or days < 0:
         raise ValueError(
             f"{text!r} is not a duration: it must be a number that is not negative, as in 30d"

@@ -109,10 +109,9 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]
     return data
 
 
-_HOLDS_SETTINGS = "must hold settings, as in key: value"
 _SHAPES = {
-    "model_type": _HOLDS_SETTINGS,
-    "dict_type": _HOLDS_SETTINGS,
+    "model_type": "must hold settings, as in key: value",
+    "dict_type": "must hold settings, as in key: value",
     "tuple_type": "must be a list, as in [a, b]",
 }
 
@@ -153,12 +152,15 @@ def setting_names(kind: type[BaseModel]) -> list[str]:
     return names
 
 
+def settings_named(kind: type[BaseModel], last: str) -> list[str]:
+    """The settings whose last part is this."""
+    return [name for name in setting_names(kind) if name.rpartition(".")[2] == last]
+
+
 def _what_comes_close(kind: type[BaseModel], unknown: str) -> str:
     """The settings that somebody may have meant, else the first part of all names."""
-    names = setting_names(kind)
-    last = unknown.rpartition(".")[2]
-    near = [name for name in names if name.rpartition(".")[2] == last]
-    near = near or get_close_matches(unknown, names, n=1, cutoff=0.7)
+    near = settings_named(kind, unknown.rpartition(".")[2])
+    near = near or get_close_matches(unknown, setting_names(kind), n=1, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"known here: {', '.join(kind.model_fields)}"
@@ -206,11 +208,8 @@ def refuse_unused(overrides: Iterable[str], command: str) -> None:
         takers = [f"ehrseq {other}" for other, sections in COMMANDS.items() if section in sections]
         if takers and section not in COMMANDS[command]:
             what = f"{name} belongs to {' and '.join(takers)}"
-            raise EhrseqError(
-                what,
-                where=f"ehrseq {command}",
-                fix="leave it out here, and give it to that command",
-            )
+            fix = "leave it out here, and give it to that command"
+            raise EhrseqError(what, where=f"ehrseq {command}", fix=fix)
 
 
 def refuse_changes(
@@ -231,22 +230,20 @@ def refuse_changes(
     if file is None:
         return
     named = _named(file)
-    sections = _OF_RUN if settled.task is not None else _OF_PREPARED
-    for section in sections:
+    settings: list[tuple[str, Any, Any]] = []
+    if "preset" in named and settled.task is not None:
+        settings.append(("preset", study.preset, settled.preset))
+    for section in _OF_PREPARED if settled.task is None else _OF_RUN:
+        if section in COMMANDS[command]:
+            continue
         ours, theirs = getattr(study, section), getattr(settled, section)
-        known = set() if section in COMMANDS[command] else set(type(ours).model_fields)
-        for key in sorted(named.get(section, set()) & known):
-            given, made_with = getattr(ours, key), getattr(theirs, key)
-            if given != made_with:
-                what = f"{section}.{key} is {_shown(given)}, but {by} was made with {_shown(made_with)}"
-                raise EhrseqError(
-                    what, where=str(file), fix="leave it out, or make that folder again with it"
-                )
-    if "preset" in named and sections is _OF_RUN and study.preset != settled.preset:
-        what = f"preset is {study.preset!r}, but {by} was made with {settled.preset!r}"
-        raise EhrseqError(
-            what, where=str(file), fix="leave it out, or make that folder again with it"
-        )
+        for key in sorted(named.get(section, set()) & set(type(ours).model_fields)):
+            settings.append((f"{section}.{key}", getattr(ours, key), getattr(theirs, key)))
+    for name, given, made_with in settings:
+        if given != made_with:
+            what = f"{name} is {_shown(given)}, but {by} was made with {_shown(made_with)}"
+            fix = "leave it out, or make that folder again with it"
+            raise EhrseqError(what, where=str(file), fix=fix)
     if settled.task is not None and study.task is not None:
         refuse_other_task(study.task, settled.task, file=file, by=by)
 

@@ -11,7 +11,6 @@ from ehrsequencing.config.files import read_settings, read_yaml, validated
 from ehrsequencing.core.errors import EhrseqError
 
 _SHOWN = "docs/data.md#any-flat-table"
-UNIT_DAYS = {"s": 1 / 86_400, "min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": 365.25}
 
 
 class ImportConfig(Settings):
@@ -107,10 +106,6 @@ class EventMap(Settings):
             raise ValueError("has a unit, and no column value")
         return self
 
-    def columns(self) -> list[str]:
-        """The columns that hold its content."""
-        return [name for name in (self.code_from, self.value, self.unit_from) if name is not None]
-
 
 class EncounterMap(Settings):
     """Which encounter a row belongs to."""
@@ -182,17 +177,13 @@ class TableMap(Settings):
 
     def columns(self) -> list[str]:
         """Every column of the map, each once."""
-        names = [
-            self.subject,
-            *([self.encounter.id] if self.encounter else []),
-            *self.static,
-            *self.date_columns(),
-        ]
-        names += [
-            *self.number_columns(),
-            *(name for event in self.events for name in event.columns()),
-        ]
-        return list(dict.fromkeys(names))
+        names: list[str | None] = [self.subject]
+        if self.encounter is not None:
+            names.append(self.encounter.id)
+        names += [*self.static, *self.date_columns(), *self.number_columns()]
+        for event in self.events:
+            names += [event.code_from, event.value, event.unit_from]
+        return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def load_table_map(path: Path | None) -> TableMap:

@@ -95,15 +95,6 @@ class OutcomesConfig(Settings):
     kind: Literal["first", "next"] = "first"
 
 
-def _check_causes(causes: tuple[str, ...]) -> None:
-    """Refuse names that would be mistaken for another thing in tables and files."""
-    for name in causes:
-        if name.strip().lower() in _NO_CAUSES or not name.isprintable():
-            raise ValueError(
-                f"{name!r} cannot name a cause: choose another name under outcome or competing"
-            )
-
-
 class TaskConfig(Settings):
     """A question: for whom, from when, which event, with which competing causes (docs/guide.md)."""
 
@@ -134,7 +125,11 @@ class TaskConfig(Settings):
                 f"blanking={format_days(self.blanking)} must be below every horizon, and one is "
                 f"{format_days(self.horizons[0])}: no event can be seen before it"
             )
-        _check_causes(self.causes)
+        for name in self.causes:
+            if name.strip().lower() in _NO_CAUSES or not name.isprintable():
+                raise ValueError(
+                    f"{name!r} cannot name a cause: choose another name under outcome or competing"
+                )
         if self.outcomes is not None and (self.recurrent or self.index.which == "every"):
             raise ValueError(
                 "outcomes needs causes that end a record: leave recurrent and index.which=every out"

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ehrsequencing.config.base import UNIT_DAYS
 from ehrsequencing.config.importing import (
-    UNIT_DAYS,
     Elapsed,
     EventMap,
     TableMap,

@@ -21,7 +21,14 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve import fhir, page
 from ehrsequencing.serve.page import LivePage
-from ehrsequencing.serve.predictor import Answer, ModelThread, Predictor, question_of
+from ehrsequencing.serve.predictor import (
+    Answer,
+    Metrics,
+    ModelThread,
+    Predictor,
+    Service,
+    question_of,
+)
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
     PredictRequest,
@@ -32,7 +39,6 @@ from ehrsequencing.serve.schemas import (
     problem_of_validation,
 )
 from ehrsequencing.serve.security import Access, Guard, Limits, access_to, bearer
-from ehrsequencing.serve.service import Metrics, Service
 
 DRAIN_SECONDS = 5  # that open requests have to end when the server stops
 _STATUSES = {
@@ -100,7 +106,7 @@ def create_app(
     if live is not None:
         app.include_router(page.router(service, live))
     _answer_errors(app)
-    return Guard(app, access=access or Access(), limits=predictor.limits, metrics=metrics)
+    return Guard(app, access=access or Access(), limits=predictor.limits, count=metrics.request)
 
 
 def _add_own_paths(app: FastAPI, service: Service) -> None:

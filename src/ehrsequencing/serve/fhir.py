@@ -22,9 +22,8 @@ from ehrsequencing.prediction.predict import Moment
 from ehrsequencing.readers.fhir.blocks import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS, NAMED, READ
-from ehrsequencing.serve.predictor import Answer, Question
+from ehrsequencing.serve.predictor import Answer, Question, Service
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.service import Service
 
 MEDIA_TYPE = "application/fhir+json"
 SERVICE = "ehrsequencing-risk"

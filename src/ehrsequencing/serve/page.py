@@ -14,9 +14,9 @@ from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.patients import ExplorerSettings
 from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.serve.predictor import Service
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.security import COOKIE
-from ehrsequencing.serve.service import Service
 
 PATHS = ("/", "/edit")
 Number = Annotated[int, Field(ge=0, lt=2**31)]

@@ -1,15 +1,15 @@
-"""Rows of one subject → risk curves, by the same steps as `ehrseq predict`; and the one thread that has the model."""
+"""Rows of one subject → risk curves, by the same steps as `ehrseq predict`; the model's thread; what all paths use."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import prometheus_client as prometheus
 import pyarrow as pa
 
 from ehrsequencing.config import DialectConfig
@@ -27,6 +27,8 @@ from ehrsequencing.serve.schemas import PredictRequest, Problem
 from ehrsequencing.serve.security import Limits
 
 Result = TypeVar("Result")
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 REQUEST = Path("request")  # what messages call the rows
 MUCH_UNKNOWN = 0.5  # share of rows with an unknown code that an answer warns of
 _NONE = np.zeros(0, np.int64)
@@ -73,27 +75,16 @@ def question_of(request: PredictRequest, encounter_column: str | None) -> Questi
         ids = [None if row.encounter_id is None else str(row.encounter_id) for row in rows]
         columns[encounter_column] = pa.array(ids, pa.string())
     days = None if request.horizons_days is None else tuple(request.horizons_days)
-    return Question(pa.table(columns), moment_of(request.at), days, _micros(request.until))
-
-
-def moment_of(at: str) -> Moment:
-    """The moment asked about.
-
-    Raises:
-        Problem: No calendar has it.
-    """
+    until_us = None
+    if request.until is not None:
+        until_us = int(np.datetime64(request.until, "us").astype(np.int64))
     try:
-        if at not in ("all", "last"):
-            parse_date_us(at)
-        return Moment(at)
+        if request.at not in ("all", "last"):
+            parse_date_us(request.at)
     except EhrseqError:
-        raise Problem(
-            422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
-        ) from None
-
-
-def _micros(time: datetime | None) -> int | None:
-    return None if time is None else int(np.datetime64(time, "us").astype(np.int64))
+        what, fix = "is not a date of the calendar", "write it as 2026-03-01"
+        raise Problem(422, what, where="at", fix=fix) from None
+    return Question(pa.table(columns), Moment(request.at), days, until_us)
 
 
 @dataclass(frozen=True)
@@ -273,3 +264,85 @@ class ModelThread:
     def close(self) -> None:
         """Stop once what runs is answered."""
         self._pool.shutdown(cancel_futures=True)
+
+
+class Metrics:
+    """What the server has done since it started. Labels are paths, methods and statuses, never anything of a request.
+
+    Args:
+        paths: Its paths; any other is counted as `other`.
+    """
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self.paths, self.registry = paths, prometheus.CollectorRegistry()
+        self._requests = prometheus.Counter(
+            "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self.registry
+        )
+        self._seconds = prometheus.Histogram(
+            "ehrseq_request_seconds",
+            "Time from a request's head to the end of its answer",
+            ["path"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._predictions = prometheus.Counter(
+            "ehrseq_predictions", "Prediction times answered", registry=self.registry
+        )
+        self._rows = prometheus.Counter(
+            "ehrseq_rows", "Rows with a code that makes a token", registry=self.registry
+        )
+        self._unknown = prometheus.Counter(
+            "ehrseq_unknown_rows",
+            "Those of them with a code that the run does not know",
+            registry=self.registry,
+        )
+        self._waiting = prometheus.Gauge(
+            "ehrseq_waiting", "Requests that wait for the model", registry=self.registry
+        )
+
+    def watch(self, waiting: Callable[[], int]) -> None:
+        """Ask for the number of waiting requests whenever the metrics are read."""
+        self._waiting.set_function(waiting)
+
+    def request(self, path: str, method: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        path = path if path in self.paths else "other"
+        self._requests.labels(path, method if method in _METHODS else "other", str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def answer(self, answer: Answer) -> None:
+        """Count what a request's rows were."""
+        self._predictions.inc(len(answer.risks))
+        self._rows.inc(answer.tokens)
+        self._unknown.inc(answer.unknown_rows)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return prometheus.generate_latest(self.registry)
+
+
+@dataclass(frozen=True)
+class Service:
+    """The parts of a running service."""
+
+    predictor: Predictor
+    model: ModelThread
+    metrics: Metrics
+
+    async def ask(self, question: Question) -> Answer:
+        """The answer to a question, counted."""
+        answer = await self.model.run(lambda: self.predictor.answer(question))
+        self.metrics.answer(answer)
+        return answer
+
+    def facts(self) -> dict[str, Any]:
+        """What an answer says of the run."""
+        asked = self.predictor.asked
+        days = [day for day in asked.horizons_days if day is not None]
+        run = self.predictor.run
+        return {
+            "task": run.task.name,
+            "run": run.fingerprint,
+            "causes": list(asked.causes),
+            "horizons_days": days or None,
+        }

@@ -6,7 +6,7 @@ import hmac
 import ipaddress
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.service import Metrics
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "ehrseq_token"
@@ -139,13 +138,20 @@ class Guard:
         app: The application that answers.
         access: Who may ask.
         limits: Of one request.
-        metrics: Counts requests.
+        count: Called with the path, the method, the status and the seconds of each request.
     """
 
-    def __init__(self, app: ASGIApp, *, access: Access, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access: Access,
+        limits: Limits,
+        count: Callable[[str, str, int, float], None],
+    ) -> None:
         hosts = list(access.hosts)
         self.app = TrustedHostMiddleware(app, allowed_hosts=hosts, www_redirect=False)
-        self.access, self.limits, self.metrics = access, limits, metrics
+        self.access, self.limits, self.count = access, limits, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on."""
@@ -175,7 +181,7 @@ class Guard:
                 await unexpected(scope, receive, answer)
         finally:
             seconds = time.perf_counter() - started
-            self.metrics.request(scope["path"], scope["method"], status or 500, seconds)
+            self.count(scope["path"], scope["method"], status or 500, seconds)
 
     async def _check(self, request: Request) -> None:
         """Refuse another origin, a wrong token, and a body that says that it is too large."""

@@ -7,7 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.config import (
+    ModelConfig,
+    StudyConfig,
+    TaskConfig,
+    TrainingConfig,
+    TransferConfig,
+)
 from ehrsequencing.config.parts import idle_settings
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import exposure
@@ -148,14 +154,27 @@ def _of_inputs(model: ModelConfig, prepared: Prepared) -> dict[str, Any]:
 # ---- defaults for small cohorts
 
 
-def adapted(study: StudyConfig, prepared: Prepared, task_name: str) -> StudyConfig:
+def study_for_cohort(
+    study: StudyConfig, prepared: Prepared, task_name: str, *, transfers: bool = False
+) -> StudyConfig:
     """The study with the defaults for the cohort that it is trained on.
 
     Args:
         study: Settings; what was given in a file or on the command line counts as set.
         prepared: The data.
         task_name: Its training split decides.
+        transfers: Whether training starts from another model, which decides instead.
+
+    Raises:
+        EhrseqError: A setting of the transfer is given without a model to start from.
     """
+    if transfers:
+        return study
+    if study.transfer != (nothing := TransferConfig()):
+        given = study.transfer.model_dump()
+        name = next(n for n, value in nothing.model_dump().items() if given[n] != value)
+        fix = "name the model with --init, or leave the setting out"
+        raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
     rows = prepared.records(task_name, "train").rows
     return with_defaults(study, OF_FEW_EVENTS) if subjects_with_event(rows) < FEW_EVENTS else study
 

@@ -25,7 +25,7 @@ from ehrsequencing.baselines.blend.weights import BlendWeights, blended_hazards
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.cli.results import kept_epochs
+from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError

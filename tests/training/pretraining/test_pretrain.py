@@ -122,7 +122,7 @@ def test_frozen_weights_stay_and_the_rest_learns(
     mode: str, pretrained: Path, sim_prepared: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["train", str(sim_prepared), "--init", str(pretrained), "--transfer", mode, "--out", str(out)]
+    arguments = ["train", str(sim_prepared), "--init", str(pretrained), f"transfer.mode={mode}", "--out", str(out)]
     found = CliRunner().invoke(app, [*arguments, *TINY[3:], "training.recalibration=0"])
     assert found.exit_code == 0, found.output
     assert "starts from" in found.output

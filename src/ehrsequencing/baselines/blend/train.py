@@ -31,7 +31,7 @@ from ehrsequencing.baselines.blend.weights import (
 )
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.config import StudyConfig, TransferConfig
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines, remove_folder, write_bytes
@@ -43,7 +43,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.device import ALONE, Processes
 from ehrsequencing.training.loop import Progress
-from ehrsequencing.training.resolve import adapted
+from ehrsequencing.training.resolve import study_for_cohort
 from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in
 from ehrsequencing.training.train import Trainer
 
@@ -58,28 +58,14 @@ def trainer_of(
     *,
     study: StudyConfig,
     init: Pretrained | None = None,
-    processes: Processes = ALONE,
 ) -> "Trainer | BlendTrainer":
-    """What trains a study: a network, with `training.blend` a blend.
+    """What trains a study in this process: a network, with `training.blend` a blend.
 
     What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
-
-    Raises:
-        EhrseqError: Several processes are to blend, or a setting of the transfer is given without a model to start
-            from.
     """
-    if init is None and study.transfer != (nothing := TransferConfig()):
-        given = study.transfer.model_dump()
-        name = next(n for n, value in nothing.model_dump().items() if given[n] != value)
-        fix = "name the model with --init, or leave the setting out"
-        raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
-    if study.training.blend and processes.several:
-        fix = "start it without torchrun, or train the network alone"
-        raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
-    study = adapted(study, prepared, task_name) if init is None else study
-    if study.training.blend:
-        return BlendTrainer(prepared, task_name, out, study=study, init=init)
-    return Trainer(prepared, task_name, out, study=study, init=init, processes=processes)
+    study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
+    kind = BlendTrainer if study.training.blend else Trainer
+    return kind(prepared, task_name, out, study=study, init=init)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
@@ -102,9 +88,10 @@ class BlendTrainer:
         out: Folder of the run.
         study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
         init: A model that each network starts from.
+        processes: Must be this one alone.
 
     Raises:
-        EhrseqError: The head is `visit`, or a fold leaves too little to train on.
+        EhrseqError: The head is `visit`, a fold leaves too little to train on, or there are several processes.
     """
 
     def __init__(
@@ -115,7 +102,11 @@ class BlendTrainer:
         *,
         study: StudyConfig,
         init: Pretrained | None = None,
+        processes: Processes = ALONE,
     ) -> None:
+        if processes.several:
+            fix = "start it without torchrun, or train the network alone"
+            raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
         if study.model.head == "visit":
             fix = "use model.head=horizon, or leave out training.blend"
             raise EhrseqError(

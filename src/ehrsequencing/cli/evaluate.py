@@ -1,0 +1,262 @@
+"""`ehrseq evaluate`, `audit`, `score` and `compare`: how good a model is, and whether to believe it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ehrsequencing.cli.console import bar, finish, note, remark, say, shown, warn
+from ehrsequencing.cli.options import (
+    Config,
+    DataFolder,
+    MovedSet,
+    Overrides,
+    Overwrite,
+    RunFolder,
+    open_run,
+    read_study,
+    read_tasks,
+)
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.process import keep_freed_memory
+
+
+def main_results(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The cause of interest as rows for `--json`, from the content of `metrics.json`."""
+    cause = metrics["causes"][0]
+    kept = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
+    rows = [
+        {key: row.get(key) for key in kept} for row in metrics["metrics"] if row["cause"] == cause
+    ]
+    named = {"cause": cause, "strongest": metrics.get("strongest")}
+    return {**named, "metrics": rows, "warnings": metrics.get("warnings", [])}
+
+
+def evaluate(
+    run: RunFolder,
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
+    prepared: MovedSet = None,
+    baselines: Annotated[
+        str | None, typer.Option("--baselines", help="fast, forest, all or none")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="Other MEDS data: external validation. With --splits: the records, if moved",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
+    ] = None,
+    overwrite: Overwrite = False,
+    recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate", help="Fit a recalibration on the tuning split and report its effect"
+        ),
+    ] = False,
+    splits: Annotated[
+        int | None,
+        typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
+    ] = None,
+    split_seed: Annotated[
+        int, typer.Option("--split-seed", help="Seed of the first of the --splits")
+    ] = 1234,
+    redraw: Annotated[
+        bool,
+        typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
+    ] = False,
+    config: Config = None,
+) -> None:
+    """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
+
+    Uses a split of the run's own data or, with --data, data that the model has never seen.
+    """
+    keep_freed_memory()
+    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
+    given += ["evaluation.recalibrate=true"] if recalibrate else []
+    external = data is not None and splits is None
+    command = "evaluate --data" if external else "evaluate"
+    study = read_study(config, given, command)
+    if (out is not None and not external) or (external and split != "held_out"):
+        what = "--out needs --data" if not external else "--split and --data exclude each other"
+        raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
+    from ehrsequencing.api.evaluate import evaluate as evaluate_run
+    from ehrsequencing.api.evaluate import redraw as redraw_report
+    from ehrsequencing.config import load_study
+    from ehrsequencing.prediction.run import AUDIT
+    from ehrsequencing.reporting.pages import outcome_lines
+    from ehrsequencing.reporting.terminal import metric_lines
+
+    opened = open_run(run, study, command, config=config)
+    if redraw:
+        page = redraw_report(run, tripod=study.evaluation.tripod)
+        finish(wrote={"report": page}, then=["predict", run, "DATA"])
+        return
+    settings = load_study(config, given, evaluation=opened.study.evaluation).evaluation
+    found = evaluate_run(
+        opened,
+        split=split,
+        data=data,
+        out=out,
+        overwrite=overwrite,
+        facts=study.data,
+        prepared=prepared,
+        splits=splits,
+        split_seed=split_seed,
+        progress=shown(),
+        **dict(settings),
+    )
+    say("\n".join(metric_lines(found.result)))
+    pages = {"report": found.report, "metrics": found.folder / "metrics.json"}
+    if found.every_outcome is not None:
+        say("\n".join(outcome_lines(found.every_outcome)))
+        pages["every outcome"] = found.folder / "outcomes.html"
+    audited = external or (run / AUDIT).is_file()
+    then = ["predict", run, data or "DATA"] if audited else ["audit", run]
+    finish(wrote=pages, then=then, result=main_results(found.result))
+
+
+def audit(
+    run: RunFolder,
+    split: Annotated[
+        str, typer.Option("--split", help="Split whose subjects the model is tested on")
+    ] = "held_out",
+    subjects: Annotated[
+        int, typer.Option("--subjects", help="How many subjects of each split to sample")
+    ] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample")] = 0,
+    shuffled_labels: Annotated[
+        bool, typer.Option("--shuffled-labels", help="Also train a small model on shuffled labels")
+    ] = False,
+    prepared: MovedSet = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
+    ] = None,
+) -> None:
+    """Test a run and its data for leaks of the future.
+
+    Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
+    possible. The report of the run, if it has one, is updated.
+    """
+    from ehrsequencing.api.evaluate import report_audit
+    from ehrsequencing.audit.audit import audit as audit_run
+    from ehrsequencing.reporting.terminal import audit_lines
+
+    open_run(run)
+    with bar("auditing") as tick:
+        result = audit_run(
+            run,
+            split=split,
+            subjects=subjects,
+            seed=seed,
+            prepared=prepared,
+            data=data,
+            shuffled_labels=shuffled_labels,
+            progress=tick,
+        )
+    say("\n".join(audit_lines(result)))
+    line = report_audit(run, result)
+    if line.startswith("warning: "):
+        remark(line)
+    redrawn = run / "report.html" if line.startswith("report: ") else None
+    leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]
+    then = f"explain the leaks: see {run / 'audit.json'}" if leaks else ["predict", run, "DATA"]
+    finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
+    if leaks:
+        warn(f"{run} leaks: {', '.join(leaks)}")
+        raise typer.Exit(1)
+
+
+def score(
+    predictions: Annotated[
+        Path, typer.Argument(help="Risks of any model: .parquet, .csv or .csv.gz")
+    ],
+    data: DataFolder,
+    overrides: Overrides = None,
+    task: Annotated[Path, typer.Option("--task", help="Task file")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")
+    ] = None,
+    overwrite: Overwrite = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the model is called [the file's name]")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
+    prepared: Annotated[
+        Path | None,
+        typer.Option(
+            "--prepared", help="What ehrseq prepare made of DATA and the task, to save time"
+        ),
+    ] = None,
+    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
+    config: Config = None,
+) -> None:
+    """Evaluate the risks of any model as evaluate does: same cohort, metrics, baselines and report.
+
+    PREDICTIONS has the columns of what ehrseq predict writes: subject_id, prediction_time, cause, horizon_days, risk.
+    Settings of prepare say how records become visits and splits; they matter for the baselines and the cohort.
+    """
+    keep_freed_memory()
+    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
+    study = read_study(config, given, "score" if prepared is None else "score --prepared")
+    from ehrsequencing.api.evaluate import score as score_risks
+    from ehrsequencing.reporting.terminal import metric_lines
+
+    sections = dict(study)
+    sections.pop("task")
+    found = score_risks(
+        predictions,
+        data,
+        read_tasks([task], study)[0],
+        out=out,
+        overwrite=overwrite,
+        name=name,
+        split=split,
+        prepared=prepared,
+        progress=shown(),
+        **sections,
+    )
+    for text in found.result["warnings"]:
+        note(f"note: {text}")
+    say("\n".join(metric_lines(found.result)))
+    finish(
+        wrote={"report": found.report, "metrics": found.folder / "metrics.json"},
+        then=f"open {found.report} in a browser",
+        result=main_results(found.result),
+    )
+
+
+def compare(
+    files: Annotated[list[Path], typer.Argument(help="The metrics.json of each site")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to make")],
+    pool_sites: Annotated[
+        bool, typer.Option("--pool", help="Pool sites by random effects")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Pool the evaluations of one model at several sites.
+
+    Each site runs ehrseq evaluate RUN --data on its own records and sends its metrics.json. C, O/E, IPA and the
+    calibration slope are pooled by random effects, with an interval for their mean and one for another site.
+    """
+    if not pool_sites:
+        raise EhrseqError("compares sites only", where="compare", fix="add --pool")
+    from ehrsequencing.core.files import write_bytes, write_json
+    from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
+    from ehrsequencing.evaluation.pooling import pool, read_sites
+    from ehrsequencing.metrics.registry import METRICS
+    from ehrsequencing.reporting.pages import mean, render_pooled, where
+
+    result = pool(read_sites(files))
+    with complete_folder(out, POOLED, overwrite=overwrite) as folder:
+        write_json(folder / "pooled.json", result)
+        write_bytes(folder / "pooled.html", render_pooled(result).encode())
+        write_manifest(folder, POOLED.facts)
+    for row in result["rows"]:
+        say(f"{where(row)}: {METRICS[row['metric']].name} {mean(row)}, {row['pooled']} sites")
+    page = out / "pooled.html"
+    finish(wrote={"report": page}, then=f"open {page} in a browser", result=result)
