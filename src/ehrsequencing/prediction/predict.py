@@ -239,7 +239,7 @@ def predict(
     refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
-    asked = Asked(run, horizons_days, recalibrated=recalibrated)
+    asked = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
@@ -259,7 +259,7 @@ def predict(
     return count
 
 
-class Asked:
+class RiskPredictor:
     """What a run is asked: which of its models answer, and by which horizons.
 
     Args:
@@ -320,8 +320,8 @@ class Asked:
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
             yield risks
         if not count:
-            raise nobody(records)
-        for text in left_out(records, answered=answered):
+            raise no_prediction_times(records)
+        for text in unanswered(records, answered=answered):
             say(text)
 
 
@@ -364,7 +364,7 @@ def horizons_of(run: Run, asked: Sequence[float] | None) -> tuple[float | None, 
     return horizons
 
 
-def nobody(records: NewRecords) -> EhrseqError:
+def no_prediction_times(records: NewRecords) -> EhrseqError:
     """The error of records in which nobody can be asked about."""
     if records.late and records.late == records.moments:
         what = f"all {records.late:,} prediction times lie after the data's end"
@@ -374,7 +374,7 @@ def nobody(records: NewRecords) -> EhrseqError:
     return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
 
 
-def left_out(records: NewRecords, *, answered: int) -> Iterator[str]:
+def unanswered(records: NewRecords, *, answered: int) -> Iterator[str]:
     """What was not answered, and why."""
     if records.reader.late is not None:
         yield f"left out: {records.reader.late.text}; they do not move the data's end"

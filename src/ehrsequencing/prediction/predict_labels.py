@@ -23,7 +23,7 @@ from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, output_file, refuse_existing
-from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
@@ -82,7 +82,7 @@ def predict_labels(
     refuse_overlap(out, data)
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
-    asked = Asked(run, horizons_days, recalibrated=recalibrated)
+    asked = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
         fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(

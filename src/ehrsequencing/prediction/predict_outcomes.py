@@ -15,9 +15,9 @@ from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     horizons_of,
-    left_out,
-    nobody,
+    no_prediction_times,
     start_days_of,
+    unanswered,
 )
 from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
 from ehrsequencing.prediction.run import Run
@@ -96,8 +96,8 @@ def predict_outcomes(
                 count, subjects = count + len(asked), np.union1d(subjects, asked)
             answered += len(subjects)
         if not count:
-            raise nobody(records)
-    for text in left_out(records, answered=answered):
+            raise no_prediction_times(records)
+    for text in unanswered(records, answered=answered):
         say(text)
     return count
 

@@ -20,7 +20,7 @@ from ehrsequencing.training.pretraining.objective import (
     subjects_of,
     target_rows,
 )
-from ehrsequencing.training.pretraining.targets import TargetCodes, codes_of_visits
+from ehrsequencing.training.pretraining.targets import TargetCodes
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,13 @@ class MaskedCodes(CodeObjective):
     def _measure(
         self, scores: Tensor, left: Tensor, masked: Masked, batch: RecordBatch, measures: Measures
     ) -> None:
-        """Loss and recall of the model, of frequencies, and of "the last visit's codes again"."""
+        """Loss and recall of the model and of frequencies."""
         row, code = np.arange(len(masked.row)), masked.code.numpy()
         by_frequency = self.start.cpu().expand_as(scores).masked_fill(left, float("-inf"))
         position = np.full(batch.step.batch.n_visits, -1)
         position[batch.step.positions] = batch.step.rows
-        visits = position[masked.row.numpy()]
-        of_subject = subjects_of(batch, visits)
-        has_last = np.flatnonzero(visits > batch.timelines.subject_offsets[of_subject])
-        last_row, last_code = codes_of_visits(batch.timelines, visits[has_last] - 1, batch.codes)
-        by_last = by_frequency.clone()
-        by_last[has_last[last_row], last_code] += 100.0  # before all others; -inf stays
-        guesses = {"model": scores, "frequency": by_frequency, "last visit": by_last}
+        of_subject = subjects_of(batch, position[masked.row.numpy()])
+        guesses = {"model": scores, "frequency": by_frequency}
         measures.add_recalls(
             {name: ranks_of(guess, row, code) for name, guess in guesses.items()}, of_subject
         )

@@ -228,8 +228,7 @@ class Measures:
         """Add recall@k of some targets, and the model's gain over frequencies.
 
         Args:
-            ranks: Who guesses (`model`, `frequency`, `last visit`) → (P,) how many codes were guessed before each
-                target.
+            ranks: Who guesses (`model`, `frequency`) → (P,) how many codes were guessed before each target.
             subject: (P,) whose target it is.
         """
         for k in TOP:

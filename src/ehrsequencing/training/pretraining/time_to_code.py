@@ -19,7 +19,6 @@ from ehrsequencing.training.pretraining.objective import (
 )
 from ehrsequencing.training.pretraining.targets import (
     TimesToCodes,
-    codes_of_visits,
     times_to_codes,
 )
 
@@ -101,14 +100,9 @@ class TimeToCode(CodeObjective):
             torch.arange(n),
         )
         by_frequency = self.start.cpu().T[bins]
-        last_row, last_code = codes_of_visits(
-            batch.timelines, batch.step.rows[found.chosen], batch.codes
-        )
-        by_last = by_frequency.clone()
-        by_last[last_row, last_code] += 100.0
         ours = log_hazards.detach().cpu()[every, :, bins]
         row, code = found.row[is_first], found.code[is_first]
-        guesses = {"model": ours, "frequency": by_frequency, "last visit": by_last}
+        guesses = {"model": ours, "frequency": by_frequency}
         ranks = {name: ranks_of(guess, row, code) for name, guess in guesses.items()}
         measures.add_recalls(ranks, subjects_of(batch, batch.step.rows[found.chosen])[row])
 
