@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.dataset import split_of
 from ehrsequencing.simulate.lives import Evidence, Lives
 from ehrsequencing.simulate.process import Process
+from ehrsequencing.simulate.records import Courses, simulate_courses
 from ehrsequencing.simulate.truth import Curves, grid_days, true_curves
 from helpers.simulate import brute_prediction_times, busy_world
 

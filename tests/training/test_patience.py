@@ -10,9 +10,8 @@ import pytest
 from ehrsequencing.config import load_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.hazards import HazardsObjective
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.train import HazardsObjective, Trainer
 from helpers.training import TINY
 
 

@@ -19,13 +19,13 @@ from ehrsequencing.models.build import build_model
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.training.pretraining import masked
-from ehrsequencing.training.pretraining.masked import mask
 from ehrsequencing.training.pretraining.objective import (
     CodeObjective,
     Measures,
     ObjectiveInputs,
     RecordBatch,
 )
+from ehrsequencing.training.pretraining.objectives import mask
 from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of
