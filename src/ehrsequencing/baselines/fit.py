@@ -1,4 +1,4 @@
-"""The two simple baselines; all baselines, fitted on the same subjects, prediction times and history as the run."""
+"""The two simple baselines; all baselines, fitted on the same subjects, prediction times and history as the run.
 
 All but Aalen–Johansen are landmark supermodels (van Houwelingen 2007), fitted on all training prediction times. Which
 one is the strongest depends on the data: the likelihood of tuning subjects decides.
