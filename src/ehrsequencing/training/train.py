@@ -14,7 +14,7 @@ from ehrsequencing.config import StudyConfig, TrainingConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
-from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
+from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
@@ -28,7 +28,7 @@ from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in, write_run_files
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, write_run_files
 from ehrsequencing.training.transfer import Transfer
 
 MAY_CHANGE = {  # settings that a resumed run may change
@@ -267,23 +267,15 @@ class Trainer:
         Raises:
             EhrseqError: The folder holds something else, or the training fails.
         """
-        with alone_in(self.out) if self.processes.is_first else nullcontext():
-            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-            is_finished = False
-            if self.processes.is_first:
-                is_finished = resume and (self.out / MANIFEST).is_file()
-                if is_finished:
-                    folder.check_finished()
-                else:
-                    folder.begin(resume=resume)
+        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+        held = folder.held(resume=resume) if self.processes.is_first else nullcontext(False)
+        with held as is_finished:
             # all processes wait for process 0 here, and learn what it found
             if self.processes.totals(float(is_finished)) == [0.0]:
                 if self.settings.members > 1:
                     fit_members(self, on_progress)
                 else:
                     self._fit_one(folder.checkpoints, resume=resume, on_progress=on_progress)
-            if self.processes.is_first:
-                folder.remove_checkpoints()
 
     def _fit_one(
         self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress | None
