@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ehrsequencing.config import DataConfig, TaskConfig
+from ehrsequencing.config import DataConfig
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
@@ -95,7 +95,11 @@ def predict_labels(
             fix=f"use {', '.join(asked.causes)}",
         )
     column = 0 if cause is None else asked.causes.index(cause)
-    run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
+    # The labels are the index times, for everybody in them; the file of the run's own index may be gone.
+    index = IndexConfig(file=str(labels), which="every")
+    run.task = run.task.model_copy(
+        update={"index": index, "eligibility": None, "landmarks": (0.0,)}
+    )
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
     answers = asked.answers(records, Moment("all"))
@@ -129,9 +133,3 @@ def predict_labels(
         )
         say(f"warning: {missing:,} of {len(wanted.value):,} labels have no prediction: {why}")
     return count
-
-
-def at_labels(task: TaskConfig, labels: Path) -> TaskConfig:
-    """The task with the moments of a label file as its index times, for everybody in it."""
-    index = IndexConfig(file=str(labels), which="every")
-    return task.model_copy(update={"index": index, "eligibility": None, "landmarks": (0.0,)})
