@@ -115,24 +115,14 @@ class RunFolder:
         with alone_in(self.out):
             is_finished = resume and (self.out / MANIFEST).is_file()
             if is_finished:
-                self.check_finished()
+                manifest = read_manifest(self.out, what=self.finished.what)
+                fix = "name another folder for a run with other settings or data"
+                self._require_own(manifest, was="holds a finished run made with", fix=fix)
             else:
                 self.begin(resume=resume)
             yield is_finished
             if (self.checkpoints / BEGUN).is_file():  # a folder of that name without our mark stays
                 remove_folder(self.checkpoints)
-
-    def check_finished(self) -> None:
-        """Refuse a finished run of other settings or data."""
-        manifest = read_manifest(self.out, what=self.finished.what)
-        if manifest.get("kind") != self.finished.name:
-            raise EhrseqError(
-                f"holds something other than {self.finished.what}",
-                where=str(self.out),
-                fix="name another folder",
-            )
-        fix = "name another folder for a run with other settings or data"
-        self._require_own(manifest, was="holds a finished run made with", fix=fix)
 
     def begin(self, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse a folder that holds another run or other files."""
