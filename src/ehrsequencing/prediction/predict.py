@@ -154,19 +154,16 @@ class NewRecords:
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
         """Visits and prediction times that have an answer, shard by shard."""
-        for shard in self.reader:
-            found = self._of_shard(shard, moment)
+        for events in self.reader:
+            if self.only is not None:
+                wanted = np.fromiter(self.only, np.int64, len(self.only))
+                events = events.take(np.isin(events.subject_id, wanted))
+            found = self.encoder.prediction_times(events, moment, end_us=self.end_us)
             self.subjects += len(found.record.subject_id)
             self.moments += len(found.cohort.rows)
             self.late += found.late
             yield found.record, found.rows
             self._tick()
-
-    def _of_shard(self, events: Events, moment: Moment) -> PredictionTimes:
-        if self.only is not None:
-            wanted = np.fromiter(self.only, np.int64, len(self.only))
-            events = events.take(np.isin(events.subject_id, wanted))
-        return self.encoder.prediction_times(events, moment, end_us=self.end_us)
 
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""

@@ -189,11 +189,16 @@ class Trainer:
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.model.to(training_device())
 
+        # at which tuning prediction times the early stop looks
+        decisive = np.ones(len(self.tuning_rows), dtype=np.bool_)
+        if self.settings.early_stop == "landmarks" and self.config.head == "horizon":
+            decisive = self._landmark_rows()
+
         # what it learns; losses are divided by what is expected in a full step, never by what this one has
         self.objective = HazardsObjective(
             self.model,
             self.tuning,
-            self._decisive_rows(),
+            decisive,
             divisor=max(1.0, share_of_epoch * len(self.train_rows)),
             settings=self.settings,
             processes=processes,
@@ -235,12 +240,6 @@ class Trainer:
     def _landmark_rows(self) -> Bools:
         at_landmark = [self.tuning_rows.at_landmark(days) for days in self.task.landmarks]
         return np.asarray(np.any(at_landmark, axis=0))
-
-    def _decisive_rows(self) -> Bools:
-        """(R,) the tuning prediction times that decide the early stop: all, or the landmarks (`horizon` head)."""
-        if self.settings.early_stop == "landmarks" and self.config.head == "horizon":
-            return self._landmark_rows()
-        return np.ones(len(self.tuning_rows), dtype=np.bool_)
 
     @property
     def fingerprint(self) -> str:
