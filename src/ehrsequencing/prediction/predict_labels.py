@@ -82,19 +82,19 @@ def predict_labels(
     refuse_overlap(out, data)
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
-    asked = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
-    if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
+    predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
+    if len(predictor.horizons_days) != 1 or predictor.horizons_days[0] is None:
         fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
             "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
         )
-    if cause is not None and cause not in asked.causes:
+    if cause is not None and cause not in predictor.causes:
         raise EhrseqError(
             f"{cause!r} is no cause of the run",
             where="--cause",
-            fix=f"use {', '.join(asked.causes)}",
+            fix=f"use {', '.join(predictor.causes)}",
         )
-    column = 0 if cause is None else asked.causes.index(cause)
+    column = 0 if cause is None else predictor.causes.index(cause)
     # The labels are the index times, for everybody in them; the file of the run's own index may be gone.
     index = IndexConfig(file=str(labels), which="every")
     run.task = run.task.model_copy(
@@ -102,7 +102,7 @@ def predict_labels(
     )
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
-    answers = asked.answers(records, Moment("all"))
+    answers = predictor.answers(records, Moment("all"))
     count = 0
     with (
         output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
