@@ -32,7 +32,7 @@ NO_EFFECTS = dict.fromkeys(
     0.0,
 )
 
-SHARES = [f"{what}_visit_share" for what in ("stay", "chronic", "pair", "order", "acute", "lab", "other_lab")]
+SHARES = [f"{what}_visit_share" for what in ("stay", "pair", "order", "acute", "lab")]
 
 
 def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[Process, Courses, Lives, Evidence]:
@@ -236,7 +236,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_visits_without_contents_are_prediction_times_too(tmp_path: Path) -> None:
-    """Nothing to write but at the first visit: the record still shows every visit, and `prepare` asks at each."""
+    """Many visits have nothing to write: the record still shows every visit, and `prepare` asks at each."""
     nothing = dict.fromkeys((*SHARES, "background_per_visit"), 0.0)
     simulate(tmp_path / "out", subjects=60, seed=5, truth="all", config=busy_world(truth_futures=4, **nothing))
     truth = pq.read_table(tmp_path / "out" / "truth.parquet")
