@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.simple import MarginalIncidence
+from ehrsequencing.baselines.fit import MarginalIncidence
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.repeated_splits import corrected_interval
 

@@ -58,7 +58,7 @@ class Other(Question):
     def answers(self) -> RunAnswers:
         """The network alone."""
         assert self.network is not None
-        return RunAnswers.of(self.network, None, self.run.code_types)
+        return RunAnswers(self.network, None, self.run.code_types)
 
     @property
     def edges_days(self) -> tuple[float, ...]:

@@ -12,9 +12,8 @@ import torch
 from ehrsequencing.baselines import boosted
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.fit import fit_baselines
+from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, fit_baselines
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.records import scales

@@ -15,9 +15,8 @@ from sksurv.nonparametric import nelson_aalen_estimator
 from ehrsequencing.baselines import fit as baselines
 from ehrsequencing.baselines import forest as module
 from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.fit import fit_baselines, what_is_missing
+from ehrsequencing.baselines.fit import AgeAndSex, fit_baselines, what_is_missing
 from ehrsequencing.baselines.forest import CompetingForest
-from ehrsequencing.baselines.simple import AgeAndSex
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.hazards import event_bin, exposure

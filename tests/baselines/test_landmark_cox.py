@@ -5,9 +5,9 @@ import pytest
 
 from ehrsequencing.baselines import landmark_cox
 from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import HistoryCensoring, LandmarkCox, LinearDesign
-from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.records.prepared import Prepared

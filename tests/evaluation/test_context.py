@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.fit import Fitted
-from ehrsequencing.baselines.simple import AgeAndSex, MarginalIncidence
+from ehrsequencing.baselines.fit import AgeAndSex, Fitted, MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json

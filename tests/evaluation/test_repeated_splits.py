@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.fit import Fitted
-from ehrsequencing.baselines.simple import AgeAndSex
+from ehrsequencing.baselines.fit import AgeAndSex, Fitted
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import repeated_splits as module

@@ -11,7 +11,7 @@ from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Edit, SubjectRecord, edited_risks, subject_record, subject_records
 from ehrsequencing.explain import question as question_module
-from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.explained import record_of_events
@@ -24,7 +24,7 @@ Risks = dict[tuple[int, int], Floats32]
 
 def predicted(run: Run, data: Path, at: str = "all") -> Risks:
     """What `predict` says, by subject and prediction time."""
-    asked = Asked(run)
+    asked = RiskPredictor(run)
     found: Risks = {}
     for risks in asked.answers(NewRecords(run, data), Moment(at)):
         keys = zip(risks.subject_id.tolist(), risks.prediction_us.tolist(), strict=True)
@@ -106,7 +106,7 @@ def test_the_empty_edit_is_what_predict_says(runs: dict[str, Run], people: list[
         assert worst(run, people[:8], [Edit()] * 8, predicted(run, sim_data)) < 1e-6
     record, run = people[0], runs["network"]
     alone = edited_risks(run, record, [Edit()])
-    np.testing.assert_array_equal(alone[0], Asked(run).answer(own_records(run, sim_data, record)).risk)
+    np.testing.assert_array_equal(alone[0], RiskPredictor(run).answer(own_records(run, sim_data, record)).risk)
 
 
 def own_records(run: Run, data: Path, record: SubjectRecord) -> TaskRecords:

@@ -19,7 +19,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explorer import ExplorerSettings, page, write_page
 from ehrsequencing.explorer.codes import RARE
 from ehrsequencing.explorer.collect import Explorer, collect
-from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from helpers.command_line import ehrseq
 from helpers.explorer_page import ReadPage, read_page
@@ -65,7 +65,7 @@ def test_the_record_of_a_page_is_the_record_of_the_data(explorer: Explorer, read
 
 def test_risks_are_those_of_predict(explorer: Explorer, read: ReadPage, sim_data: Path) -> None:
     run = explorer.run
-    asked, horizons = Asked(run), read.about["horizons_days"]
+    asked, horizons = RiskPredictor(run), read.about["horizons_days"]
     points = [read.about["curve_days"].index(day) for day in horizons]
     place = {subject: s for s, subject in enumerate(explorer.gathered.patients.subject_id.tolist())}
     checked = 0
@@ -113,7 +113,7 @@ def compare_with_deleted_rows(
     explorer: Explorer, read: ReadPage, data: Path, folder: Path, *, wanted: int
 ) -> tuple[int, float]:
     """Random edits of codes that move no visit: how many were compared with `predict`, and the largest gap."""
-    chance, patients, asked = np.random.default_rng(0), explorer.gathered.patients, Asked(explorer.run)
+    chance, patients, asked = np.random.default_rng(0), explorer.gathered.patients, RiskPredictor(explorer.run)
     end = NewRecords(explorer.run, data).end_us
     compared, gap, n_shown = 0, 0.0, len(explorer.shown.names)
     for edit in chance.permutation(len(read.removals["target"])).tolist():

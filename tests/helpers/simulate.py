@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from ehrsequencing.simulate import SimulationConfig
-from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.process import Process
+from ehrsequencing.simulate.records import Courses, simulate_courses
 
 _BUSY = {
     "visits_per_year": 2.8, "outcome_per_year": 0.027, "pair_visit_share": 0.5, "pair_effect": 1.0, "pair_memory": 0.8,

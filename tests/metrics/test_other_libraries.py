@@ -19,7 +19,7 @@ from hazardous.metrics import (
     concordance_index_incidence,
     integrated_brier_score_incidence,
 )
-from lifelines import AalenJohansenFitter, KaplanMeierFitter
+from lifelines import KaplanMeierFitter
 from scipy.interpolate import CubicSpline
 from sklearn.linear_model import LogisticRegression
 from sksurv.metrics import brier_score, concordance_index_ipcw, cumulative_dynamic_auc, integrated_brier_score
@@ -133,29 +133,6 @@ def test_aalen_johansen_and_its_standard_error() -> None:
         error = aalen_johansen_se(sample.duration, sample.cause, left, n_causes=n_causes)
         agree(error, np.sqrt(np.maximum(variance, 0.0)))
     assert n_compared > 0.7 * N_DATA_SETS
-
-
-def test_aalen_johansen_of_lifelines_without_ties() -> None:
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        duration = rng.permutation(60)[: rng.integers(10, 60)] + 1.0
-        cause = rng.integers(0, 3, size=len(duration))
-        for e in range(1, cause.max() + 1):
-            fitted = AalenJohansenFitter(calculate_variance=False).fit(duration, cause, event_of_interest=e)
-            curve = fitted.cumulative_density_.iloc[:, 0]
-            agree(aalen_johansen(duration, cause, n_causes=2).at(curve.index.to_numpy())[e - 1], curve.to_numpy())
-
-
-def test_standard_error_is_greenwoods_with_one_cause() -> None:
-    for sample in single_cause_samples(50):
-        fitted = KaplanMeierFitter().fit(sample.duration, sample.cause == 1)
-        table = fitted.event_table.iloc[1:]
-        d, n = table["observed"].to_numpy(), table["at_risk"].to_numpy()
-        left = n > d
-        relative = np.sqrt(np.cumsum(np.where(left, d / (n * np.where(left, n - d, 1)), 0)))
-        greenwood = fitted.predict(table.index).to_numpy() * relative
-        ours = aalen_johansen_se(sample.duration, sample.cause, table.index.to_numpy(), n_causes=1)[0]
-        agree(ours[left], greenwood[left])
 
 
 # -- one cause: scikit-survival and torchsurv --------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import lognorm
 
 from ehrsequencing.simulate import SimulationConfig
-from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.lives import Evidence, Lives
 from ehrsequencing.simulate.process import Process
+from ehrsequencing.simulate.records import Courses, simulate_courses
 from ehrsequencing.simulate.truth import true_curves
 
 YEAR = 365.25

@@ -130,15 +130,6 @@ def test_splits_are_about_70_15_15_and_do_not_depend_on_the_seed() -> None:
 # --- Refusals and interruptions ---------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(EhrseqError, match="is there already"):
-        simulate(tmp_path, subjects=5, seed=0)
-    with pytest.raises(EhrseqError, match="is there already"):
-        simulate(tmp_path / "mine.txt", subjects=5, seed=0)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
 @pytest.mark.parametrize("wrong", [{"subjects": 0}, {"seed": -1}])
 def test_senseless_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(EhrseqError, match=next(iter(wrong))):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.dataset import split_of
 from ehrsequencing.simulate.lives import Evidence, Lives
 from ehrsequencing.simulate.process import Process
+from ehrsequencing.simulate.records import Courses, simulate_courses
 from ehrsequencing.simulate.truth import Curves, grid_days, true_curves
 from helpers.simulate import brute_prediction_times, busy_world
 
@@ -32,7 +32,7 @@ NO_EFFECTS = dict.fromkeys(
     0.0,
 )
 
-SHARES = [f"{what}_visit_share" for what in ("stay", "chronic", "pair", "order", "acute", "lab", "other_lab")]
+SHARES = [f"{what}_visit_share" for what in ("stay", "pair", "order", "acute", "lab")]
 
 
 def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[Process, Courses, Lives, Evidence]:
@@ -236,7 +236,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_visits_without_contents_are_prediction_times_too(tmp_path: Path) -> None:
-    """Nothing to write but at the first visit: the record still shows every visit, and `prepare` asks at each."""
+    """Many visits have nothing to write: the record still shows every visit, and `prepare` asks at each."""
     nothing = dict.fromkeys((*SHARES, "background_per_visit"), 0.0)
     simulate(tmp_path / "out", subjects=60, seed=5, truth="all", config=busy_world(truth_futures=4, **nothing))
     truth = pq.read_table(tmp_path / "out" / "truth.parquet")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ehrsequencing.simulate.courses import Courses
 from ehrsequencing.simulate.lives import class_values
 from ehrsequencing.simulate.process import Process
+from ehrsequencing.simulate.records import Courses
 from helpers.simulate import NO_EFFECTS, courses_of
 
 

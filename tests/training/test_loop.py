@@ -1,5 +1,7 @@
 """Training: determinism, interruption, refusals, and that it learns."""
 
+import itertools
+import json
 import resource
 import shutil
 from pathlib import Path
@@ -7,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_task
+from ehrsequencing.config.parts import idle_settings
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -17,11 +22,12 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training import loop
+from ehrsequencing.training import loop, resolve
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
+from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.loop import learning_rate, make_optimizer
 from ehrsequencing.training.run_folder import BEGUN
-from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.train import HazardsObjective, Trainer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
 from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights
@@ -264,3 +270,85 @@ def test_a_trainer_counts_the_steps_of_its_epochs(sim_prepared: Path, tmp_path: 
     steps = len(trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=2))
     assert steps > 20
     assert trainer.training.optimizer.param_groups[0]["weight_decay"] == pytest.approx(10 / steps, rel=0.03)
+
+
+# ---- the early stop ----
+
+
+@pytest.mark.parametrize(("warm_epochs", "epochs"), [(0, 3), (2.5, 4)])
+def test_patience_starts_when_the_warm_up_is_over(
+    sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_epochs: float, epochs: int
+) -> None:
+    """With a tuning NLL that only rises, epoch 1 is the best; two stale epochs, those of the warm-up aside, end it."""
+    rising = itertools.count()
+    monkeypatch.setattr(HazardsObjective, "tuning_nll", lambda self, model, *others: float(next(rising)))
+    store = Prepared(sim_prepared)
+    sample = Trainer(store, "simulated", tmp_path / "sample", study=load_study(None, list(TINY)))
+    steps = len(sample.loader.shuffled(0, seed=0, visit_budget=sample.budget))
+    settings = [*TINY, "training.epochs=9", "training.patience=2", f"training.warmup_steps={int(warm_epochs * steps)}"]
+    Trainer(store, "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
+    history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert len(history) == epochs
+    assert [row["best"] for row in history] == [True] + [False] * (epochs - 1)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "best"),
+    [((2.0, 1.5, 1.4996, 1.4992), 4), ((2.0, 1.5, 1.5, 1.6), 2)],  # of equals the earlier
+)
+def test_of_equal_epochs_the_earlier_is_kept(
+    sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nlls: tuple[float, ...], best: int
+) -> None:
+    given = iter(nlls)
+    monkeypatch.setattr(HazardsObjective, "tuning_nll", lambda self, model, *others: next(given))
+    settings = [*TINY, f"training.epochs={len(nlls)}", "training.recalibration=0"]
+    Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert max(row["epoch"] for row in rows if row["best"]) == best
+
+
+def test_the_early_stop_sees_every_prediction_time_or_landmarks_alone(sim_prepared: Path, tmp_path: Path) -> None:
+    store = Prepared(sim_prepared)
+    rows, found = store.rows("simulated", "tuning"), {}
+    for where in ("visits", "landmarks"):
+        settings = [*TINY, "training.epochs=1", f"training.early_stop={where}", "training.recalibration=0"]
+        trainer = Trainer(store, "simulated", tmp_path / where, study=load_study(None, settings))
+        trainer.fit()
+        (row,) = (json.loads(line) for line in (tmp_path / where / "history.jsonl").read_text().splitlines())
+        found[where] = row["tuning_nll"]
+        nll = nll_of_rows(Run(tmp_path / where).model, store.records("simulated", "tuning"))
+    landmarks = np.any([rows.at_landmark(days) for days in store.task("simulated").landmarks], axis=0)
+    assert 0 < landmarks.sum() < len(rows)
+    assert found == {"visits": pytest.approx(nll.mean(), 1e-5), "landmarks": pytest.approx(nll[landmarks].mean(), 1e-5)}
+    assert abs(nll.mean() - nll[landmarks].mean()) > 1e-3
+
+
+# ---- defaults that follow from the size of the cohort ----
+
+
+def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Prepared(sim_prepared)
+    rows = store.records("simulated", "train").rows
+    by_hand = {int(s) for s, cause in zip(rows.subject, rows.cause, strict=True) if cause == 1}
+    assert resolve.subjects_with_event(rows) == len(by_hand) > 20
+    study = load_study(None, ["model.dropout=0.1"])
+    monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand) + 1)
+    few = resolve.study_for_cohort(study, store, "simulated").model
+    assert (few.size, few.dim, few.dropout, few.code_dropout, few.wide_head) == ("small", 64, 0.1, 0.3, True)
+    monkeypatch.setattr(resolve, "FEW_EVENTS", len(by_hand))
+    assert resolve.study_for_cohort(study, store, "simulated") == study
+
+
+@given(
+    parts=st.fixed_dictionaries(
+        {"architecture": st.sampled_from(["hierarchical", "flat"]), "head": st.sampled_from(["horizon", "visit"])},
+        optional={"age_bin_years": st.just(0), "size": st.just("large")},
+    )
+)
+def test_a_cohorts_defaults_fit_every_combination_of_parts(parts: dict[str, object]) -> None:
+    """They raise no error about a setting that a part does not use, and change nothing that was given."""
+    model = resolve.with_defaults(StudyConfig.model_validate({"model": parts}), resolve.OF_FEW_EVENTS).model
+    assert parts.items() <= model.model_dump().items()
+    assert not [
+        name for name in idle_settings(dict(model)) if name in resolve.OF_FEW_EVENTS["model"] and getattr(model, name)
+    ]

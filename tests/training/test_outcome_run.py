@@ -1,5 +1,6 @@
 """A run with many outcomes, end to end: trained, resumed, loaded, asked, evaluated and audited."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,16 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
-from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
+from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcomes
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.outcomes import outcome_lines
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.reporting.pages import outcome_lines
 from ehrsequencing.training.train import Trainer
-from helpers.outcomes import control_rows, loops
 from helpers.training import Interrupted, raise_at, weights
 
 TINY = (
@@ -157,6 +158,72 @@ def test_the_page_and_the_audit(outcome_run: Path) -> None:
     verdicts = {check["name"]: check["verdict"] for check in audit(outcome_run, subjects=20)["checks"]}
     assert verdicts["outcomes_in_records"] == verdicts["future_perturbation"] == "passed"
     assert "leak" not in verdicts.values()
+
+
+# ---- the table, person by person ----
+
+
+@dataclass
+class AskedRow:
+    """One prediction time."""
+
+    number: int
+    moment_us: int
+    stop_days: float
+    stratum: str
+    is_landmark: bool
+    hazards: list[float]
+    near_risk: float
+
+
+@dataclass
+class Person:
+    """One subject with its prediction times and the first record of the outcome."""
+
+    subject: int
+    rows: list[AskedRow]
+    onset_us: int | None
+
+
+def loops(run: Run, records: TaskRecords, number: int) -> list[Person]:
+    """Everybody with a prediction time."""
+    assert run.model.outcomes is not None
+    assert records.outcomes is not None
+    rows, timelines = records.rows, records.timelines
+    step = SubjectLoader.of_model(run.model.config, records).collate(np.arange(len(timelines)))
+    with torch.no_grad():
+        _, z = run.model.states(step.batch)
+        own = run.model.outcomes.log_hazards(z)[:, number : number + 1]
+        logits, near = torch.cat([own, run.model(step.batch)], 1), run.task.horizons[0]
+        risk = cumulative_incidence(logits, run.model.config.edges_days, horizons_days=[near])[:, 0, 0]
+    position = dict(zip(step.rows.tolist(), step.positions.tolist(), strict=True))
+    people = []
+    for s, subject in enumerate(timelines.subject_id.tolist()):
+        static = timelines.static_codes[slice(*timelines.static_offsets[s : s + 2].tolist())]
+        names = [run.vocabulary.tokens[token] for token in static.tolist()]
+        sex = next((name for name in sorted(names) if name.upper().startswith(("GENDER", "SEX"))), "")
+        events = slice(*records.outcomes.outcome_offsets[s : s + 2].tolist())
+        at = records.outcomes.outcome_us[events][records.outcomes.outcome_codes[events] == number]
+        own_rows = [
+            AskedRow(
+                number=r,
+                moment_us=int(rows.prediction_us[r]),
+                stop_days=float(rows.duration_days[r]),
+                stratum=f"{sex} {int(rows.age_years[r] // 5)}",
+                is_landmark=any(r in records.at_landmark(days).tolist() for days in run.task.landmarks),
+                hazards=own[position[r], 0].exp().tolist(),
+                near_risk=float(risk[position[r]]),
+            )
+            for r in range(int(rows.row_offsets[s]), int(rows.row_offsets[s + 1]))
+        ]
+        if own_rows:
+            people.append(Person(subject, own_rows, int(at[0]) if len(at) else None))
+    return people
+
+
+def control_rows(run: Run, prepared: Prepared, *, seed: int) -> set[int]:
+    """The rows at which controls are asked about: random ones, so they cannot be found by a loop."""
+    return set(OutcomeRows(run, prepared, "train", EvaluationConfig(bootstrap=0, seed=seed)).control_rows.tolist())
 
 
 def test_numbers_of_the_table_are_those_of_loops(outcome_run: Path, asked: Prepared) -> None:

@@ -5,13 +5,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.build import build_model
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.train import Trainer
@@ -90,34 +87,6 @@ def test_every_variant_trains_and_predicts_by_configuration(
         curves = risk.reshape(-1, config.causes, 4)
         assert (np.diff(curves, axis=2) >= -1e-6).all()
         assert curves[:, :, -1].sum(1).max() <= 1 + 1e-6
-
-
-AGE, INDEX = "visit_time_embedding.age.table.weight", "visit_time_embedding.position.table.weight"
-FLAT_AGE, FLAT_VISIT = "encoder.embedding.age.table.weight", "encoder.embedding.visit.table.weight"
-
-
-@pytest.mark.parametrize(
-    ("variant", "kept", "learned"),
-    [
-        ("", (), (AGE, INDEX)),
-        ("frozen=[age]", (AGE,), (INDEX,)),
-        ("frozen=[visit]", (INDEX,), (AGE,)),
-        ("architecture=flat", (), (FLAT_AGE, FLAT_VISIT)),
-        ("architecture=flat frozen=[age,visit]", (FLAT_AGE, FLAT_VISIT), ("encoder.embedding.position.table.weight",)),
-        ("preset=domain_shift model.size=small", (AGE,), ("visit_time_embedding.delta.table.weight",)),
-    ],
-)
-def test_frozen_embeddings_stay_as_they_were(
-    variant: str, kept: tuple[str, ...], learned: tuple[str, ...], sim_prepared: Path, tmp_path: Path
-) -> None:
-    study = load_study(None, settings(variant.replace("model.", "")))
-    Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study).fit()
-    config = ModelConfig.model_validate_json((tmp_path / "run" / "config.json").read_text())
-    torch.manual_seed(study.training.seed)
-    start, end = build_model(config).state_dict(), load_file(tmp_path / "run" / "model.safetensors")
-    assert {name: torch.equal(start[name], end[name]) for name in (*kept, *learned)} == (
-        dict.fromkeys(kept, True) | dict.fromkeys(learned, False)
-    )
 
 
 @pytest.mark.parametrize("mode", ["interpolate", "bins", "none"])

@@ -21,7 +21,7 @@ from ehrsequencing.core.files import private_folder
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.plain import concordance
-from ehrsequencing.prediction.predict import Asked, Moment
+from ehrsequencing.prediction.predict import Moment, RiskPredictor
 
 _POINTS = 100  # of a step function, beside the horizons
 # a frame holds training data only
@@ -185,7 +185,7 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
     def _curves(self, X: Any, days: Floats | None) -> Floats:
         """(n, causes, days) risks of each subject at its last prediction time."""
         check_is_fitted(self, "run_")
-        asked = Asked(self.run_, (self.unique_times_ if days is None else days).tolist())
+        asked = RiskPredictor(self.run_, (self.unique_times_ if days is None else days).tolist())
         with opened(self.run_, X, show=False) as records:
             records.require_known(force=False)
             parts = [risks.risk for risks in asked.answers(records, Moment("last"))]

@@ -22,7 +22,7 @@ from ehrsequencing.explain.deletions import KINDS
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
 from ehrsequencing.explorer.collect import Explorer
-from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -72,7 +72,7 @@ def risk_column(cause: str, horizon_days: float | None) -> str:
     return f"{cause}_next_visit" if horizon_days is None else f"{cause}_{format_days(horizon_days)}"
 
 
-def risk_columns(risks: Risks, asked: Asked) -> dict[str, Any]:
+def risk_columns(risks: Risks, asked: RiskPredictor) -> dict[str, Any]:
     """One column a cause and horizon; for an ensemble also the limits of its band."""
     parts = {"": risks.risk, "_low": risks.low, "_high": risks.high}
     return {
@@ -85,7 +85,7 @@ def risk_columns(risks: Risks, asked: Asked) -> dict[str, Any]:
 
 
 def predictions(
-    records: NewRecords, asked: Asked, *, at: str, force: bool
+    records: NewRecords, asked: RiskPredictor, *, at: str, force: bool
 ) -> tuple[pa.Table, list[str]]:
     """One row a prediction time with its risks, and what a reader of them should know."""
     moment, notes = Moment(at), list[str]()
@@ -143,10 +143,10 @@ def subject_risk(
             "the visit head knows no days", where="plot_risk", fix="train with head='horizon'"
         )
     own = subject_records(records, subject)
-    at_horizons = Asked(run, horizons)
+    at_horizons = RiskPredictor(run, horizons)
     days = tuple(float(day) for day in at_horizons.horizons_days if day is not None)
     grid = np.linspace(at_horizons.start_days, days[-1], CURVE_POINTS + 1)[1:]
-    found, last = at_horizons.answer(own), Asked(run, grid.tolist()).answer(own)
+    found, last = at_horizons.answer(own), RiskPredictor(run, grid.tolist()).answer(own)
     if not len(found):
         raise _no_subject()
     timelines = own.timelines

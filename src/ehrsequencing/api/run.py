@@ -27,7 +27,7 @@ from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings
-from ehrsequencing.prediction.predict import Asked
+from ehrsequencing.prediction.predict import RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 
 
@@ -82,7 +82,7 @@ class TrainedRun(Run):
             >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
             (200, True)
         """
-        asked = Asked(
+        asked = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )
         with opened(self, data, facts=facts, show=progress) as records:

@@ -93,13 +93,10 @@ def fit_feature_spec(
         of_code = OF_CODE + (OF_NUMBER if code in numeric else ())
         names += [f"{summary} {vocabulary.tokens[code]}" for summary in of_code]
     pairs = _frequent_pairs(records, last_row, codes, max_pairs, enough) if max_pairs else ()
-    names += [f"{summary} {pair_name(pair, vocabulary)}" for pair in pairs for summary in OF_CODE]
+    for first, second in pairs:
+        pair = f"{vocabulary.tokens[first]} + {vocabulary.tokens[second]}"
+        names += [f"{summary} {pair}" for summary in OF_CODE]
     return FeatureSpec(codes, numeric, static, tuple(names), pairs)
-
-
-def pair_name(pair: Pair, vocabulary: Vocabulary) -> str:
-    """`DX//1 + RX//2`."""
-    return " + ".join(vocabulary.tokens[code] for code in pair)
 
 
 def _frequent_pairs(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ehrsequencing.baselines.base import FittingData, HazardBaseline
 from ehrsequencing.baselines.cox import (
@@ -25,7 +25,7 @@ from ehrsequencing.baselines.history import (
     has_people,
     history_features,
 )
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.scales import fit_scale
@@ -82,8 +82,10 @@ class LinearDesign:
         used = np.flatnonzero(high > low)
         unknown = np.isnan(features)
         patterns: dict[bytes, int] = {}
-        for column in np.flatnonzero(lacking_people(unknown, owner, enough=enough)).tolist():
-            patterns.setdefault(np.packbits(unknown[:, column]).tobytes(), column)
+        for column, mark in enumerate(unknown.T):
+            # set in rows of enough people, and not set in rows of enough people
+            if has_people(owner[mark], enough) and has_people(owner[~mark], enough):
+                patterns.setdefault(np.packbits(mark).tobytes(), column)
         marked = np.array(list(patterns.values()), dtype=np.int64)
         return cls(columns, used, fill[used], low[used], high[used], marked)
 
@@ -128,14 +130,6 @@ def feature_range(
         None
         if found is None
         else (float(found.knots[0]), float(np.median(found.knots)), float(found.knots[-1]))
-    )
-
-
-def lacking_people(unknown: NDArray[np.bool_], owner: Ints, *, enough: int) -> Bools:
-    """(F,) which columns of (n, F) marks are set in rows of enough people, and not set in rows of enough people."""
-    return np.array(
-        [has_people(owner[c], enough) and has_people(owner[~c], enough) for c in unknown.T],
-        dtype=bool,
     )
 
 

@@ -123,7 +123,9 @@ def explain(
         require_suffix(out)
     days = None if horizon is None else days_of(horizon, where="--horizon")[0]
     study = read_study(config, overrides, "explain")
-    question = Question.for_run(open_run(run), cause=cause, horizon_days=days, recalibrated=recalibrate)
+    question = Question.for_run(
+        open_run(run), cause=cause, horizon_days=days, recalibrated=recalibrate
+    )
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))

@@ -13,7 +13,7 @@ from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
-from ehrsequencing.prediction.predict import Moment, NewRecords, nobody
+from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
 from ehrsequencing.records.events import hash_u64
 
 COHORT_COLUMNS = pa.schema(
@@ -75,7 +75,7 @@ def explain_cohort(
         parts.append(shard.subject_id[np.unique(rows.subject)])
     everybody = np.concatenate(parts)
     if not len(everybody):
-        raise nobody(records)
+        raise no_prediction_times(records)
     order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
     chosen = set(everybody[order[:subjects]].tolist())
     risks: list[float] = []

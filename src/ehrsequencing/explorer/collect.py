@@ -16,7 +16,7 @@ from ehrsequencing.explorer.patients import (
     require_curves,
 )
 from ehrsequencing.explorer.removals import Removals, edit_of, removed_risks, single_removals
-from ehrsequencing.prediction.predict import Asked, NewRecords, left_out
+from ehrsequencing.prediction.predict import NewRecords, RiskPredictor, unanswered
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
 
@@ -90,7 +90,7 @@ def collect(
         EhrseqError: Nobody has a prediction time, or the run has no risk curves.
     """
     settings, run = settings or ExplorerSettings(), records.run
-    asked = Asked(run, recalibrated=settings.recalibrated)
+    asked = RiskPredictor(run, recalibrated=settings.recalibrated)
     require_curves(asked)
     say(records.require_known(force=force))
     tick = progress or (lambda *_: None)
@@ -98,7 +98,7 @@ def collect(
     days = curve_days(tuple(run.task.horizons), start_days=asked.start_days)
     gathered = gather(records, asked, days, settings)
     patients = gathered.patients
-    for text in left_out(records, answered=gathered.in_all):
+    for text in unanswered(records, answered=gathered.in_all):
         say(text)
     if len(patients) < gathered.in_all:
         say(

@@ -15,7 +15,7 @@ from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, off
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.curves import groups_of_rows
-from ehrsequencing.prediction.predict import Asked, Moment, NewRecords, nobody
+from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor, no_prediction_times
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, STATIC, opens_run
@@ -154,7 +154,9 @@ def curve_days(horizons_days: tuple[float, ...], *, start_days: float = 0.0) -> 
     return np.unique(np.r_[start_days + (last - start_days) * share, horizons_days].round(6))
 
 
-def gather(records: NewRecords, asked: Asked, days: Floats, settings: ExplorerSettings) -> Gathered:
+def gather(
+    records: NewRecords, asked: RiskPredictor, days: Floats, settings: ExplorerSettings
+) -> Gathered:
     """The patients of a data set who have a prediction time, in random order.
 
     Args:
@@ -176,7 +178,7 @@ def gather(records: NewRecords, asked: Asked, days: Floats, settings: ExplorerSe
             keys.append(key[kept])
             parts.append(_of_shard(record, rows, asked, records, days, numbers).take(own[kept]))
     if not parts:
-        raise nobody(records)
+        raise no_prediction_times(records)
     order = np.argsort(np.concatenate(keys))[: settings.patients]
     return Gathered(joined(parts).take(order), tuple(numbers), in_all)
 
@@ -184,7 +186,7 @@ def gather(records: NewRecords, asked: Asked, days: Floats, settings: ExplorerSe
 def _of_shard(
     record: Record,
     rows: CohortRows,
-    asked: Asked,
+    asked: RiskPredictor,
     records: NewRecords,
     days: Floats,
     numbers: dict[str, int],
@@ -261,7 +263,7 @@ def _items(record: Record) -> tuple[Ints, Ints32, Floats32]:
     return visits.visit[first], code[first], value[last]
 
 
-def _sex(encoded: TaskRecords, asked: Asked) -> NDArray[np.str_]:
+def _sex(encoded: TaskRecords, asked: RiskPredictor) -> NDArray[np.str_]:
     """(S,) level of the static code that tells the sex; empty where there is none."""
     n, rows = len(encoded.timelines), encoded.rows
     out = np.full(n, "", dtype=object)
@@ -293,7 +295,7 @@ def landmark_rows(patients: Patients, landmark_days: float) -> Ints:
     return out
 
 
-def require_curves(asked: Asked) -> None:
+def require_curves(asked: RiskPredictor) -> None:
     """Refuse a run whose risks have no calendar.
 
     Raises:

@@ -113,9 +113,9 @@ class Encoder:
         """Encode visits and prediction times."""
         finder = self.builder.outcomes
         timelines, _ = encode_timelines(record, self.run.vocabulary)
-        asked = encode_rows(record, rows, self.run.vocabulary)
-        found = None if finder is None else finder.find_known(record, self.run.outcomes)
-        return TaskRecords(timelines, asked, found, finder is not None and finder.recur)
+        encoded = encode_rows(record, rows, self.run.vocabulary)
+        known = None if finder is None else finder.find_known(record, self.run.outcomes)
+        return TaskRecords(timelines, encoded, known, finder is not None and finder.recur)
 
 
 @dataclass
@@ -154,19 +154,16 @@ class NewRecords:
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
         """Visits and prediction times that have an answer, shard by shard."""
-        for shard in self.reader:
-            found = self._of_shard(shard, moment)
+        for events in self.reader:
+            if self.only is not None:
+                wanted = np.fromiter(self.only, np.int64, len(self.only))
+                events = events.take(np.isin(events.subject_id, wanted))
+            found = self.encoder.prediction_times(events, moment, end_us=self.end_us)
             self.subjects += len(found.record.subject_id)
             self.moments += len(found.cohort.rows)
             self.late += found.late
             yield found.record, found.rows
             self._tick()
-
-    def _of_shard(self, events: Events, moment: Moment) -> PredictionTimes:
-        if self.only is not None:
-            wanted = np.fromiter(self.only, np.int64, len(self.only))
-            events = events.take(np.isin(events.subject_id, wanted))
-        return self.encoder.prediction_times(events, moment, end_us=self.end_us)
 
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
@@ -239,28 +236,28 @@ def predict(
     refuse_existing(out, PREDICTIONS, overwrite=overwrite)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
-    asked = Asked(run, horizons_days, recalibrated=recalibrated)
+    predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
     say(records.require_known(force=force))
     with prediction_file(
         out,
-        causes=asked.causes,
-        horizons_days=asked.horizons_days,
-        start_days=asked.start_days,
-        banded=bool(asked.of_run.members),
+        causes=predictor.causes,
+        horizons_days=predictor.horizons_days,
+        start_days=predictor.start_days,
+        banded=bool(predictor.of_run.members),
         overwrite=overwrite,
     ) as file:
         count = 0
-        for risks in asked.answers(records, moment, say=say):
+        for risks in predictor.answers(records, moment, say=say):
             file.write(risks)
             count += len(risks)
     return count
 
 
-class Asked:
-    """What a run is asked: which of its models answer, and by which horizons.
+class RiskPredictor:
+    """What predicts for a run, the network or the blend, and for which horizons.
 
     Args:
         run: The run.
@@ -320,8 +317,8 @@ class Asked:
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
             yield risks
         if not count:
-            raise nobody(records)
-        for text in left_out(records, answered=answered):
+            raise no_prediction_times(records)
+        for text in unanswered(records, answered=answered):
             say(text)
 
 
@@ -330,20 +327,20 @@ def start_days_of(run: Run) -> float:
     return 0.0 if run.is_visit_head else run.task.blanking
 
 
-def horizons_of(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
+def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float | None, ...]:
     """The horizons to predict for, one of None for the `visit` head.
 
     Raises:
         EhrseqError: A horizon that the run cannot predict for.
     """
-    where = "--horizons" if asked else f"the horizons of task {run.task.name}"
+    where = "--horizons" if horizons_days else f"the horizons of task {run.task.name}"
     if run.is_visit_head:
-        if asked is not None:
+        if horizons_days is not None:
             fix = "leave it out: the risk is that before the next visit"
             raise EhrseqError("the visit head has no horizons in days", where=where, fix=fix)
         return (None,)
     horizons, start, end = (
-        tuple(asked or run.task.horizons),
+        tuple(horizons_days or run.task.horizons),
         run.task.blanking,
         run.model.config.edges_days[-1],
     )
@@ -364,8 +361,8 @@ def horizons_of(run: Run, asked: Sequence[float] | None) -> tuple[float | None, 
     return horizons
 
 
-def nobody(records: NewRecords) -> EhrseqError:
-    """The error of records in which nobody can be asked about."""
+def no_prediction_times(records: NewRecords) -> EhrseqError:
+    """The error of records without a prediction time that has an answer."""
     if records.late and records.late == records.moments:
         what = f"all {records.late:,} prediction times lie after the data's end"
         fix = "state when the records were extracted, as in data.extracted=2026-03-01, if they reach further"
@@ -374,18 +371,18 @@ def nobody(records: NewRecords) -> EhrseqError:
     return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
 
 
-def left_out(records: NewRecords, *, answered: int) -> Iterator[str]:
+def unanswered(records: NewRecords, *, answered: int) -> Iterator[str]:
     """What was not answered, and why."""
     if records.reader.late is not None:
         yield f"left out: {records.reader.late.text}; they do not move the data's end"
     if records.late:
         what = f"{records.late:,} of {records.moments:,} prediction times lie after the data's end and are left out"
-        told = (
+        how = (
             ""
             if records.reader.declared_us is not None
             else "; data.extracted=DATE sets an end after the last row"
         )
-        yield what + told
+        yield what + how
     if answered < records.subjects:
         without = records.subjects - answered
         yield f"{without:,} of {records.subjects:,} subjects have no prediction: see ehrseq check with the run's task"

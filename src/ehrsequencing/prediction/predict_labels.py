@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ehrsequencing.config import DataConfig, TaskConfig
+from ehrsequencing.config import DataConfig
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, output_file, refuse_existing
-from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
@@ -82,23 +82,27 @@ def predict_labels(
     refuse_overlap(out, data)
     refuse_overlap(out, labels)
     run, wanted = Run(run_folder), read_boolean_labels(labels)
-    asked = Asked(run, horizons_days, recalibrated=recalibrated)
-    if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
+    predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
+    if len(predictor.horizons_days) != 1 or predictor.horizons_days[0] is None:
         fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
             "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
         )
-    if cause is not None and cause not in asked.causes:
+    if cause is not None and cause not in predictor.causes:
         raise EhrseqError(
             f"{cause!r} is no cause of the run",
             where="--cause",
-            fix=f"use {', '.join(asked.causes)}",
+            fix=f"use {', '.join(predictor.causes)}",
         )
-    column = 0 if cause is None else asked.causes.index(cause)
-    run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
+    column = 0 if cause is None else predictor.causes.index(cause)
+    # The labels are the index times, for everybody in them; the file of the run's own index may be gone.
+    index = IndexConfig(file=str(labels), which="every")
+    run.task = run.task.model_copy(
+        update={"index": index, "eligibility": None, "landmarks": (0.0,)}
+    )
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
-    answers = asked.answers(records, Moment("all"))
+    answers = predictor.answers(records, Moment("all"))
     count = 0
     with (
         output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
@@ -129,9 +133,3 @@ def predict_labels(
         )
         say(f"warning: {missing:,} of {len(wanted.value):,} labels have no prediction: {why}")
     return count
-
-
-def at_labels(task: TaskConfig, labels: Path) -> TaskConfig:
-    """The task with the moments of a label file as its index times, for everybody in it."""
-    index = IndexConfig(file=str(labels), which="every")
-    return task.model_copy(update={"index": index, "eligibility": None, "landmarks": (0.0,)})

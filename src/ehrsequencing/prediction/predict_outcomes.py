@@ -15,9 +15,9 @@ from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     horizons_of,
-    left_out,
-    nobody,
+    no_prediction_times,
     start_days_of,
+    unanswered,
 )
 from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
 from ehrsequencing.prediction.run import Run
@@ -91,13 +91,13 @@ def predict_outcomes(
     ) as file:
         for part in records.encoded(moment):
             subjects = np.zeros(0, np.int64)
-            for asked, risks in _answers(run, part, codes, horizons, top):
+            for subject_id, risks in _answers(run, part, codes, horizons, top):
                 file.write_rows(*risks)
-                count, subjects = count + len(asked), np.union1d(subjects, asked)
+                count, subjects = count + len(subject_id), np.union1d(subjects, subject_id)
             answered += len(subjects)
         if not count:
-            raise nobody(records)
-    for text in left_out(records, answered=answered):
+            raise no_prediction_times(records)
+    for text in unanswered(records, answered=answered):
         say(text)
     return count
 
@@ -142,13 +142,13 @@ def _answers(
         had = np.stack([row, place[code]], axis=1)
         had = had[had[:, 1] >= 0]
     subject_id, moment_us = records.subject_id, records.rows.prediction_us
-    asked = {
+    settings = {
         "codes": codes,
         "horizons_days": horizons,
         "code_types": run.code_types,
         "start_days": start_days_of(run),
     }
-    for rows, risk in outcome_risks(run.model, records, **asked):  # type: ignore[arg-type]
+    for rows, risk in outcome_risks(run.model, records, **settings):  # type: ignore[arg-type]
         inside = np.flatnonzero(np.isin(had[:, 0], rows))
         order = np.argsort(rows)
         risk[order[np.searchsorted(rows[order], had[inside, 0])], had[inside, 1]] = np.nan

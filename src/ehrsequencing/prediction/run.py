@@ -28,6 +28,7 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
+from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared
@@ -143,7 +144,8 @@ class Run:
     @property
     def answers(self) -> RunAnswers:
         """What the run says of records, by the blend where it is one."""
-        return RunAnswers.of(self.model, self.blend, self.code_types)
+        members: Any = self.model.members if isinstance(self.model, Ensemble) else ()
+        return RunAnswers(self.model, self.blend, self.code_types, tuple(members))
 
     def risk(
         self,

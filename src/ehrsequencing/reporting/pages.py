@@ -81,13 +81,10 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
 def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
     measures, measure = found["measures"], f"recall@{TOP_K}"
-    ours, frequency, last = (
-        f"{measures[f'{who} {measure}']:.0%}" for who in ("model", "frequency", "last visit")
-    )
+    ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
     return (
         f"{name}: its first {TOP_K} guesses hold {ours} of the {_GUESSED.get(name, 'codes')}, and those of most "
-        f"frequent first {frequency}: a gain of {_percentage_points(gain)} percentage points. "
-        f"Last visit's codes first hold {last}."
+        f"frequent first {frequency}: a gain of {_percentage_points(gain)} percentage points."
     )
 
 
@@ -102,11 +99,7 @@ def _percentage_points(gain: Mapping[str, Any]) -> str:
     return f"{value:+.1f}{around}".replace("-", "−")
 
 
-GUESSERS = {  # in words
-    "model": "model",
-    "frequency": "most frequent first",
-    "last visit": "last visit's codes first",
-}
+GUESSERS = {"model": "model", "frequency": "most frequent first"}  # in words
 TOP = (1, 5, 10)
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 

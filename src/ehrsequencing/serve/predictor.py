@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.predict import Asked, Encoder, Moment, PredictionTimes
+from ehrsequencing.prediction.predict import Encoder, Moment, PredictionTimes, RiskPredictor
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
@@ -135,7 +135,7 @@ class Predictor:
     ) -> None:
         self.run, self.recalibrated, self.limits = run, recalibrated, limits or Limits()
         self.parents = {} if data is None else read_parents(data)
-        self.asked = Asked(run, recalibrated=recalibrated)
+        self.asked = RiskPredictor(run, recalibrated=recalibrated)
         self._steps = cohort_steps(run.task)
         visits = run.study.visits
         self.encounter_column = visits.column if visits.by == "encounter" else None
@@ -188,7 +188,7 @@ class Predictor:
             if len(question.horizons_days) > limits.horizons:
                 what = f"more than {limits.horizons} horizons"
                 raise Problem(422, what, where="horizons_days", fix="ask for fewer")
-            asked = Asked(self.run, question.horizons_days, recalibrated=self.recalibrated)
+            asked = RiskPredictor(self.run, question.horizons_days, recalibrated=self.recalibrated)
         events = self.events(question.rows, log)
         timed = events.time_us[events.time_us != STATIC]
         if not len(timed):

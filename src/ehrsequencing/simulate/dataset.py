@@ -223,21 +223,15 @@ class _TruthWriter:
                 hazard=curves.hazards_per_day(edges),
             )
         )
-        self._ratios.write_table(_ratio_table(asked, process.log_ratios(asked.lives)))
-
-
-def _ratio_table(asked: PredictionTimes, log_ratios: Floats) -> pa.Table:
-    """Rows by prediction time, then mechanism, from (mechanisms, R)."""
-    count, rows = log_ratios.shape
-    return pa.table(
-        {
+        log_ratios = process.log_ratios(asked.lives)  # (mechanisms, R)
+        count, rows = log_ratios.shape
+        columns = {
             "subject_id": np.repeat(asked.subject_id, count),
             "prediction_time": pa.array(np.repeat(asked.time_us, count)).cast(pa.timestamp("us")),
             "mechanism": pa.array(MECHANISMS).take(pa.array(np.tile(np.arange(count), rows))),
             "log_hazard_ratio": log_ratios.T.ravel().astype(np.float32),
-        },
-        schema=_RATIOS,
-    )
+        }
+        self._ratios.write_table(pa.table(columns, schema=_RATIOS))
 
 
 def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: Floats) -> pa.Table:

@@ -1,10 +1,11 @@
-"""Records: the life courses of a block of subjects as MEDS rows, and their prediction times.
+"""Life courses of a block of subjects, the same as MEDS rows, and their prediction times.
 
 A block holds `BLOCK` consecutive subject ids and its own random streams, so that a subject's record depends on the seed
 and the settings only: neither on how many subjects there are nor on how they fall into files.
 """
 
 from dataclasses import dataclass
+from datetime import date
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +27,13 @@ from ehrsequencing.simulate.codes import (
     OUTCOME_CODE,
     CodeTable,
 )
-from ehrsequencing.simulate.courses import Courses, simulate_courses
-from ehrsequencing.simulate.lives import Evidence, Lives
+from ehrsequencing.simulate.lives import Draws, Evidence, Lives
 from ehrsequencing.simulate.process import Process
-from ehrsequencing.simulate.settings import SimulationConfig
+from ehrsequencing.simulate.settings import DAYS_PER_YEAR, SimulationConfig
 
+STUDY_END = (
+    date(2020, 1, 1) - date(1970, 1, 1)
+).days  # administrative censoring, at midnight; in days since 1970
 BLOCK = 256  # subjects; another number makes another simulation
 ENCOUNTER = "hadm_id"  # the extra column that names the stay a row belongs to
 _COURSES_STREAM, _RECORDS_STREAM, TRUTH_STREAM = range(3)
@@ -38,6 +41,130 @@ _MOST_STAYS = 10_000  # of one subject: no life lasts 20,000 days
 
 _SECOND_US, _MINUTE_US, _DAY_US = 1_000_000, 60_000_000, 86_400_000_000
 _STATIC = np.iinfo(np.int64).min  # stands for the null time of static rows, which come first
+
+
+# --- Life courses ---
+
+
+@dataclass(frozen=True, slots=True)
+class Courses:
+    """The life courses of n subjects and their V visits; days are counted from each one's first visit's day.
+
+    Visits end with follow-up or death; those after the outcome are here, since records go on after it. A stay is two
+    visits, the day of admission and that of discharge.
+    """
+
+    male: Bools  # (n,)
+    chronic: Bools  # (n, conditions)
+    first_day: Ints  # (n,) day 0 in days since 1970
+    birth_day: Ints  # (n,) in days since 1970
+    censoring_day: Floats  # (n,) at midnight: the study's end or drop-out
+    outcome_days: Floats  # (n,) inf where it does not strike in follow-up and life
+    death_days: Floats  # (n,) inf where it does not strike in follow-up
+    subject: Ints  # (V,) whose visit, in order
+    visits: Lives  # (V,) states just after each visit
+    evidence: Evidence  # (V,) and what is known then of the hidden
+
+    @property
+    def is_enrolment(self) -> Bools:
+        """(V,) the visits at which subjects enrol."""
+        return np.equal(self.visits.day, self.visits.enrolment_day)
+
+    @property
+    def is_at_risk(self) -> Bools:
+        """(V,) the visits from enrolment on, before anything strikes: their ends are the prediction times."""
+        struck = np.minimum(self.outcome_days, self.death_days)
+        at_risk: Bools = (self.visits.day >= self.visits.enrolment_day) & (
+            self.visits.day < struck[self.subject]
+        )
+        return at_risk
+
+
+def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) -> Courses:
+    """Simulate the life courses of so many subjects."""
+    config = process.config
+    age_days = np.round(np.clip(rng.normal(60, 12, subjects), 20, 95) * DAYS_PER_YEAR)
+    male = rng.random(subjects) < 0.5
+    chronic = rng.random((subjects, config.chronic_conditions)) < config.chronic_prevalence
+    enrolment_day = np.floor(rng.random(subjects) * config.history_max_years * DAYS_PER_YEAR)
+    follow_up_years = rng.uniform(config.follow_up_min_years, config.follow_up_max_years, subjects)
+    follow_up_days = np.floor(follow_up_years * DAYS_PER_YEAR)
+    stay_years = rng.standard_exponential(subjects)
+
+    lives = process.begin(
+        rng, age_days=age_days, male=male, chronic=chronic, enrolment_day=enrolment_day
+    )
+    evidence = Evidence.none(subjects)
+    # the cumulative hazards at which outcome and death strike
+    strikes_at = rng.standard_exponential((2, subjects))
+    cumulative, struck_days = np.zeros((2, subjects)), np.full((2, subjects), np.inf)
+    sickness_then = np.zeros(subjects)
+    whose, states, known = [], [], []
+    while True:
+        visiting = np.flatnonzero(lives.is_visit & (lives.now < enrolment_day + follow_up_days))
+        whose.append(visiting)
+        states.append(lives.take(visiting))
+        known.append(evidence.take(visiting))
+        np.copyto(sickness_then, process.sickness(lives), where=lives.day == enrolment_day)
+        recorded_hazards = process.hazards_per_day(lives) * (lives.now >= enrolment_day)
+        hazards = recorded_hazards * process.frailty_factors(lives.frailty)
+        before, start = lives, lives.now + 1
+        lives = process.advance(before, Draws.fresh(rng, subjects))
+        days = lives.now + 1 - lives.is_visit - start  # a visit's own day is quiet
+        reached = cumulative + hazards * days
+        strikes = (cumulative <= strikes_at) & (strikes_at < reached)
+        np.copyto(
+            struck_days,
+            start + (strikes_at - cumulative) / np.where(strikes, hazards, 1),
+            where=strikes,
+        )
+        cumulative = reached
+        evidence = Evidence(
+            evidence.rate + process.visit_log_likelihood(before, lives),
+            evidence.hazard + recorded_hazards * days,
+        )
+        if np.all(lives.now >= enrolment_day + follow_up_days):
+            break
+
+    censoring_day = enrolment_day + _observed_days(
+        process, stay_years, follow_up_days, sickness_then
+    )
+    outcome_days, death_days = np.where(struck_days < censoring_day, struck_days, np.inf)
+    subject, visits = np.concatenate(whose), Lives.join(states)
+    order = np.lexsort((visits.day, subject))
+    order = order[visits.day[order] < np.minimum(censoring_day, death_days)[subject[order]]]
+    first_day = (STUDY_END - enrolment_day - follow_up_days).astype(np.int64)
+    return Courses(
+        male=male,
+        chronic=chronic,
+        first_day=first_day,
+        birth_day=first_day - age_days.astype(np.int64),
+        censoring_day=censoring_day,
+        outcome_days=np.where(outcome_days < death_days, outcome_days, np.inf),
+        death_days=death_days,
+        subject=subject[order],
+        visits=visits.take(order),
+        evidence=Evidence.join(known).take(order),
+    )
+
+
+def _observed_days(
+    process: Process, stay_years: Floats, follow_up_days: Floats, sickness_then: Floats
+) -> Floats:
+    """(n,) days from enrolment to the study's end or drop-out, whose rate is set by the record up to enrolment.
+
+    Up to enrolment, and not up to each visit: enrolment lies before every prediction time, so that censoring is
+    independent of what happens given the record up to any of them. Were it to follow later visits too, those still
+    observed would not be like those at risk, and a model fitted to them could rightly beat the truth.
+    """
+    config = process.config
+    if config.drop_out_per_year == 0:
+        return follow_up_days
+    rate = config.drop_out_per_year * np.exp(config.drop_out_effect * sickness_then) / DAYS_PER_YEAR
+    return np.asarray(np.clip(np.ceil(stay_years / rate), 1, follow_up_days))
+
+
+# --- Records ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +343,7 @@ def _contents(
     b = np.where(visits.matched[paired], a, other_b)
 
     # A condition is written at the first visit, and at some of the later ones.
-    again = rng.random((len(everything), config.chronic_conditions)) < config.chronic_visit_share
+    again = rng.random((len(everything), config.chronic_conditions)) < 0.4
     written = (visits.day[:, None] == 0) | again
     chronic_visit, condition = np.nonzero(
         written & courses.chronic[courses.subject] & writes[:, None]
@@ -225,7 +352,7 @@ def _contents(
     background_visit, background = _background(config, writes, rng)
     order, acute = everything[visits.has_order], everything[visits.has_acute]
     marker = everything[visits.has_lab]
-    other_lab = everything[rng.random(len(everything)) < config.other_lab_visit_share]
+    other_lab = everything[rng.random(len(everything)) < 0.4]
     parts: list[tuple[Ints, Ints | int, Floats | float]] = [
         (paired, codes.pair_a + a, np.nan),
         (paired, codes.pair_b + b, np.nan),
@@ -256,13 +383,14 @@ def _background(
 ) -> tuple[Ints, Ints]:
     """Background codes without repeats within a visit: visit number, number of the code.
 
-    A visit draws one and a Poisson number more. Where the mean is below one it draws one with that chance, else none.
+    Frequencies are those of Zipf. A visit draws one and a Poisson number more. Where the mean is below one it draws
+    one with that chance, else none.
     """
     if config.background_codes == 0:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     mean, visits = config.background_per_visit, np.arange(len(writes))
     count = 1 + rng.poisson(mean - 1, len(writes)) if mean >= 1 else rng.random(len(writes)) < mean
-    weights = np.arange(1, config.background_codes + 1, dtype=np.float64) ** -config.background_zipf
+    weights = np.arange(1, config.background_codes + 1, dtype=np.float64) ** -1.0
     times = writes * count
     drawn = rng.choice(config.background_codes, size=times.sum(), p=weights / weights.sum())
     visit, code = np.divmod(

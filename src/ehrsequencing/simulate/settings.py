@@ -59,7 +59,6 @@ class SimulationConfig(BaseModel):
     chronic_conditions: int = Field(8, ge=0, le=100)
     chronic_prevalence: float = Field(0.15, ge=0, le=1)
     chronic_effect: Effect = 0.5  # mean over conditions; the c-th of K has 2c / (K + 1) times this
-    chronic_visit_share: float = Field(0.4, ge=0, le=1)  # later visits that write a condition again
 
     # Pairs: a visit's A_k with B_k raises the hazard, A_k with another B lowers it, and neither code alone tells
     pairs: int = Field(24, ge=2, le=500)
@@ -89,12 +88,9 @@ class SimulationConfig(BaseModel):
     lab_memory: float = Field(0.8, ge=0, le=1)  # correlation of a value with the one before
 
     # What means nothing: another laboratory value and background codes
-    other_lab_visit_share: float = Field(0.4, ge=0, le=1)  # visits that measure it
     background_codes: int = Field(200, ge=0, le=100_000)
     # mean number drawn; repeats within a visit count once
     background_per_visit: float = Field(2.0, ge=0, le=200)
-    # exponent of the codes' frequencies; 0: all alike
-    background_zipf: float = Field(1.0, ge=0, le=5)
 
     # The truth's precision: simulated futures per prediction time (in mirrored pairs)
     truth_futures: int = Field(128, ge=4, le=1_000_000, multiple_of=2)

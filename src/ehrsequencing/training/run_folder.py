@@ -26,6 +26,7 @@ from ehrsequencing.core.files import (
 )
 from ehrsequencing.core.outputs import (
     HISTORY,
+    MANIFEST,
     PRETRAINED,
     RUN,
     RUN_NEEDS,
@@ -77,7 +78,7 @@ def alone_in(out: Path) -> Iterator[None]:
 
 
 class RunFolder:
-    """Guards the output folder of one training run, whose lock is held (`alone_in`).
+    """Guards the output folder of one training run.
 
     Args:
         out: The folder.
@@ -105,17 +106,24 @@ class RunFolder:
         self.finished, self.unfinished = kinds
         self.checkpoints = out / "checkpoints"
 
-    def check_finished(self) -> None:
-        """Refuse a finished run of other settings or data."""
-        manifest = read_manifest(self.out, what=self.finished.what)
-        if manifest.get("kind") != self.finished.name:
-            raise EhrseqError(
-                f"holds something other than {self.finished.what}",
-                where=str(self.out),
-                fix="name another folder",
-            )
-        fix = "name another folder for a run with other settings or data"
-        self._require_own(manifest, was="holds a finished run made with", fix=fix)
+    @contextmanager
+    def held(self, *, resume: bool) -> Iterator[bool]:
+        """Hold the folder for one training, whose checkpoints go when it has ended well; yields whether it is finished.
+
+        Raises:
+            EhrseqError: It holds another run, other files, or a run of other settings or data.
+        """
+        with alone_in(self.out):
+            is_finished = resume and (self.out / MANIFEST).is_file()
+            if is_finished:
+                manifest = read_manifest(self.out, what=self.finished.what)
+                fix = "name another folder for a run with other settings or data"
+                self._require_own(manifest, was="holds a finished run made with", fix=fix)
+            else:
+                self.begin(resume=resume)
+            yield is_finished
+            if (self.checkpoints / BEGUN).is_file():  # a folder of that name without our mark stays
+                remove_folder(self.checkpoints)
 
     def begin(self, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse a folder that holds another run or other files."""
@@ -141,11 +149,6 @@ class RunFolder:
             raise EhrseqError(what, where=str(self.out), fix=fix)
         if noted.get("fingerprint") != self.fingerprint:
             raise EhrseqError(f"{was} other settings", where=str(self.out), fix=fix)
-
-    def remove_checkpoints(self) -> None:
-        """Remove the checkpoints of a finished run; a folder of that name without our mark is left alone."""
-        if (self.checkpoints / BEGUN).is_file():
-            remove_folder(self.checkpoints)
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
@@ -232,12 +235,6 @@ class Pretrained:
                 "is an ensemble, which nothing can start from", where=str(folder), fix=fix
             )
         self.vocabulary = Vocabulary.load(folder)
-        if len(self.vocabulary) != self.config.vocab_size:
-            raise EhrseqError(
-                "model and vocabulary differ in size",
-                where=str(folder),
-                fix="copy the whole folder",
-            )
 
     @cached_property
     def model(self) -> SurvivalModel:

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.config import StudyConfig
+from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.config import StudyConfig, TrainingConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
-from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
+from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
+from ehrsequencing.core.signals import Stop
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
@@ -21,13 +23,12 @@ from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.device import ALONE, Processes, training_device
-from ehrsequencing.training.hazards import HazardsObjective
+from ehrsequencing.training.device import ALONE, Processes, autocast, on_device, training_device
 from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in, write_run_files
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, write_run_files
 from ehrsequencing.training.transfer import Transfer
 
 MAY_CHANGE = {  # settings that a resumed run may change
@@ -36,6 +37,80 @@ MAY_CHANGE = {  # settings that a resumed run may change
     "checkpoint_steps",
     "checkpoint_seconds",
 }
+
+
+class HazardsObjective:
+    """Negative log-likelihood of a batch's labelled prediction times.
+
+        loss = Σ_rows NLL / divisor
+
+    The NLL is that of the model's head (`models/hazards.py`); a model with outcomes adds theirs (`models/outcomes.py`).
+
+    Args:
+        model: That is trained.
+        tuning: The tuning split.
+        decisive: (R,) which of its prediction times decide the early stop.
+        divisor: Prediction times expected in a step.
+        settings: Of the training.
+        processes: Each computes a part of the tuning NLL, and all get the mean over all parts.
+    """
+
+    word = "nll"
+
+    def __init__(
+        self,
+        model: SurvivalModel,
+        tuning: SubjectLoader,
+        decisive: Bools,
+        *,
+        divisor: float,
+        settings: TrainingConfig,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.model, self.tuning, self.decisive, self.divisor = model, tuning, decisive, divisor
+        self.settings, self.processes = settings, processes
+
+    def loss(self, step: Step) -> Tensor:
+        """Summed NLL over `divisor`."""
+        return self.model.loss(step.batch, divisor=self.divisor)
+
+    def terms(self, step: Step) -> int:
+        """Prediction times of the batch."""
+        return len(step.rows)
+
+    def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
+        """The mean tuning NLL of the averaged weights, over all processes."""
+        assert isinstance(module, SurvivalModel)
+        return {"tuning_nll": self.tuning_nll(module, stop, self.processes)}
+
+    def tuning_nll(
+        self, model: SurvivalModel, stop: Stop | None = None, processes: Processes = ALONE
+    ) -> float:
+        """Mean NLL of a model at the decisive prediction times.
+
+        Args:
+            model: On its device.
+            stop: Asked after each batch.
+            processes: All must call it.
+
+        Raises:
+            Stopped: A signal has come.
+        """
+        model.eval()
+        device = next(model.parameters()).device
+        total, count = 0.0, 0.0
+        mine = processes.share(self.tuning.subjects)
+        steps = self.tuning.in_order(visit_budget=4 * self.settings.visit_budget, subjects=mine)
+        with torch.no_grad(), autocast(device, self.settings.precision):
+            for step in on_device(steps, device):
+                nll = model.nll(step.batch).double().cpu().numpy()
+                chosen = self.decisive[step.rows]
+                total += float(nll[step.positions[chosen]].sum())
+                count += int(chosen.sum())
+                if stop is not None:
+                    stop.leave_if_asked()
+        total, count = processes.totals(total, count)
+        return total / max(count, 1)
 
 
 class Trainer:
@@ -114,11 +189,16 @@ class Trainer:
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.model.to(training_device())
 
+        # at which tuning prediction times the early stop looks
+        decisive = np.ones(len(self.tuning_rows), dtype=np.bool_)
+        if self.settings.early_stop == "landmarks" and self.config.head == "horizon":
+            decisive = self._landmark_rows()
+
         # what it learns; losses are divided by what is expected in a full step, never by what this one has
         self.objective = HazardsObjective(
             self.model,
             self.tuning,
-            self._decisive_rows(),
+            decisive,
             divisor=max(1.0, share_of_epoch * len(self.train_rows)),
             settings=self.settings,
             processes=processes,
@@ -161,12 +241,6 @@ class Trainer:
         at_landmark = [self.tuning_rows.at_landmark(days) for days in self.task.landmarks]
         return np.asarray(np.any(at_landmark, axis=0))
 
-    def _decisive_rows(self) -> Bools:
-        """(R,) the tuning prediction times that decide the early stop: all, or the landmarks (`horizon` head)."""
-        if self.settings.early_stop == "landmarks" and self.config.head == "horizon":
-            return self._landmark_rows()
-        return np.ones(len(self.tuning_rows), dtype=np.bool_)
-
     @property
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
@@ -192,23 +266,15 @@ class Trainer:
         Raises:
             EhrseqError: The folder holds something else, or the training fails.
         """
-        with alone_in(self.out) if self.processes.is_first else nullcontext():
-            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-            is_finished = False
-            if self.processes.is_first:
-                is_finished = resume and (self.out / MANIFEST).is_file()
-                if is_finished:
-                    folder.check_finished()
-                else:
-                    folder.begin(resume=resume)
+        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+        held = folder.held(resume=resume) if self.processes.is_first else nullcontext(False)
+        with held as is_finished:
             # all processes wait for process 0 here, and learn what it found
             if self.processes.totals(float(is_finished)) == [0.0]:
                 if self.settings.members > 1:
                     fit_members(self, on_progress)
                 else:
                     self._fit_one(folder.checkpoints, resume=resume, on_progress=on_progress)
-            if self.processes.is_first:
-                folder.remove_checkpoints()
 
     def _fit_one(
         self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress | None

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
-from torch import nn
 
 from ehrsequencing.baselines.blend.weights import BlendWeights, blended_hazards
 from ehrsequencing.baselines.boosted import BoostedVisits, Trees
@@ -204,16 +203,7 @@ class RunAnswers:
     model: SurvivalModel
     blend: Blend | None
     code_types: Ints | None
-    members: tuple[SurvivalModel, ...]
-
-    @classmethod
-    def of(cls, model: SurvivalModel, blend: Blend | None, code_types: Ints | None) -> RunAnswers:
-        """Of a model that may be an ensemble."""
-        found = getattr(model, "members", None)
-        listed = found if isinstance(found, nn.ModuleList) else ()
-        return cls(
-            model, blend, code_types, tuple(m for m in listed if isinstance(m, SurvivalModel))
-        )
+    members: tuple[SurvivalModel, ...] = ()
 
     def risk(
         self,

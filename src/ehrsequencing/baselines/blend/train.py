@@ -35,7 +35,7 @@ from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines, remove_folder, write_bytes
-from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
+from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.hazards import horizon_nll
@@ -44,7 +44,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.device import ALONE, Processes
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.resolve import study_for_cohort
-from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in
+from ehrsequencing.training.run_folder import Pretrained, RunFolder
 from ehrsequencing.training.train import Trainer
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
@@ -142,14 +142,10 @@ class BlendTrainer:
 
     def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
         """Train everything and write the run."""
-        with alone_in(self.out):
-            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-            if resume and (self.out / MANIFEST).is_file():
-                folder.check_finished()
-            else:
-                folder.begin(resume=resume)
+        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+        with folder.held(resume=resume) as is_finished:
+            if not is_finished:
                 self._fit(folder.checkpoints, on_progress)
-            folder.remove_checkpoints()
 
     def _fit(self, checkpoints: Path, on_progress: Show | None) -> None:
         found = [

@@ -228,27 +228,17 @@ class Measures:
         """Add recall@k of some targets, and the model's gain over frequencies.
 
         Args:
-            ranks: Who guesses (`model`, `frequency`, `last visit`) → (P,) how many codes were guessed before each
-                target.
+            ranks: Who guesses (`model`, `frequency`) → (P,) how many codes were guessed before each target.
             subject: (P,) whose target it is.
         """
+        who, of_term = np.unique(subject, return_inverse=True)
+        terms = _sums(of_term, np.ones(len(subject)))
         for k in TOP:
             for name, of_name in ranks.items():
                 self.add(f"{name} recall@{k}", float((of_name < k).sum()), len(of_name))
             gain = (ranks["model"] < k).astype(np.float64) - (ranks["frequency"] < k)
-            self.add_gain(f"recall@{k}", gain, subject)
-
-    def add_gain(self, name: str, gain: Floats, subject: Ints) -> None:
-        """Add how much better than frequencies the model is.
-
-        Args:
-            name: Of the measure.
-            gain: (P,) of each term.
-            subject: (P,) whose it is.
-        """
-        who, of_term = np.unique(subject, return_inverse=True)
-        columns = (_sums(of_term, gain), _sums(of_term, np.ones(len(gain))))
-        self.by_subject.setdefault(name, []).append((who, *columns))
+            of_subject = (who, _sums(of_term, gain), terms)
+            self.by_subject.setdefault(f"recall@{k}", []).append(of_subject)
 
     @property
     def gains(self) -> dict[str, dict[str, float | None]]:

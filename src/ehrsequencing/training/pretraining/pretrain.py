@@ -22,7 +22,6 @@ from ehrsequencing.core.files import (
     write_json,
 )
 from ehrsequencing.core.outputs import (
-    MANIFEST,
     PRETRAINED,
     UNFINISHED_PRETRAINING,
 )
@@ -44,7 +43,7 @@ from ehrsequencing.training.pretraining.targets import (
     visit_rows,
 )
 from ehrsequencing.training.resolve import resolve_inputs
-from ehrsequencing.training.run_folder import RESULTS_FILE, RunFolder, alone_in, write_run_files
+from ehrsequencing.training.run_folder import RESULTS_FILE, RunFolder, write_run_files
 from ehrsequencing.training.train import MAY_CHANGE
 
 
@@ -168,22 +167,14 @@ class Pretrainer:
     ) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
-        with alone_in(self.out):
-            folder = RunFolder(self.out, self.prepared, "", self.fingerprint, kinds=kinds)
-            if resume and (self.out / MANIFEST).is_file():
-                folder.check_finished()
-                results: dict[str, Any] = read_json(self.out / RESULTS_FILE)
-            else:
-                folder.begin(resume=resume)
+        folder = RunFolder(self.out, self.prepared, "", self.fingerprint, kinds=kinds)
+        with folder.held(resume=resume) as is_finished:
+            if not is_finished:
                 state = self.training.run(
-                    self.out,
-                    folder.checkpoints,
-                    resume=resume,
-                    on_progress=on_progress,
+                    self.out, folder.checkpoints, resume=resume, on_progress=on_progress
                 )
-                results = self._results(state)
-                self._write(state, results)
-            folder.remove_checkpoints()
+                self._write(state)
+        results: dict[str, Any] = read_json(self.out / RESULTS_FILE)
         return results
 
     def _results(self, state: TrainingState) -> dict[str, Any]:
@@ -212,10 +203,10 @@ class Pretrainer:
             },
         }
 
-    def _write(self, state: TrainingState, results: dict[str, Any]) -> None:
+    def _write(self, state: TrainingState) -> None:
         """Write the folder; its manifest comes last."""
+        write_json(self.out / RESULTS_FILE, self._results(state))
         best: Any = self.training.best.cpu()
-        write_json(self.out / RESULTS_FILE, results)
         vocabulary = self.prepared.vocabulary
         facts = {
             "task": self.task_name,
