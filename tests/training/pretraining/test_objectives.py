@@ -18,7 +18,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
-from ehrsequencing.training.pretraining import masked
+from ehrsequencing.training.pretraining import objectives
 from ehrsequencing.training.pretraining.objective import (
     CodeObjective,
     Measures,
@@ -104,7 +104,7 @@ def loss_with_another_target(architecture: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(
             torch, "rand", lambda *shape: torch.arange(float(np.prod(shape))) / 100 % 0.9
         )  # takes the last
-        held = masked.mask(whole.step.batch, torch.tensor([0, 1]), CODES, share=1.0, most=9)
+        held = objectives.mask(whole.step.batch, torch.tensor([0, 1]), CODES, share=1.0, most=9)
         assert held is not None
         assert held.code.tolist() == [token - 2] * 2
         states.append(model.states(held.batch)[1].detach())
@@ -122,9 +122,9 @@ def test_a_mask_that_leaves_the_code_in_the_visit_is_noticed(monkeypatch: pytest
 
     def leaky(batch: Any, *given: Any, **named: Any) -> Any:
         found = mask(batch, *given, **named)
-        return None if found is None else masked.Masked(batch, found.row, found.code)
+        return None if found is None else objectives.Masked(batch, found.row, found.code)
 
-    monkeypatch.setattr(masked, "mask", leaky)
+    monkeypatch.setattr(objectives, "mask", leaky)
     ours, other = loss_with_another_target("hierarchical", monkeypatch)
     assert not torch.equal(ours, other)
 
