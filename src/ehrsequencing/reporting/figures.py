@@ -34,8 +34,9 @@ def forest(
         floor: The axis starts no lower; an arrow marks what lies below.
         form: How numbers are printed.
     """
-    row, gap = 13.0, 11.0
-    height = 48 + sum(row * len(rows) + gap for _, rows in groups)
+    row, line_height, gap = 13.0, 14.0, 11.0
+    tall = [max(row * len(e), line_height * len(name.split("\n"))) for name, e in groups]
+    height = 48 + sum(tall) + gap * len(groups)
     known = [v for _, rows in groups for e in rows for v in (e.value, e.low, e.high)]
     ends = [reference, *(v for v in known if v is not None)]
     low, high = max(min(ends), floor), max(ends)
@@ -44,18 +45,19 @@ def forest(
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([reference], "reference")
     chart.x_axis(label, plain)
-    y = chart.y.high + gap / 2
-    for name, rows in groups:
+    top = chart.y.high + gap / 2
+    for (name, rows), block in zip(groups, tall, strict=True):
         for k, line in enumerate(name.split("\n")):
-            place = y + row * len(rows) / 2 + 14 * (k - name.count("\n") / 2)
+            place = top + block / 2 + line_height * (k - name.count("\n") / 2)
             chart.margin_text(4, place, shorten(line, 22))
+        y = top + (block - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
             _draw_estimate(chart, estimate, y + row / 2, numbers, reference)
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
-        y += gap
-        chart.rule(y - gap / 2)
+        top += block + gap
+        chart.rule(top - gap / 2)
         told = (f"{e.name} {with_interval(e.value, e.low, e.high, form)}" for e in rows)
         chart.told.append(f"{name}: " + "; ".join(told))
     chart.columns = ("where", "model", label)
