@@ -148,7 +148,7 @@ def codes(
     """
     from dataclasses import asdict
 
-    from ehrsequencing.records.codes import find_codes
+    from ehrsequencing.records.code_search import find_codes
 
     study = read_study(config, overrides, "codes")
     with bar("searching") as tick:

@@ -1,15 +1,12 @@
-"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`); codes by text.
+"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`).
 
 A pattern may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, with a blank on either side of the
-sign. `find_codes` hides counts of 1 to 10 people of real data, and the number of rows of such a code. It names a code
-of fewer than 5 people only if `metadata/codes.parquet` lists it, as messages about task files do.
+sign.
 """
 
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig
+from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
-from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
 _CONDITION = re.compile(
@@ -209,7 +203,7 @@ class CodeMatcher:
         if self._mask((*known, BIRTH, DEATH)).any():
             return
         wanted = re.split(r" *[<>]=? *", self.patterns[0])[0].rstrip("*").rpartition(":")[2]
-        fix = _what_comes_close(wanted, suggest) or "no code of the data comes close"
+        fix = what_comes_close(wanted, suggest) or "no code of the data comes close"
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
             fix += (
                 "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
@@ -252,99 +246,7 @@ def _regex(pattern: str) -> str:
     return whole
 
 
-FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
-
-
-@dataclass(frozen=True)
-class FoundCode:
-    """A code that fits a text.
-
-    Attributes:
-        code: As the data has it.
-        description: From `metadata/codes.parquet`; empty without one.
-        subjects: Who have it: a number, or `<11`.
-        rows: Its rows; None where `subjects` is hidden.
-    """
-
-    code: str
-    description: str
-    subjects: int | str
-    rows: int | None
-
-
-def find_codes(
-    data: Path,
-    text: str,
-    *,
-    settings: DataConfig | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[FoundCode]:
-    """Codes that fit a text, those with most subjects first, hidden ones after them by name, unused ones last.
-
-    Args:
-        data: Folder of a MEDS data set.
-        text: Words that all occur in the code or its description, whatever their case; or a pattern of task files
-            (`ICD10CM//E11*`, `re:…`, `under:…`).
-        settings: The section `data`.
-        progress: Called with shards done and to do.
-
-    Raises:
-        EhrseqError: Nothing fits; the message has words that come close.
-    """
-    reader, descriptions = MedsReader(data, settings), read_descriptions(data)
-    parents = read_parents(data)
-    fits = _filter(text, descriptions, parents)
-    rows, subjects = Counter[str](), Counter[str]()
-    for number, path in enumerate(reader.shards, start=1):
-        events = reader.read(path)
-        pairs = np.unique(np.stack([events.code.astype(np.int64), events.subject_id]), axis=1)
-        for counter, codes in ((rows, events.code), (subjects, pairs[0])):
-            counts = np.bincount(codes, minlength=len(events.codes)).tolist()
-            counter.update(dict(zip(events.codes, counts, strict=True)))
-        if progress is not None:
-            progress(number, len(reader.shards))
-    listed = {*descriptions, *parents}
-    is_real = not is_json_of(data / MANIFEST, SIMULATION)
-    found = []
-    for code in filter(fits, {*subjects, *listed}):
-        people = subjects[code]
-        if is_real and code not in listed and people < FEWEST_NAMED:
-            continue
-        few = is_real and 0 < people < SMALLEST_COUNT
-        description = descriptions.get(code, "")
-        shown = (f"<{SMALLEST_COUNT}", None) if few else (people, rows[code])
-        found.append(FoundCode(code, description, *shown))
-    if not found:
-        known = listed if is_real else listed.union(subjects)
-        words = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
-        close = [_what_comes_close(word, words) for word in text.casefold().split()]
-        fix = "; ".join(filter(None, close)) or "try a shorter word, or part of a code"
-        raise EhrseqError(f"no code fits {text!r}", where=str(data), fix=fix)
-    # by what is shown alone, so that the order tells nothing of a hidden count
-    return sorted(
-        found,
-        key=lambda one: (-one.subjects if isinstance(one.subjects, int) else -0.5, one.code),
-    )
-
-
-def _filter(
-    text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
-) -> Callable[[str], bool]:
-    """Whether a code fits a text."""
-    if not text.strip():
-        raise EhrseqError("is empty", where="TEXT", fix="give a word of a code or a description")
-    if text.startswith(("re:", "under:")) or text.endswith("*"):
-        return CodeMatcher([text], parents=parents)
-    words = text.casefold().split()
-
-    def fits(code: str) -> bool:
-        place = f"{code} {descriptions.get(code, '')}".casefold()
-        return all(word in place for word in words)
-
-    return fits
-
-
-def _what_comes_close(wanted: str, known: Iterable[str]) -> str:
+def what_comes_close(wanted: str, known: Iterable[str]) -> str:
     """A hint with known words like a wanted one, or that hold it."""
     words = sorted(set(known))
     close = get_close_matches(wanted, words, n=3, cutoff=0.5)

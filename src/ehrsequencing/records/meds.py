@@ -118,6 +118,14 @@ class DayCounts:
     deaths: Ints  # (D,) deaths, which `rows` count too
     leaving: Ints  # (D,) subjects whose last row it is
     last_us: int  # the latest time; `STATIC` without any
+    static: int  # rows without a time
+    with_number: int  # rows with a number
+
+    @property
+    def years(self) -> list[int]:
+        """The first and the last year with a row but births; empty without any."""
+        recorded = self.day[self.rows > 0]
+        return [_year(int(recorded[0])), _year(int(recorded[-1]))] if len(recorded) else []
 
 
 def count_days(events: Events) -> DayCounts:
@@ -140,18 +148,25 @@ def count_days(events: Events) -> DayCounts:
         deaths=deaths[kept],
         leaving=leaving[kept],
         last_us=last_us,
+        static=int(np.count_nonzero(~timed)),
+        with_number=int(np.count_nonzero(~np.isnan(events.value))),
     )
 
 
 def add_days(parts: Sequence[DayCounts]) -> DayCounts:
     """The counts of all parts together."""
     day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
-    sums = {
-        name: np.zeros(len(day), dtype=np.int64) for name in ("rows", "births", "deaths", "leaving")
-    }
-    for name, total in sums.items():
-        np.add.at(total, place, np.concatenate([getattr(part, name) for part in parts]))
-    return DayCounts(day, **sums, last_us=max(part.last_us for part in parts))
+    sums = {}
+    for name in ("rows", "births", "deaths", "leaving"):
+        sums[name] = np.zeros(len(day), dtype=np.int64)
+        np.add.at(sums[name], place, np.concatenate([getattr(part, name) for part in parts]))
+    return DayCounts(
+        day,
+        **sums,
+        last_us=max(part.last_us for part in parts),
+        static=sum(part.static for part in parts),
+        with_number=sum(part.with_number for part in parts),
+    )
 
 
 @dataclass(frozen=True)
