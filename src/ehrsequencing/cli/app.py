@@ -3,6 +3,7 @@
 A command imports what it needs when it runs, so that `ehrseq --help` stays fast.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from ehrsequencing.cli.predict import explain, explore, predict
 from ehrsequencing.cli.serve import serve
 from ehrsequencing.cli.train import pretrain, train
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.process import keep_freed_memory, safe_children
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.core.version import __version__
 
 app = CommandLine(
@@ -282,5 +283,5 @@ app.command(example="ehrseq audit run --subjects 200")(audit)
 
 def main() -> None:
     """Entry point of `ehrseq`."""
-    with safe_children():
-        run_app(app)
+    os.environ["PYTHONSAFEPATH"] = "1"  # a child process imports nothing of the working directory
+    run_app(app)

@@ -65,7 +65,7 @@ def _as_weights(value: object) -> object:
 
 def _checked(weights: dict[str, float]) -> dict[str, float]:
     if not weights:
-        raise ValueError(f"name at least one of {', '.join(parts.objective.parts)}")
+        raise ValueError(f"name at least one of {', '.join(parts.objective.names)}")
     return {parts.objective.checked(name): weight for name, weight in weights.items()}
 
 

@@ -303,17 +303,11 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
         raise EhrseqError(what, where=str(folder), fix="make it again")
     manifest = _whole_manifest(path)
     files = manifest["files"]
-    required = manifest.get("required", list(files))
-    if not isinstance(required, list) or not all(name in files for name in map(str, required)):
-        raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
-    kind = _kind_of(manifest)
-    if lost := [name for name in (kind.needs if kind else ()) if name not in required]:
-        raise EhrseqError(f"is damaged: it does not list {lost[0]}", where=str(path), fix=_AGAIN)
     for name in files:
         if not _is_inside(folder / name, folder):
             what = "names a file outside its folder"
             raise EhrseqError(what, where=str(path), fix="do not trust this folder")
-    for name in map(str, required):
+    for name in manifest.get("required", files):
         if not (folder / name).is_file():
             raise EhrseqError("a file is missing", where=str(folder / name), fix=_AGAIN)
         if verify:
@@ -344,14 +338,6 @@ def _whole_manifest(path: Path) -> dict[str, Any]:
         what = f"has format {manifest.get('format')!r}, and this version of ehrseq reads {FORMAT}"
         raise EhrseqError(what, where=str(path), fix=_AGAIN)
     return manifest
-
-
-def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:
-    """Refuse a manifest that lacks an entry of `facts` (name → type), or has it with another type."""
-    for name, kind in facts.items():
-        if not isinstance(manifest.get(name), kind):
-            what = f"is damaged: its entry {name!r} is missing or invalid"
-            raise EhrseqError(what, where=str(folder / MANIFEST), fix=_AGAIN)
 
 
 def _is_inside(file: Path, folder: Path) -> bool:

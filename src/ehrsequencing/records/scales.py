@@ -206,8 +206,8 @@ class Sample:
         missing = max(int(key.max(initial=-1)) + 1 - len(self._limit), 0)
         self._limit = np.append(self._limit, np.full(missing, np.iinfo(np.uint64).max, np.uint64))
         near = np.flatnonzero(hashed <= self._limit.take(key))
-        part = key.astype(np.int32), hashed, value, owner
-        self._parts.append(tuple(column.take(near) for column in part))
+        some = key.take(near).astype(np.int32)
+        self._parts.append((some, hashed.take(near), value.take(near), owner.take(near)))
         self._waiting += len(near)
         if self._waiting > max(WAITING, self._kept // 2):
             self.rows()

@@ -299,8 +299,8 @@ def fit_rollup(
             if target is not None:
                 at.setdefault(target, []).append(code)
     found = {}
-    for code, chain in chains.items():
-        target = next((up for up in chain if up in stays), None)
+    for code, line in chains.items():
+        target = next((up for up in line if up in stays), None)
         if code not in stays and target is not None:
             found[code] = target
     return found
