@@ -93,6 +93,7 @@ CHECKPOINT = Kind("checkpoint", "a checkpoint", ("state.json", "state.safetensor
 EXTERNAL = Kind("external validation", "an external validation", ("metrics.json",))
 POOLED = Kind("pooled sites", "a pooling of sites", ("pooled.json",))
 SCORE = Kind("score", "a score of predictions", ("metrics.json",))
+TASKS = Kind("tasks", "a folder of task files")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
 EXPLORER = Kind("explorer", "an explorer")
