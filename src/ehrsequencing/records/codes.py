@@ -53,10 +53,9 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for code, parents in _rows_of_codes(data, "parent_codes"):
-        known = found.setdefault(code, [])
-        for name in [parents] if isinstance(parents, str) else parents or ():
-            if name and name not in known:
-                known.append(name)
+        names = [parents] if isinstance(parents, str) else parents or ()
+        known = found.get(code, [])
+        found[code] = list(dict.fromkeys([*known, *filter(None, names)]))
     return found
 
 
@@ -66,11 +65,8 @@ def read_descriptions(data: Path) -> dict[str, str]:
     Raises:
         EhrseqError: As of `read_parents`.
     """
-    found: dict[str, str] = {}
-    for code, text in _rows_of_codes(data, "description"):
-        if text:
-            found.setdefault(code, text)
-    return found
+    rows = _rows_of_codes(data, "description")
+    return {code: text for code, text in reversed(rows) if text}
 
 
 def _rows_of_codes(data: Path, column: str) -> list[tuple[str, Any]]:
@@ -78,31 +74,23 @@ def _rows_of_codes(data: Path, column: str) -> list[tuple[str, Any]]:
     path = data / "metadata" / "codes.parquet"
     if not path.is_file():
         return []
-    table = read_table(path)
+    table, columns = read_table(path), list[list[Any]]()
     for name in ("code", column):
-        if table.column_names.count(name) > 1:
-            what = f"has the column {name!r} twice"
-            raise EhrseqError(what, where=str(path), fix="keep one of them")
-    if "code" not in table.column_names:
-        raise EhrseqError("has no column 'code'", where=str(path), fix="see the MEDS schema")
-    codes = _texts(table["code"], "code", path)
-    cells = [None] * len(codes)
-    if column in table.column_names:
-        cells = _texts(table[column], column, path)
-    return [(code, cell) for code, cell in zip(codes, cells, strict=True) if code]
-
-
-def _texts(column: pa.ChunkedArray, name: str, path: Path) -> list[Any]:
-    """A column of text, or of parents as lists of text."""
-    kind, types = column.type, pa.types
-    if name == "parent_codes" and (types.is_list(kind) or types.is_large_list(kind)):
-        kind = kind.value_type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if not (is_text(kind) or types.is_null(kind)):
-        what = f"column {name!r} has type {column.type}"
-        raise EhrseqError(what, where=str(path), fix="write strings, or lists of them as parents")
-    values: list[Any] = column.to_pylist()
-    return values
+        count = table.column_names.count(name)
+        if count > 1 or (name == "code" and not count):
+            what = f"has the column {name!r} {'twice' if count else 'nowhere'}"
+            raise EhrseqError(what, where=str(path), fix="give it once; see the MEDS schema")
+        cells = table[name] if count else pa.nulls(len(table))
+        kind = cells.type
+        if name == "parent_codes" and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            kind = kind.value_type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (is_text(kind) or pa.types.is_null(kind)):
+            what = f"column {name!r} has type {cells.type}"
+            fix = "write strings, or lists of them as parents"
+            raise EhrseqError(what, where=str(path), fix=fix)
+        columns.append(cells.to_pylist())
+    return [(code, cell) for code, cell in zip(*columns, strict=True) if code]
 
 
 def split_condition(pattern: str) -> tuple[str, str, float] | None:
@@ -192,6 +180,12 @@ class CodeMatcher:
             out |= matcher.mask(events.codes)[events.code] & holds(events.value, number)
         return np.asarray(out)
 
+    def refuse_conditions(self, where: str) -> None:
+        """Refuse patterns with a condition on a number, where a code counts whatever its number."""
+        if self.by_value:
+            what = f"a condition on a number is not possible in {where}"
+            raise EhrseqError(what, where=self.by_value[0], fix="name codes")
+
     def require(self, known: Collection[str], *, suggest: Collection[str], where: str) -> None:
         """Refuse patterns that mean no known code at all, and say why, or which codes come close.
 
@@ -218,13 +212,10 @@ class CodeMatcher:
 def excluded_codes(
     study: StudyConfig, tasks: Sequence[TaskConfig], parents: Mapping[str, list[str]]
 ) -> CodeMatcher:
-    """Codes that make no token, no visit and no visit end (SCIENCE.md §1)."""
+    """Codes that make no token, no visit and no visit end (docs/records.md)."""
     censoring = [code for task in tasks for code in task.censoring.code or ()]
     matcher = CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
-    if matcher.by_value:
-        what = "a condition on a number is not possible in censoring.code and visits.ignore"
-        fix = "name codes: they make no token, whatever their number"
-        raise EhrseqError(what, where=matcher.by_value[0], fix=fix)
+    matcher.refuse_conditions("censoring.code and visits.ignore")
     return matcher
 
 

@@ -21,7 +21,6 @@ from ehrsequencing.records.events import (
     Events,
     first_time,
     last_time,
-    may_repeat,
     opens_run,
 )
 
@@ -159,22 +158,15 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     """Drop rows that equal another in subject, time, code, value and encounter; the first one stays."""
     opens = events.opens.copy()
     opens[1:] |= events.time_us[1:] != events.time_us[:-1]
-    alone = opens.copy()
-    alone[:-1] &= opens[1:]
-    rows = np.flatnonzero(~alone)  # that share subject and time with another
-    moment = np.cumsum(opens.take(rows)) * len(events.codes) + events.code.take(rows)
-    near = may_repeat(moment)
-    near = near[np.argsort(moment.take(near), kind="stable")]  # nearly sorted already
-    twice = np.flatnonzero(~opens_run(moment.take(near)))
-    near = near[np.union1d(twice - 1, twice)]  # that share their code, too
-    rows, moment = rows.take(near), moment.take(near)
-    columns = [moment, events.value.take(rows).view(np.int32)]
+    moment = np.cumsum(opens) * len(events.codes) + events.code  # one number a moment and code
+    order = np.argsort(moment, kind="stable")  # nearly sorted already
+    twice = np.flatnonzero(~opens_run(moment.take(order)))
+    rows = order[np.union1d(twice - 1, twice)]  # that share subject, time and code with another
+    columns = [moment.take(rows), events.value.take(rows).view(np.int32)]
     if events.encounter is not None:
         columns.append(events.encounter.take(rows))
     order = np.lexsort(columns[::-1])  # stable: of equals, the first comes first
-    same = np.ones(max(len(rows) - 1, 0), dtype=bool)
-    for column in columns:
-        same &= column[order][1:] == column[order][:-1]
+    same = ~opens_run(*(column[order] for column in columns))[1:]
     if not same.any():
         return events
     keep = np.ones(len(events), dtype=bool)

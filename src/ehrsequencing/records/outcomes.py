@@ -70,9 +70,7 @@ def outcome_finder(task: TaskConfig, parents: Mapping[str, list[str]]) -> Outcom
     if task.outcomes is None:
         return None
     matcher = CodeMatcher(task.outcomes.codes, parents=parents)
-    if matcher.by_value:
-        what, fix = "a condition on a number is not possible in outcomes.codes", "name codes"
-        raise EhrseqError(what, where=f"task {task.name}, outcomes.codes", fix=fix)
+    matcher.refuse_conditions(f"task {task.name}, outcomes.codes")
     return OutcomeFinder(matcher)
 
 

@@ -134,8 +134,7 @@ def _from_file(path: Path) -> Assigned:
         shown = f" {word!r}" if word in _OTHER_SPLITS else ""  # anything else may be a patient's
         fix = f"use {', '.join(SPLITS)}"
         raise EhrseqError(f"unknown split{shown}", where=f"{path}, row {unknown[0]}", fix=fix)
-    order = np.argsort(ids, kind="stable")
-    ids, split = ids[order], split[order]
+    ids, split = _sorted(ids, split)
     opens = opens_run(ids)
     if (opens_run(ids, split) & ~opens).any():
         raise EhrseqError(

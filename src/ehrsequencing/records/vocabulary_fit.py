@@ -5,7 +5,7 @@ unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -195,7 +195,7 @@ class VocabularyFit:
         codes = tuple(sorted(frequent.union(rollup.values())))
         kinds = {kind for kind, n in self.kinds.items() if self.kind_subjects[n] >= enough}
         values, gaps, counts = (sample.by_key() for sample in self._samples)
-        since, count = _OrPooled(gaps, enough), _OrPooled(counts, enough)
+        since, count = _or_pooled(gaps, enough), _or_pooled(counts, enough)
         scales: list[Scale] = []
         has_numbers = np.zeros(len(codes), dtype=bool)
         for place, code in enumerate(codes):
@@ -205,7 +205,7 @@ class VocabularyFit:
                 has_numbers[place] = True
                 scales.append(own)
                 if self.value_settings.carry:
-                    scales += [since.of(number), count.of(number)]
+                    scales += [since(number), count(number)]
         return Vocabulary(
             kinds=tuple(sorted(kinds - {""})),
             codes=codes,
@@ -232,20 +232,14 @@ class VocabularyFit:
         return fit_rollup(carriers, parents=self.parents, enough=enough, excluded=self.excluded)
 
 
-class _OrPooled:
-    """Scales of each code's own numbers, and where too few people have them, that of the numbers of all codes."""
+def _or_pooled(values: Values, enough: int) -> Callable[[int], Scale]:
+    """The scale of a code's own numbers, and where too few people have them, that of the numbers of all codes."""
 
-    def __init__(self, values: Values, enough: int) -> None:
-        self.values, self.enough = values, enough
+    @cache
+    def pooled() -> Scale:
+        return fit_scale(*values.all(), enough=enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
 
-    def of(self, number: int) -> Scale:
-        """Scale of a code."""
-        return fit_scale(*self.values.of(number), enough=self.enough) or self.pooled
-
-    @cached_property
-    def pooled(self) -> Scale:
-        """Scale of all codes' numbers together; a constant one if too few people have any."""
-        return fit_scale(*self.values.all(), enough=self.enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
+    return lambda number: fit_scale(*values.of(number), enough=enough) or pooled()
 
 
 def _longer(counts: Ints, n: int) -> Ints:

@@ -175,7 +175,7 @@ class TimeToCode(CodeObjective):
 
     z_v is the state of v after the causal timeline, t_c the days until the code's next record, or until the record
     ends where there is none. The head and the likelihood are those of `models/outcomes.py`, for the next record of each
-    code: exact, with memory that does not grow with the codes. Hazards start at the training rates. Target codes exclude
+    code: exact, with memory that does not grow with the codes. Hazards start at the training rates. Targets exclude
     the outcome and its relatives (`targets.py`); without that this objective is supervised learning.
     """
 
