@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import sha256
 from ehrsequencing.core.outputs import SIMULATION, save_manifest
-from ehrsequencing.records.codes import find_codes
+from ehrsequencing.records.code_search import find_codes
 from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
 

@@ -11,9 +11,8 @@ from ehrsequencing.records.templates import NAMES, find_roles, suggest
 from helpers.command_line import ehrseq
 from helpers.meds import Row, record, us, write_meds
 
-STAYS = (
-    "0 HOSPITAL_ADMISSION//ER, 0.5 LAB, 3 HOSPITAL_DISCHARGE//HOME, 9 HOSPITAL_ADMISSION//ER, 12 HOSPITAL_DISCHARGE//HOME"
-)
+STAY = "HOSPITAL_ADMISSION//ER, {} LAB, {} HOSPITAL_DISCHARGE//HOME"
+STAYS = f"0 {STAY.format(0.5, 3)}, 9 {STAY.format(9.5, 12)}"
 LIFE = f"-9000 MEDS_BIRTH, {STAYS}, 40 RX//A, 50 DX//B, 90 RX//A"
 
 

@@ -49,8 +49,6 @@ RUN_NEEDS = (
 _AGAIN = "make the folder again"
 _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
-_VOCABULARY = ("vocabulary.json", "vocabulary.safetensors")
-_DATA_SET = ("metadata/subject_splits.parquet", "metadata/dataset.json")
 _HERE, _EXCHANGE = (
     -100,
     2,
@@ -64,12 +62,10 @@ class Kind:
     Attributes:
         name: `kind` in its manifest.
         what: The name in messages.
-        needs: The files that every folder of this kind must have, with their hashes.
     """
 
     name: str
     what: str
-    needs: tuple[str, ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -81,18 +77,18 @@ class Kind:
         return isinstance(facts, dict) and self.facts.items() <= facts.items()
 
 
-PREPARED = Kind("prepared", "a prepared data set", ("config.yaml", *_VOCABULARY))
-IMPORTED = Kind("imported data set", "an imported data set", _DATA_SET)
-SIMULATION = Kind("simulation", "a simulated data set", (*_DATA_SET, "task.yaml"))
-RUN = Kind("run", "a run", RUN_NEEDS)
-SHARED_RUN = Kind("shared run", "a shared model", RUN_NEEDS)
+PREPARED = Kind("prepared", "a prepared data set")
+IMPORTED = Kind("imported data set", "an imported data set")
+SIMULATION = Kind("simulation", "a simulated data set")
+RUN = Kind("run", "a run")
+SHARED_RUN = Kind("shared run", "a shared model")
 UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
-PRETRAINED = Kind("pretraining", "a pretrained model", RUN_NEEDS)
+PRETRAINED = Kind("pretraining", "a pretrained model")
 UNFINISHED_PRETRAINING = Kind("unfinished pretraining", "an unfinished pretraining")
-CHECKPOINT = Kind("checkpoint", "a checkpoint", ("state.json", "state.safetensors"))
-EXTERNAL = Kind("external validation", "an external validation", ("metrics.json",))
-POOLED = Kind("pooled sites", "a pooling of sites", ("pooled.json",))
-SCORE = Kind("score", "a score of predictions", ("metrics.json",))
+CHECKPOINT = Kind("checkpoint", "a checkpoint")
+EXTERNAL = Kind("external validation", "an external validation")
+POOLED = Kind("pooled sites", "a pooling of sites")
+SCORE = Kind("score", "a score of predictions")
 TASKS = Kind("tasks", "a folder of task files")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
@@ -303,12 +299,14 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
         what = f"is not {what}, or was interrupted before it was complete"
         raise EhrseqError(what, where=str(folder), fix="make it again")
     manifest = _whole_manifest(path)
-    files = manifest["files"]
+    files, required = manifest["files"], manifest.get("required", list(manifest["files"]))
+    if not isinstance(required, list) or not set(map(str, required)) <= files.keys():
+        raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
     for name in files:
         if not _is_inside(folder / name, folder):
             what = "names a file outside its folder"
             raise EhrseqError(what, where=str(path), fix="do not trust this folder")
-    for name in manifest.get("required", files):
+    for name in required:
         if not (folder / name).is_file():
             raise EhrseqError("a file is missing", where=str(folder / name), fix=_AGAIN)
         if verify:
