@@ -94,12 +94,6 @@ class TransferConfig(Settings):
     mode: Literal["full", "frozen", "lora"] = "full"
     lora_rank: int = Field(8, ge=1)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "TransferConfig":
-        if self.mode != "lora" and self.lora_rank != 8:
-            raise ValueError(f"lora_rank does nothing with mode={self.mode}: set mode=lora")
-        return self
-
 
 class EvaluationConfig(Settings):
     """How a run is evaluated."""
