@@ -121,7 +121,7 @@ def test_a_task_file_finds_its_cohort_beside_itself(data: Path, tmp_path: Path) 
     [
         ({"subject_id": None}, "holds no cohort.*subject_id"),
         ({"prediction_time": None}, "holds no cohort.*prediction_time, index_timestamp"),
-        ({"subject_id": pa.array(["1", "2"])}, "subject_id is not a whole number"),
+        ({"subject_id": pa.array(["1", "2"])}, "column 'subject_id' has type string"),
         ({"subject_id": pa.array([1, None], pa.int64())}, "1 rows have no subject_id"),
         ({"prediction_time": pa.array([0, None], pa.timestamp("us"))}, "1 rows have no index time"),
         ({"prediction_time": pa.array([0, 1], pa.timestamp("us", "UTC"))}, r"type timestamp\[us, tz=UTC\]"),

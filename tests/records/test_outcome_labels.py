@@ -89,7 +89,7 @@ def test_had_before_is_what_has_no_risk(tmp_path: Path) -> None:
 def test_outcomes_that_nobody_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match=r"no code has an event in 5 training subjects"):
         prepared(tmp_path / "few", drawn_rows(1), codes="DX//rare")
-    with pytest.raises(EhrseqError, match=r"a condition on a number is not possible in outcomes.codes"):
+    with pytest.raises(EhrseqError, match=r"a condition on a number is not possible in task t, outcomes.codes"):
         prepared(tmp_path / "number", drawn_rows(1), codes="LAB//x > 3")
 
 
