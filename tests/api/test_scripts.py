@@ -32,7 +32,6 @@ def test_the_analyst_gets_a_list_and_a_picture(here: Path, capsys: pytest.Captur
 def test_the_researcher_trains_an_encoder(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(visit_encoder, "parts", dict(visit_encoder.parts))
     monkeypatch.setattr(visit_encoder, "_classes", dict(visit_encoder._classes))
     run = run_script("researcher")["run"]
     assert run.model.config.visit_encoder == "saturated"

@@ -49,8 +49,6 @@ def test_overrides_win_over_the_file_and_sizes_expand(tmp_path: Path) -> None:
         ("modelling.dim=3", "unknown setting 'modelling'"),
         ("nonsense", "write section.key=value"),
         ("model.dim=[", "YAML"),
-        ("model.head=visit model.causes=2", "causes=2 belongs to head=horizon"),
-        ("model.architecture=flat model.scorer=bottleneck", "scorer=bottleneck belongs to architecture=hierarchical"),
         ("training.ema=1.5", "training.ema"),
         ("model.frozen=[codes]", "model.frozen"),
         ("model.scorer=dot", "model.scorer"),
@@ -127,36 +125,3 @@ def test_an_unknown_preset_is_one_clear_error() -> None:
     with pytest.raises(EhrseqError, match=r"preset: .*'medium_cohort' or 'domain_shift'") as caught:
         load_study(None, ["preset=tiny_cohort"])
     assert "\n" not in str(caught.value)
-
-
-# ---- settings that the chosen parts do not have ----------------------------------------------------------------------
-
-IDLE = {
-    "visit_encoder=mean": "architecture=flat",
-    "visit_mlp=False": "architecture=flat",
-    "code_position=True": "architecture=flat",
-    "delta_bins=none": "architecture=flat",
-    "max_tokens=64": "architecture=hierarchical",
-    "scorer=bottleneck": "visit_encoder=mean",
-    "visit_layers=2": "visit_encoder=attention",
-    "visit_pool=cls": "visit_encoder=attention",
-    "delta_bin_days=30.0": "delta_bins=log",
-    "delta_top_days=1826.25": "delta_bins=none",
-}
-HOME = {
-    "max_tokens": "architecture=flat",
-    "scorer": "visit_encoder=attention",
-    "visit_layers": "visit_encoder=transformer",
-    "visit_pool": "visit_encoder=transformer",
-    "delta_bin_days": "delta_bins=linear",
-    "delta_top_days": "delta_bins=linear",
-}
-
-
-@pytest.mark.parametrize("idle", IDLE)
-def test_an_idle_setting_is_refused_and_its_home_is_named(idle: str) -> None:
-    name = idle.partition("=")[0]
-    home = HOME.get(name, "architecture=hierarchical")
-    with pytest.raises(EhrseqError, match=f"{idle} belongs to {home}"):
-        load_study(None, [f"model.{idle}", f"model.{IDLE[idle]}"])
-    assert str(getattr(load_study(None, [f"model.{idle}", f"model.{home}"]).model, name)) == idle.partition("=")[2]

@@ -10,9 +10,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.core.outputs import (
     CHECKPOINT,
-    KINDS,
     MANIFEST,
-    Kind,
     altered,
     complete_folder,
     read_manifest,
@@ -149,23 +147,6 @@ def test_an_edited_entry_of_a_manifest_is_seen(tmp_path: Path, change: dict[str,
     write_json(folder / MANIFEST, facts)
     with pytest.raises(EhrseqError, match=r"manifest.json: has changed since it was written"):
         read_manifest(folder, what="a set")
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.needs], ids=lambda kind: kind.name)
-def test_every_kind_lists_the_files_that_it_needs(tmp_path: Path, kind: Kind) -> None:
-    for name in kind.needs:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    write_manifest(tmp_path, kind.facts)
-    whole = read_manifest(tmp_path, what=kind.what)
-    for name in kind.needs:
-        for spoilt in (
-            {"files": {other: value for other, value in whole["files"].items() if other != name}},
-            {"required": [other for other in whole["files"] if other != name]},
-        ):
-            save_manifest(tmp_path, whole | spoilt)
-            with pytest.raises(EhrseqError, match=f"it does not list {name}"):
-                read_manifest(tmp_path, what=kind.what)
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 99, None, "2", True])

@@ -113,8 +113,9 @@ def noting(*numbers: int, ask: bool) -> None:
 def test_signals_are_noted_and_a_second_one_stops_at_once() -> None:
     with pytest.raises(Stopped, match="SIGTERM"):
         noting(signal.SIGTERM, ask=True)
-    with pytest.raises(Stopped, match=r"SIGINT|SIGTERM"):
-        noting(signal.SIGTERM, signal.SIGINT, ask=True)  # two that come together are told in any order
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        noting(signal.SIGTERM, signal.SIGINT, ask=True)
+    assert not isinstance(stopped.value, Stopped)
     with pytest.raises(Stopped, match="SIGHUP"):
         noting(signal.SIGHUP, ask=False)  # nobody asks any more: the end of the block stops
 
@@ -129,6 +130,6 @@ def test_nothing_is_saved_in_the_middle_of_a_step(numbers: tuple[int, ...], save
                 os.kill(os.getpid(), number)
                 time.sleep(0.01)
 
-    with pytest.raises(Stopped, match="SIGTERM"):
+    with pytest.raises(KeyboardInterrupt):
         train()
     assert len(saved) == saves

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import ehrsequencing as eh
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import load_study
-from ehrsequencing.config.parts import Kind, Part, declared_in, objective, visit_encoder
+from ehrsequencing.config.parts import Kind, objective, visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import build
 from ehrsequencing.models.embeddings import CodeVectors
@@ -24,12 +24,11 @@ from helpers.strategies import VOCAB, pack, sample_records
 
 @pytest.fixture(autouse=True)
 def _forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visit_encoder, "parts", dict(visit_encoder.parts))
     monkeypatch.setattr(visit_encoder, "_classes", dict(visit_encoder._classes))
 
 
 def declare() -> type[nn.Module]:
-    @eh.visit_encoder("loudest", uses=("scorer",))
+    @eh.visit_encoder("loudest")
     class LoudestCode(nn.Module):
         """The codes of a visit, weighted by how loud they are."""
 
@@ -68,15 +67,6 @@ def test_one_class_trains_a_step_and_is_kept(tmp_path: Path) -> None:
     assert torch.equal(again(batch), model(batch))
 
 
-def test_settings_refuse_what_it_does_not_use() -> None:
-    declare()
-    assert load_study(None, ["model.visit_encoder=loudest", "model.scorer=bottleneck"]).model.scorer == "bottleneck"
-    with pytest.raises(EhrseqError, match="visit_layers=2 belongs to visit_encoder=transformer"):
-        load_study(None, ["model.visit_encoder=loudest", "model.visit_layers=2"])
-    with pytest.raises(EhrseqError, match="belongs to visit_encoder=attention or visit_encoder=loudest"):
-        load_study(None, ["model.visit_encoder=mean", "model.scorer=bottleneck"])
-
-
 def test_a_name_that_nobody_declared_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(
         EhrseqError, match=r"model\.visit_encoder: 'loudest' is not one of attention, .*; if it is your own, import"
@@ -96,16 +86,12 @@ def test_a_taken_name_is_refused() -> None:
     assert declare() is not declare()  # again in a notebook: the last one counts
 
 
-def test_a_declaration_is_read_from_source_as_python_reads_it() -> None:
-    source = "@visit_encoder('a', uses=('scorer',), relates_codes=True)\n@visit_encoder('b')\nclass A: ...\n"
-    assert list(declared_in(source, "visit_encoder")) == [("a", Part(("scorer",), relates_codes=True)), ("b", Part())]
-    assert not list(declared_in(source, "objective"))
-    for kind in (visit_encoder, objective):
-        from_source = dict(Kind(kind.setting, kind.folder).parts)
-        assert from_source
-        for name in from_source:
-            kind.class_of(name)  # imports its module, whose decorator declares it again
-        assert kind.parts == from_source
+@pytest.mark.parametrize("kind", [visit_encoder, objective])
+def test_declarations_are_read_from_source(kind: Kind) -> None:
+    found = Kind(kind.setting, kind.folder).modules
+    assert found
+    for name, module in found.items():
+        assert kind.class_of(name).__module__ == module  # imports it, whose decorator declares it
 
 
 def test_settings_know_all_parts_without_torch() -> None:

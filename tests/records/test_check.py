@@ -96,7 +96,7 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
         "all": 5,
         "over_30_days": 0,
         "per_subject": 1.67,
-        "rows_per_visit": 1.6,
+        "codes_per_visit": 1.2,
     }
     assert found["fixes"] == found["tasks"] == []
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import sha256
 from ehrsequencing.core.outputs import SIMULATION, save_manifest
-from ehrsequencing.records.codes import find_codes
+from ehrsequencing.records.code_search import find_codes
 from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
 
@@ -35,9 +34,7 @@ def described(folder: Path, rows: list[Row], *, simulated: bool = False) -> Path
     table = {"code": list(DESCRIPTIONS), "description": list(DESCRIPTIONS.values()), "parent_codes": parents}
     pq.write_table(pa.table(table), data / "metadata" / "codes.parquet")
     if simulated:
-        for name in SIMULATION.needs:
-            (data / name).touch()
-        save_manifest(data, {**SIMULATION.facts, "files": {name: sha256(data / name) for name in SIMULATION.needs}})
+        save_manifest(data, {**SIMULATION.facts, "files": {}})
     return data
 
 

@@ -7,7 +7,6 @@ drawn tables, `test_task_language.py` adds what tasks can say beyond index, outc
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.records.prepare import prepare
@@ -74,29 +73,6 @@ def test_nothing_is_carried_when_it_is_switched_off(setting: str, tmp_path: Path
     arrays = load_arrays(tmp_path / "out" / "tasks" / "t" / "train")
     assert arrays["is_query"].any()
     assert len(arrays["carry_codes"]) == 0
-
-
-def test_the_cohort_is_the_same_however_rows_and_shards_lie(tmp_path: Path) -> None:
-    rows, splits = HAND.rows, HAND.splits
-    few = [HAND.tasks[0], *(task for task in HAND.tasks if task.index.which == "every")]
-    orders = [(1, rows), (3, rows), (2, sorted(rows, key=lambda row: -row.subject))]
-    made = []
-    for n, (shards, order) in enumerate(orders):
-        data = write_meds(tmp_path / f"data{n}", order, splits=splits, shards=shards, sort=False)
-        prepare(data, tmp_path / f"out{n}", study=study(), tasks=few)
-        folders = [tmp_path / f"out{n}" / "tasks" / task.name for task in few]
-        made.append([pq.read_table(folder / "cohort.parquet") for folder in folders])
-        made[-1] += [load_arrays(folder / split)[name] for folder in folders for split in SPLITS for name in ARRAYS]
-    for table in made[0][: len(few)]:
-        keys = list(zip(*(table[name].to_pylist() for name in ("split", "subject_id", "prediction_time")), strict=True))
-        assert sorted(keys, key=lambda key: (SPLITS.index(key[0]), key[1:])) == keys
-    for other in made[1:]:
-        assert all(
-            np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(made[0], other, strict=True)
-        )
-
-
-ARRAYS = ("row_offsets", "prediction_us", "index_us", "is_query", "visits_before", "duration_days", "cause")
 
 
 def test_subjects_without_a_split_file_are_split_by_their_id(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_simulation_ends_at_its_last_row(sim_data: Path) -> None:
 def days_of(day: Sequence[int], rows: Sequence[int], leaving: Sequence[int], births: Sequence[int] = ()) -> DayCounts:
     of = np.array(births or [0] * len(day))
     none = np.zeros(len(day), np.int64)
-    return DayCounts(np.array(day), np.array(rows), of, none, np.array(leaving), last_us=day[-1] * DAY_US)
+    return DayCounts(np.array(day), np.array(rows), of, none, np.array(leaving), day[-1] * DAY_US, 0, 0)
 
 
 def test_what_is_not_late() -> None:

@@ -29,7 +29,7 @@ def drawn_rows(seed: int, *, subjects: int = 60) -> list[Row]:
     return [*rows, Row(0, STARTS[1] + 29 * DAY_US, "DX//rare")]
 
 
-def prepared(folder: Path, rows: list[Row], *, kind: str, blanking: float = 0.0, codes: str = "DX//*") -> Prepared:
+def prepared(folder: Path, rows: list[Row], *, blanking: float = 0.0, codes: str = "DX//*") -> Prepared:
     subjects = sorted({row.subject for row in rows})
     splits = {subject: SPLITS[0 if k % 4 < 2 else k % 4 - 1] for k, subject in enumerate(subjects)}
     data = write_meds(folder / "data", rows, splits=splits, shards=2)
@@ -37,26 +37,26 @@ def prepared(folder: Path, rows: list[Row], *, kind: str, blanking: float = 0.0,
     task = TaskConfig.model_validate({
         "name": "t", "index": {"date": str(index.date())},
         "outcome": {"out": "OUT"}, "horizons": ["10d"], "landmarks": ["0d", "4d"], "blanking": blanking,
-        "outcomes": {"codes": [codes, "OUT"], "min_subjects": 5, "kind": kind},
+        "outcomes": {"codes": [codes, "OUT"], "min_subjects": 5},
     })  # fmt: skip
     study = StudyConfig.model_validate({"vocabulary": {"min_subjects": 1}})
     prepare(data, folder / "set", study=study, tasks=[task], processes=1)
     return Prepared(folder / "set")
 
 
-@pytest.mark.parametrize(("kind", "blanking"), [("first", 0.0), ("first", 2.0), ("next", 0.0), ("next", 2.0)])
+@pytest.mark.parametrize("blanking", [0.0, 2.0])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_labels_are_those_of_the_records(tmp_path: Path, kind: str, blanking: float, seed: int) -> None:
+def test_labels_are_those_of_the_records(tmp_path: Path, blanking: float, seed: int) -> None:
     """Every pair of a prediction time and an outcome: no entry, an event at its instant, or not at risk."""
     rows = drawn_rows(seed)
-    store = prepared(tmp_path, rows, kind=kind, blanking=blanking)
+    store = prepared(tmp_path, rows, blanking=blanking)
     codes = store.outcomes("t")
     assert codes == ["DX//a", "DX//b", "DX//c"], "neither a rare code, nor a code of a cause, nor one that nobody named"
     events = total = 0
     for split in SPLITS:
         records = store.outcome_records("t", split)
         assert records.outcomes is not None
-        listed = outcome_labels(records.outcomes, records.rows, np.arange(len(records)), recur=kind == "next")
+        listed = outcome_labels(records.outcomes, records.rows, np.arange(len(records)))
         found = dict(
             zip(zip(listed.row.tolist(), listed.code.tolist(), strict=True), listed.days.tolist(), strict=True)
         )
@@ -67,12 +67,8 @@ def test_labels_are_those_of_the_records(tmp_path: Path, kind: str, blanking: fl
                 days = [
                     (row.time - p) / DAY_US for row in rows if (row.subject, row.code) == (subject, code) and row.time
                 ]
-                if kind == "first":
-                    first = min(days, default=np.inf)
-                    expected = None if first > stop else first if first > blanking else 0.0
-                else:
-                    later = [day for day in days if blanking < day <= stop]
-                    expected = min(later, default=None)
+                first = min(days, default=np.inf)
+                expected = None if first > stop else first if first > blanking else 0.0
                 assert found.get((r, c)) == (None if expected is None else pytest.approx(expected)), (split, r, code)
                 events, total = events + (expected is not None and expected > 0), total + 1
     assert 50 < events < total
@@ -80,9 +76,9 @@ def test_labels_are_those_of_the_records(tmp_path: Path, kind: str, blanking: fl
 
 def test_had_before_is_what_has_no_risk(tmp_path: Path) -> None:
     """Without labels, as for new records: the pairs that the labels call not at risk (without blanking)."""
-    records = prepared(tmp_path, drawn_rows(3), kind="first").outcome_records("t", "train")
+    records = prepared(tmp_path, drawn_rows(3)).outcome_records("t", "train")
     assert records.outcomes is not None
-    listed = outcome_labels(records.outcomes, records.rows, np.arange(len(records)), recur=False)
+    listed = outcome_labels(records.outcomes, records.rows, np.arange(len(records)))
     row, code = already_had(records.outcomes, records.rows)
     without = listed.days == 0
     assert set(zip(row.tolist(), code.tolist(), strict=True)) == set(
@@ -92,9 +88,9 @@ def test_had_before_is_what_has_no_risk(tmp_path: Path) -> None:
 
 def test_outcomes_that_nobody_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match=r"no code has an event in 5 training subjects"):
-        prepared(tmp_path / "few", drawn_rows(1), kind="first", codes="DX//rare")
-    with pytest.raises(EhrseqError, match=r"a condition on a number is not possible in outcomes.codes"):
-        prepared(tmp_path / "number", drawn_rows(1), kind="first", codes="LAB//x > 3")
+        prepared(tmp_path / "few", drawn_rows(1), codes="DX//rare")
+    with pytest.raises(EhrseqError, match=r"a condition on a number is not possible in task t, outcomes.codes"):
+        prepared(tmp_path / "number", drawn_rows(1), codes="LAB//x > 3")
 
 
 def test_outcomes_need_causes_that_end_a_record() -> None:

@@ -20,7 +20,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import parallel
 from ehrsequencing.records import prepare as prepare_room
 from ehrsequencing.records import scales as samples_room
-from ehrsequencing.records.events import group_order, may_repeat, pieces
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.events import group_order, pieces
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import call_in_order, count_processes
 from ehrsequencing.records.prepare import prepare
@@ -102,8 +103,8 @@ def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    answer = parallel._call(Dying(tmp_path / "set"), "die", ())
-    assert "does not see the output folder" in str(answer)
+    with pytest.raises(EhrseqError, match="does not see the output folder"):
+        parallel._call(Dying(tmp_path / "set"), "die", ())
 
 
 def test_how_many_processes(tmp_path: Path) -> None:
@@ -111,8 +112,6 @@ def test_how_many_processes(tmp_path: Path) -> None:
     assert count_processes(shards, None) == 1  # small data does not pay for a second process
     assert count_processes(shards, 2) == 2
     assert count_processes(shards, 64) == 3
-    with pytest.raises(EhrseqError, match="at least one process"):
-        count_processes(shards, 0)
 
 
 # ---- a Dask cluster --------------------------------------------------------------------------------------------------
@@ -189,7 +188,7 @@ def test_merged_fits_are_the_fit_of_all_shards(
     study = load_study(None, ["vocabulary.min_subjects=2", "vocabulary.rollup=on"])
 
     def new() -> VocabularyFit:
-        return VocabularyFit(study.vocabulary, study.values, excluded=lambda _: False, parents=PARENTS)
+        return VocabularyFit(study.vocabulary, study.values, excluded=CodeMatcher([]), parents=PARENTS)
 
     whole, merged = new(), new()
     with pytest.MonkeyPatch.context() as patch:
@@ -201,7 +200,7 @@ def test_merged_fits_are_the_fit_of_all_shards(
             one = new()
             for fit in (whole, one):
                 fit.update(events, row, is_training)
-            merged.merge(pickle.loads(pickle.dumps(one.part())))
+            merged.merge(pickle.loads(pickle.dumps(one)))
         assert merged.finish().digest == whole.finish().digest
     assert merged.number == whole.number
     assert merged.subjects.tolist() == whole.subjects.tolist()
@@ -278,13 +277,6 @@ def test_ranks_are_those_of_a_plain_search(knots: list[list[int]], asked: list[t
 
 
 # ---- the fast lanes, against the plain road --------------------------------------------------------------------------
-
-
-@given(keys=st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1), max_size=40))
-def test_no_row_with_company_is_passed_over(keys: list[int]) -> None:
-    found = may_repeat(np.array(keys, dtype=np.int64)).tolist()
-    assert found == sorted(set(found))
-    assert set(found) >= {row for row, key in enumerate(keys) if keys.count(key) > 1}
 
 
 @given(counts=st.lists(st.integers(1, 7), max_size=12), rows=st.integers(1, 9))

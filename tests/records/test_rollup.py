@@ -14,7 +14,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import UNK, Vocabulary
-from ehrsequencing.records.vocabulary_fit import Carriers, Parents, ancestors, fit_rollup
+from ehrsequencing.records.vocabulary_fit import Parents, ancestors, fit_rollup
 from helpers.cohorts import a_task
 from helpers.meds import Row, load_arrays, record, stored_subjects, token_names, write_meds
 
@@ -82,18 +82,6 @@ def test_cycles_and_strange_ontologies_do_no_harm() -> None:
     parents = {"a": ["M"], "b": ["M"], "M": ["R"]}
     banned = fit_rollup({"a": {1}, "b": {2}}, parents=parents, enough=2, excluded=lambda code: code == "M")
     assert banned == {"a": "R", "b": "R"}
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), unique=True), st.integers(1, 4), st.integers(1, 9))
-def test_carriers_keep_all_of_the_few(pairs: list[tuple[int, int]], enough: int, cut: int) -> None:
-    carriers = Carriers(enough)
-    for part in (range(cut), range(cut, 10)):  # two shards
-        chosen = sorted(pair for pair in pairs if pair[1] in part)
-        carriers.add(*(np.array([pair[k] for pair in chosen], dtype=np.int64) for k in (0, 1)))
-    for code in range(4):
-        who = {subject for number, subject in pairs if number == code}
-        assert carriers.of(code) <= who
-        assert len(carriers.of(code)) == min(len(who), enough)
 
 
 # ---- in the prepared store -------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,16 +137,3 @@ def test_a_roll_up_does_not_name_rare_codes(tmp_path: Path) -> None:
     found = Prepared(tmp_path / "set").vocabulary
     assert found.ids(("DX//SECRET",)).tolist() == [found.index["LAB//A"]]
     assert b"SECRET" not in b"".join(path.read_bytes() for path in (tmp_path / "set").glob("*.*"))
-
-
-@pytest.mark.parametrize("enough", [1, 5])
-def test_the_order_of_shards_makes_no_difference(tmp_path: Path, enough: int) -> None:
-    rows = ward(lab=lambda who, k: float((who * 7 + k) % 5), people=30)
-    made = []
-    for shift in (0, 1):
-        splits = {who: "train" for who in range(30)}
-        data = write_meds(tmp_path / str(shift), rows[::-1] if shift else rows, splits=splits, shards=1 + 3 * shift)
-        prepare(data, out := tmp_path / f"out-{shift}", study=load_study(None, [f"vocabulary.min_subjects={enough}"]),
-                tasks=[])  # fmt: skip
-        made.append((out / "vocabulary.safetensors").read_bytes())
-    assert made[0] == made[1]

@@ -22,7 +22,6 @@ from helpers.meds import (
     Row,
     data_sets,
     everything,
-    load_arrays,
     record,
     scratch,
     stored_subjects,
@@ -213,21 +212,6 @@ DRAWN = {"data": data_sets(), "way": st.sampled_from(list(WAYS)), "shards": st.i
 @given(**DRAWN)
 def test_visits_are_those_of_plain_loops(data: DataSet, way: str, shards: int) -> None:
     check_drawn(data, way, shards)
-
-
-def test_the_store_is_the_same_however_rows_and_shards_lie(tmp_path: Path) -> None:
-    rows, _ = hand_rows("day")
-    splits = {row.subject: SPLITS[row.subject % 3] if row.subject != 900 else "train" for row in rows}
-    stores = []
-    for n, (shards, order) in enumerate([(1, rows), (3, rows), (2, sorted(rows, key=lambda row: -row.subject))]):
-        stores.append(prepared(tmp_path / str(n), order, "day", splits=splits, shards=shards))
-    for split in SPLITS:
-        first, *others = (load_arrays(store / "visits" / split) for store in stores)
-        assert first["subject_id"].tolist() == sorted(first["subject_id"].tolist())
-        for other in others:
-            assert {name: array.tobytes() for name, array in first.items()} == {
-                name: array.tobytes() for name, array in other.items()
-            }
 
 
 def test_values_are_standardised_among_training_values_of_their_code(tmp_path: Path) -> None:

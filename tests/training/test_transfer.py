@@ -56,7 +56,6 @@ def test_lora_freezes_only_what_was_copied(sim_prepared: Path, source: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["transfer.lora_rank=4"], "does nothing with mode=full"),
         (["transfer.mode=lora", "transfer.lora_rank=17"], "a rank of 16 at most"),
         (["model.architecture=flat"], "which a training from it keeps"),
         (["model.dim=32"], "has model.dim=16"),

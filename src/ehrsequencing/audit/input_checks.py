@@ -177,7 +177,9 @@ def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, Ints]
     if not len(events):
         return {}
     token = data.vocabulary.ids(events.codes)[events.code]
-    usable = (data.vocabulary.summary_ids("LAST")[token] >= 0) & ~np.isnan(events.value)
+    usable = (data.vocabulary.summary_tokens[token, SUMMARIES.index("LAST")] >= 0) & ~np.isnan(
+        events.value
+    )
     usable &= data.vocabulary.keeps_number(events.codes)[events.code]
     usable &= (events.time_us != STATIC) & ~source.excluded.mask(events.codes)[events.code]
     return {

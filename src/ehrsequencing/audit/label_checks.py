@@ -183,15 +183,12 @@ def outcomes_in_records(data: AuditData) -> Finding:
         assert records.outcomes is not None
         for subject in data.sample[split].tolist():
             events = data.source.records[int(records.timelines.subject_id[subject])]
-            expected = set[tuple[int, int]]()
             earliest = dict[int, int]()
             for code, moment in zip(events.code.tolist(), events.time_us.tolist(), strict=True):
                 place = number.get(events.codes[code])
                 if place is not None and moment != STATIC:
-                    expected.add((place, moment))
                     earliest[place] = min(moment, earliest.get(place, moment))
-            if not records.outcomes_recur:
-                expected = set(earliest.items())
+            expected = set(earliest.items())
             low, high = records.outcomes.outcome_offsets[subject : subject + 2].tolist()
             codes, moments = (
                 records.outcomes.outcome_codes[low:high],

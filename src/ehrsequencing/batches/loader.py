@@ -66,7 +66,7 @@ class SubjectLoader:
     ) -> None:
         self.timelines, self.rows = records.timelines, records.rows
         self.queries, self.reach = queries, reach
-        self.outcomes, self.outcomes_recur = records.outcomes, records.outcomes_recur
+        self.outcomes = records.outcomes
         self.code_types = None if code_types is None else torch.from_numpy(code_types)
         timelines, rows = records.timelines, records.rows
         offsets = rows.row_offsets
@@ -395,7 +395,7 @@ class SubjectLoader:
         row, positions = row[known], positions[known]
         order = np.argsort(positions)
         row, positions = row[order], positions[order]
-        listed = outcome_labels(self.outcomes, self.rows, row, recur=self.outcomes_recur)
+        listed = outcome_labels(self.outcomes, self.rows, row)
         return {
             "outcome_rows": torch.from_numpy(positions[listed.row]),
             "outcome_codes": torch.from_numpy(listed.code),

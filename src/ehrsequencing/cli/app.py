@@ -3,8 +3,9 @@
 A command imports what it needs when it runs, so that `ehrseq --help` stays fast.
 """
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,8 +28,11 @@ from ehrsequencing.cli.predict import explain, explore, predict
 from ehrsequencing.cli.serve import serve
 from ehrsequencing.cli.train import pretrain, train
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.process import keep_freed_memory, safe_children
+from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.core.version import __version__
+
+if TYPE_CHECKING:
+    from ehrsequencing.config import StudyConfig
 
 app = CommandLine(
     name="ehrseq",
@@ -148,7 +152,7 @@ def codes(
     """
     from dataclasses import asdict
 
-    from ehrsequencing.records.codes import find_codes
+    from ehrsequencing.records.code_search import find_codes
 
     study = read_study(config, overrides, "codes")
     with bar("searching") as tick:
@@ -178,8 +182,15 @@ def check(
     overrides: Overrides = None,
     task: TaskFiles = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Also write what was found to this file (JSON); with --suggest, a folder for task files",
+        ),
     ] = None,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="Instead, show which task templates fit the codes")
+    ] = False,
     overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
@@ -192,6 +203,9 @@ def check(
     from ehrsequencing.records.check import check_data, format_check
 
     study = read_study(config, overrides, "check")
+    if suggest:
+        _suggest(data, study, out)
+        return
     if out is not None:
         refuse_existing(out, CHECK, overwrite=overwrite)
     with bar("checking") as tick:
@@ -205,6 +219,33 @@ def check(
     settings = [*(["--config", config] if config else []), *(overrides or ())]
     then = ["prepare", data, *named, "--out", "prepared", *settings]
     finish(wrote={"check": out}, then=then, result=found.as_json())
+
+
+def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
+    """Print which task templates fit, and write them into a new folder."""
+    from ehrsequencing.core.files import write_bytes
+    from ehrsequencing.core.outputs import TASKS, refuse_existing
+    from ehrsequencing.records.templates import suggest as fitting
+
+    if out is not None:
+        refuse_existing(out, TASKS)
+    with bar("looking at the codes") as tick:
+        found = fitting(data, settings=study.data, progress=tick)
+    for one in found:
+        none = f" (no code of {' or of '.join(one.missing)} was found)" if one.missing else ""
+        say(f"{'no  ' if none else 'fits'}  {one.name:<21}  {one.title}{none}")
+    fits = [one for one in found if one.text]
+    result = {"templates": [{"name": one.name, "missing": one.missing} for one in found]}
+    if not fits:
+        say("No template fits. Look for codes of your question, and write a task file with them.")
+        finish(wrote={}, then=["codes", data, "TEXT"], result=result)
+        return
+    then: list[object] = ["check", data, "--suggest", "--out", "tasks"]
+    if out is not None:
+        for one in fits:
+            write_bytes(out / f"{one.name}.yaml", one.text.encode())
+        then = ["check", data, "--task", out / f"{fits[0].name}.yaml"]
+    finish(wrote={"tasks": out}, then=then, result=result)
 
 
 @app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
@@ -282,5 +323,5 @@ app.command(example="ehrseq audit run --subjects 200")(audit)
 
 def main() -> None:
     """Entry point of `ehrseq`."""
-    with safe_children():
-        run_app(app)
+    os.environ["PYTHONSAFEPATH"] = "1"  # a child process imports nothing of the working directory
+    run_app(app)

@@ -84,7 +84,7 @@ def open_run(
         changes = ", ".join(f"{name} {what}" for name, what in run.altered.items())
         note(f"note: {folder}: {changes}; the model and its settings are unchanged")
     if study is not None:
-        refuse_changes(study, run.study, command, file=config, by=folder)
+        refuse_changes(run.study, command, file=config, by=folder)
     return run
 
 

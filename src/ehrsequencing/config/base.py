@@ -30,9 +30,8 @@ def parse_days(text: object) -> float:
             )
         days = float(match[1]) * UNIT_DAYS[match[2]]
     if math.isnan(days) or days < 0:
-        raise ValueError(
-            f"{text!r} is not a duration: it must be a number that is not negative, as in 30d"
-        )
+        fix = "it must be a number that is not negative, as in 30d"
+        raise ValueError(f"{text!r} is not a duration: {fix}")
     if days > _LONGEST_YEARS * DAYS_PER_YEAR:
         raise ValueError(f"{text!r} is longer than {_LONGEST_YEARS:,} years")
     return days

@@ -212,15 +212,12 @@ def refuse_unused(overrides: Iterable[str], command: str) -> None:
             raise EhrseqError(what, where=f"ehrseq {command}", fix=fix)
 
 
-def refuse_changes(
-    study: StudyConfig, settled: StudyConfig, command: str, *, file: Path | None, by: Path
-) -> None:
+def refuse_changes(settled: StudyConfig, command: str, *, file: Path | None, by: Path) -> None:
     """Refuse a study file that contradicts what a prepared set or a run was made with.
 
     Args:
-        study: Settings of the file and the command line.
         settled: Settings that the prepared set or the run records. With a task it is a run's.
-        command: The command that reads them, a key of `COMMANDS`: its own sections may differ.
+        command: The command that reads the file, a key of `COMMANDS`: its own sections may differ.
         file: The study file; without one there is nothing to contradict.
         by: Folder of the prepared set or the run.
 
@@ -229,23 +226,22 @@ def refuse_changes(
     """
     if file is None:
         return
-    named = _named(file)
-    settings: list[tuple[str, Any, Any]] = []
-    if "preset" in named and settled.task is not None:
-        settings.append(("preset", study.preset, settled.preset))
-    for section in _OF_PREPARED if settled.task is None else _OF_RUN:
-        if section in COMMANDS[command]:
-            continue
-        ours, theirs = getattr(study, section), getattr(settled, section)
-        for key in sorted(named.get(section, set()) & set(type(ours).model_fields)):
-            settings.append((f"{section}.{key}", getattr(ours, key), getattr(theirs, key)))
+    raw, is_run = read_yaml(file), settled.task is not None
+    named = validated(StudyConfig, {**raw, "preset": None}, where=str(file))
+    settings = [("preset", raw["preset"], settled.preset)] if is_run and "preset" in raw else []
+    for section in _OF_RUN if is_run else _OF_PREPARED:
+        if section not in COMMANDS[command]:
+            ours, theirs = getattr(named, section), getattr(settled, section)
+            for key in sorted(ours.model_fields_set):
+                settings.append((f"{section}.{key}", getattr(ours, key), getattr(theirs, key)))
     for name, given, made_with in settings:
         if given != made_with:
-            what = f"{name} is {_shown(given)}, but {by} was made with {_shown(made_with)}"
+            shown = [one if isinstance(one, Settings) else repr(one) for one in (given, made_with)]
+            what = f"{name} is {shown[0]}, but {by} was made with {shown[1]}"
             fix = "leave it out, or make that folder again with it"
             raise EhrseqError(what, where=str(file), fix=fix)
-    if settled.task is not None and study.task is not None:
-        refuse_other_task(study.task, settled.task, file=file, by=by)
+    if is_run and named.task is not None and settled.task is not None:
+        refuse_other_task(named.task, settled.task, file=file, by=by)
 
 
 def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: Path) -> None:
@@ -262,22 +258,3 @@ def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: P
             raise EhrseqError(
                 what, where=str(file), fix="leave the task out, or make that folder again with it"
             )
-
-
-def _named(file: Path) -> dict[str, set[str]]:
-    """Section → settings that a study file itself names, without those that come from a preset or a size."""
-    raw = read_yaml(file)
-    named = {
-        section: set(body if isinstance(body, dict) else ())
-        for section, body in raw.items()
-        if body is not None
-    }
-    if "dialect" in raw:  # a part of `data`, by another name, like `from` of `from_date`
-        named.setdefault("data", set()).add("dialect")
-    if "from" in named.get("splits", ()):
-        named["splits"].add("from_date")
-    return named
-
-
-def _shown(value: Any) -> str:
-    return "other settings" if isinstance(value, Settings) else repr(value)

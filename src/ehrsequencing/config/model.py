@@ -6,7 +6,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ehrsequencing.config import parts
 from ehrsequencing.config.base import Settings
-from ehrsequencing.config.parts import idle_settings
 
 VisitEncoder = Annotated[str, AfterValidator(parts.visit_encoder.checked)]
 
@@ -82,27 +81,12 @@ class ModelConfig(Settings):
             for a, b in zip((0.0, *self.edges_days), self.edges_days, strict=False)
         ):
             raise ValueError("edges_days must be positive, finite and rising")
-        values = dict(self)
-        for name, choice in idle_settings(values).items():
-            if values[name] != ModelConfig.model_fields[name].default:
-                raise ValueError(f"{name}={values[name]} belongs to {choice}")
         return self
-
-    def with_parts(self, **chosen: str) -> "ModelConfig":
-        """These settings with other parts; what the new parts do not use becomes the default."""
-        values = {**dict(self), **chosen}
-        dropped = {*idle_settings(values)}
-        if values["architecture"] == "flat":
-            dropped.add("history_dropout")  # whose default is another
-        return ModelConfig.model_validate(
-            {name: value for name, value in values.items() if name not in dropped}
-        )
 
     @property
     def relates_codes(self) -> bool:
         """Whether the cost grows with the square of the number of codes in a visit."""
-        is_flat = self.architecture == "flat"
-        return is_flat or parts.visit_encoder.parts[self.visit_encoder].relates_codes
+        return self.architecture == "flat" or self.visit_encoder == "transformer"
 
     @property
     def bins(self) -> int:

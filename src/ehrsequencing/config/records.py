@@ -1,8 +1,9 @@
 """Settings of `prepare`: visits, numbers, vocabulary, splits, and how a data set's files differ from MEDS."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
+    AliasChoices,
     BeforeValidator,
     Field,
     model_validator,
@@ -51,19 +52,9 @@ class SplitsConfig(Settings):
     tuning: float = Field(0.15, gt=0, lt=1)
     seed: int = 0
     # by=date, also written `from`: whose index falls on it or later is held out
-    from_date: str | None = None
+    from_date: str | None = Field(None, validation_alias=AliasChoices("from", "from_date"))
     column: str | None = None  # by=site: column of the data that names the site of each row
     held_out_sites: Annotated[tuple[str, ...], BeforeValidator(as_list)] | None = None  # by=site
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_from(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "from" in data:
-            return {
-                **{key: value for key, value in data.items() if key != "from"},
-                "from_date": data["from"],
-            }
-        return data
 
     @model_validator(mode="after")
     def _complete(self) -> "SplitsConfig":

@@ -65,7 +65,7 @@ def _as_weights(value: object) -> object:
 
 def _checked(weights: dict[str, float]) -> dict[str, float]:
     if not weights:
-        raise ValueError(f"name at least one of {', '.join(parts.objective.parts)}")
+        raise ValueError(f"name at least one of {', '.join(parts.objective.names)}")
     return {parts.objective.checked(name): weight for name, weight in weights.items()}
 
 
@@ -93,12 +93,6 @@ class TransferConfig(Settings):
     # low-rank updates of the frozen matrices.
     mode: Literal["full", "frozen", "lora"] = "full"
     lora_rank: int = Field(8, ge=1)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "TransferConfig":
-        if self.mode != "lora" and self.lora_rank != 8:
-            raise ValueError(f"lora_rank does nothing with mode={self.mode}: set mode=lora")
-        return self
 
 
 class EvaluationConfig(Settings):

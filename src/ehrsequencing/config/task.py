@@ -86,13 +86,11 @@ class EligibilityConfig(Settings):
 
 
 class OutcomesConfig(Settings):
-    """Many codes, each predicted by itself: its first record, or its next one. The task's causes end every exposure."""
+    """Many codes, each predicted by itself: its first record. The task's causes end every exposure."""
 
     codes: CodeList
     # Codes with an event in fewer training subjects are left out. Their hazards are stored with the run.
     min_subjects: int = Field(100, ge=5)
-    # first: rows before a code's first record; next: all rows
-    kind: Literal["first", "next"] = "first"
 
 
 class TaskConfig(Settings):

@@ -212,12 +212,7 @@ def is_special(path: Path) -> bool:
     """Whether something is at a path that must never be replaced: a mount point, or neither file, folder nor link."""
     if not os.path.lexists(path):
         return False
-    mounts = Path("/proc/self/mountinfo")
-    names = (
-        [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
-    )
-    is_mounted = os.path.ismount(path) or os.path.realpath(path).replace(" ", "\\040") in names
-    return is_mounted or not (path.is_file() or path.is_dir() or path.is_symlink())
+    return os.path.ismount(path) or not (path.is_file() or path.is_dir() or path.is_symlink())
 
 
 def fsync(path: Path) -> None:
@@ -249,18 +244,13 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
         EhrseqError: They overlap.
     """
     for given in inputs:
-        if given.exists() and (_is_among(given, _up(out)) or _is_among(out, _up(given))):
+        if given.exists() and (_holds(given, out) or _holds(out, given)):
             fix = "name an output folder outside the input that does not contain it"
             raise EhrseqError(f"the output overlaps the input {given}", where=str(out), fix=fix)
 
 
-def _up(path: Path) -> list[Path]:
-    target = Path(os.path.realpath(path))
-    return [target, *target.parents]
-
-
-def _is_among(path: Path, others: list[Path]) -> bool:
-    return path.exists() and any(other.exists() and path.samefile(other) for other in others)
+def _holds(folder: Path, path: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def write_bytes(path: Path, data: bytes, *, owner_only: bool = False) -> None:

@@ -49,8 +49,6 @@ RUN_NEEDS = (
 _AGAIN = "make the folder again"
 _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
-_VOCABULARY = ("vocabulary.json", "vocabulary.safetensors")
-_DATA_SET = ("metadata/subject_splits.parquet", "metadata/dataset.json")
 _HERE, _EXCHANGE = (
     -100,
     2,
@@ -64,12 +62,10 @@ class Kind:
     Attributes:
         name: `kind` in its manifest.
         what: The name in messages.
-        needs: The files that every folder of this kind must have, with their hashes.
     """
 
     name: str
     what: str
-    needs: tuple[str, ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -81,18 +77,19 @@ class Kind:
         return isinstance(facts, dict) and self.facts.items() <= facts.items()
 
 
-PREPARED = Kind("prepared", "a prepared data set", ("config.yaml", *_VOCABULARY))
-IMPORTED = Kind("imported data set", "an imported data set", _DATA_SET)
-SIMULATION = Kind("simulation", "a simulated data set", (*_DATA_SET, "task.yaml"))
-RUN = Kind("run", "a run", RUN_NEEDS)
-SHARED_RUN = Kind("shared run", "a shared model", RUN_NEEDS)
+PREPARED = Kind("prepared", "a prepared data set")
+IMPORTED = Kind("imported data set", "an imported data set")
+SIMULATION = Kind("simulation", "a simulated data set")
+RUN = Kind("run", "a run")
+SHARED_RUN = Kind("shared run", "a shared model")
 UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
-PRETRAINED = Kind("pretraining", "a pretrained model", RUN_NEEDS)
+PRETRAINED = Kind("pretraining", "a pretrained model")
 UNFINISHED_PRETRAINING = Kind("unfinished pretraining", "an unfinished pretraining")
-CHECKPOINT = Kind("checkpoint", "a checkpoint", ("state.json", "state.safetensors"))
-EXTERNAL = Kind("external validation", "an external validation", ("metrics.json",))
-POOLED = Kind("pooled sites", "a pooling of sites", ("pooled.json",))
-SCORE = Kind("score", "a score of predictions", ("metrics.json",))
+CHECKPOINT = Kind("checkpoint", "a checkpoint")
+EXTERNAL = Kind("external validation", "an external validation")
+POOLED = Kind("pooled sites", "a pooling of sites")
+SCORE = Kind("score", "a score of predictions")
+TASKS = Kind("tasks", "a folder of task files")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
 EXPLORER = Kind("explorer", "an explorer")
@@ -302,18 +299,14 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
         what = f"is not {what}, or was interrupted before it was complete"
         raise EhrseqError(what, where=str(folder), fix="make it again")
     manifest = _whole_manifest(path)
-    files = manifest["files"]
-    required = manifest.get("required", list(files))
-    if not isinstance(required, list) or not all(name in files for name in map(str, required)):
+    files, required = manifest["files"], manifest.get("required", list(manifest["files"]))
+    if not isinstance(required, list) or not set(map(str, required)) <= files.keys():
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
-    kind = _kind_of(manifest)
-    if lost := [name for name in (kind.needs if kind else ()) if name not in required]:
-        raise EhrseqError(f"is damaged: it does not list {lost[0]}", where=str(path), fix=_AGAIN)
     for name in files:
         if not _is_inside(folder / name, folder):
             what = "names a file outside its folder"
             raise EhrseqError(what, where=str(path), fix="do not trust this folder")
-    for name in map(str, required):
+    for name in required:
         if not (folder / name).is_file():
             raise EhrseqError("a file is missing", where=str(folder / name), fix=_AGAIN)
         if verify:
@@ -344,14 +337,6 @@ def _whole_manifest(path: Path) -> dict[str, Any]:
         what = f"has format {manifest.get('format')!r}, and this version of ehrseq reads {FORMAT}"
         raise EhrseqError(what, where=str(path), fix=_AGAIN)
     return manifest
-
-
-def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:
-    """Refuse a manifest that lacks an entry of `facts` (name → type), or has it with another type."""
-    for name, kind in facts.items():
-        if not isinstance(manifest.get(name), kind):
-            what = f"is damaged: its entry {name!r} is missing or invalid"
-            raise EhrseqError(what, where=str(folder / MANIFEST), fix=_AGAIN)
 
 
 def _is_inside(file: Path, folder: Path) -> bool:

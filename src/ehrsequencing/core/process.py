@@ -1,4 +1,4 @@
-"""Settings of this process: the memory that it keeps, and what its children may import.
+"""The memory that this process keeps.
 
 By default glibc returns a large freed block to the system, which fills the next one with zeros, page by page. Training
 on PhysioNet 2012 spends 6 s in the system for 46 s of its own; with the memory kept, 2 s. `predict` is left as it is:
@@ -6,14 +6,10 @@ it would gain 2 s of 13, and its peak memory would grow by .4 to 1.3 GiB.
 """
 
 import ctypes
-import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # names of malloc.h
 _KEEP_BYTES, _MMAP_BYTES = 1 << 30, 1 << 29
-_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def keep_freed_memory() -> bool:
@@ -26,21 +22,3 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES))
-
-
-@contextmanager
-def safe_children() -> Iterator[None]:
-    """Let Python processes that start in the block import nothing from the working directory.
-
-    A worker is started as `python -m …` or `python -c …`, which look there first: a `pyarrow.py` beside the data of
-    somebody else would run.
-    """
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before

@@ -47,26 +47,16 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 class Stop:
-    """Whether somebody has asked to stop.
-
-    Attributes:
-        is_safe: Whether the program leaves at a moment at which it has asked itself, and not in the middle of a step.
-    """
+    """Whether somebody has asked to stop."""
 
     def __init__(self) -> None:
         self._number: int | None = None
-        self.is_safe = False
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal; a second one stops at once."""
         if self._number is not None:
-            raise Stopped(number)
+            raise KeyboardInterrupt
         self._number = number
-
-    @property
-    def asked(self) -> bool:
-        """Whether a signal has come."""
-        return self._number is not None
 
     def leave_if_asked(self, before: Callable[[], Any] = lambda: None) -> None:
         """Raise `Stopped` if a signal has come: a moment at which everything can be saved.
@@ -76,7 +66,6 @@ class Stop:
         """
         if self._number is not None:
             before()
-            self.is_safe = True
             raise Stopped(self._number)
 
 
@@ -92,11 +81,7 @@ def noted_signals() -> Iterator[Stop]:
         yield stop
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    noted = {
-        number: handler
-        for number, handler in before.items()
-        if handler not in (signal.SIG_IGN, None)
-    }
+    noted = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     for number in noted:
         signal.signal(number, stop.note)
     try:

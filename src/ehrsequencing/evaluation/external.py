@@ -32,7 +32,7 @@ from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import LateRows, MedsReader
 from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.survey import CodeSubjects, survey
+from ehrsequencing.records.survey import CodeCounts, survey
 from ehrsequencing.records.timelines import (
     ArrayAppender,
     TaskRecords,
@@ -78,8 +78,8 @@ def read_external(
     """
     reader = MedsReader(data, facts, run.study.visits)
     progress("reading the new data")
-    found, excluded, task = survey(reader, CodeSubjects), run.excluded(data), run.task
-    codes, parents = found.part.count, read_parents(data)
+    found, excluded, task = survey(reader, CodeCounts), run.excluded(data), run.task
+    codes, parents = found.part.subjects, read_parents(data)
     unknown, unmatched = (
         found.part.unknown(run.vocabulary, excluded),
         _unmatched(task, codes, parents),

@@ -198,9 +198,7 @@ class OutcomeRows:
         weights[:, self.subject_ids] = np.concatenate([np.ones((1, len(self.subject_ids))), *drawn])
         self.weights = weights
         every = np.arange(len(self.rows))
-        listed = outcome_labels(
-            self.records.outcomes, self.rows, every, recur=self.records.outcomes_recur
-        )
+        listed = outcome_labels(self.records.outcomes, self.rows, every)
         order = np.lexsort((listed.row, listed.code))
         self.listed_row, self.listed_days = listed.row[order], listed.days[order]
         self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))

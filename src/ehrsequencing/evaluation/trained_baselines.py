@@ -91,7 +91,8 @@ def train_baseline(
     """
     parent = run_folder / FOLDER
     folder = parent / "flat-behrt"
-    wanted = study.model_copy(update={"model": study.model.with_parts(architecture="flat")})
+    flat = {"architecture": "flat", "history_dropout": 0.0}
+    wanted = study.model_copy(update={"model": study.model.model_copy(update=flat)})
     if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
         with complete_folder(folder, RUN, overwrite=True) as temporary:
             Trainer(prepared, task_name, temporary, study=wanted).fit()

@@ -19,7 +19,7 @@ from ehrsequencing.models.segments import dropout, gather_rows, pool, segment_so
 from ehrsequencing.models.transformer import TransformerLayer
 
 
-@visit_encoder("attention", uses=("scorer",))
+@visit_encoder("attention")
 class AttnPoolingVisitEncoder(nn.Module):
     """Learned importance: `u_v = Σ α_k e_k`, `α = softmax over the visit of score(e_k)`.
 
@@ -99,7 +99,7 @@ class ScaledSumVisitEncoder(nn.Module):
         return total * batch.codes_per_visit.clamp(min=1).to(total.dtype).rsqrt().unsqueeze(1)
 
 
-@visit_encoder("transformer", uses=("visit_layers", "visit_pool"), relates_codes=True)
+@visit_encoder("transformer")
 class TransformerVisitEncoder(nn.Module):
     """Mini-transformer: the codes of a visit see one another, then their masked mean, or a CLS token's state.
 

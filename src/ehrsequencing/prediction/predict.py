@@ -115,7 +115,7 @@ class Encoder:
         timelines, _ = encode_timelines(record, self.run.vocabulary)
         encoded = encode_rows(record, rows, self.run.vocabulary)
         known = None if finder is None else finder.find_known(record, self.run.outcomes)
-        return TaskRecords(timelines, encoded, known, finder is not None and finder.recur)
+        return TaskRecords(timelines, encoded, known)
 
 
 @dataclass

@@ -45,8 +45,8 @@ def predict_outcomes(
 ) -> int:
     """Write the risks of outcomes in the format of `predict`, with a code as the cause.
 
-    The risk is the cumulative incidence of the code, with the task's causes (death) as competing ones. With
-    `kind: first`, a code that the subject already has gets no row.
+    The risk is the cumulative incidence of the code, with the task's causes (death) as competing ones.
+    A code that the subject already has gets no row.
 
     Args:
         run_folder: A run of a task with `outcomes`.
@@ -135,7 +135,7 @@ def _answers(
 ) -> Iterator[tuple[Ints, tuple[Ints, Ints, Ints, Ints, Floats32]]]:
     """Some prediction times after others: the subjects asked about, and the arguments of `write_rows`."""
     had = np.zeros((0, 2), np.int64)
-    if records.outcomes is not None and not records.outcomes_recur:
+    if records.outcomes is not None:
         row, code = already_had(records.outcomes, records.rows)
         place = np.full(len(run.outcomes), -1)
         place[codes] = np.arange(len(codes))

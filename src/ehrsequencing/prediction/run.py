@@ -22,7 +22,6 @@ from ehrsequencing.core.outputs import (
     SHARED_RUN,
     altered,
     read_manifest,
-    require_facts,
     require_unchanged,
     save_manifest,
 )
@@ -38,13 +37,6 @@ from ehrsequencing.records.vocabulary import Vocabulary
 AUDIT = "audit.json"  # what `ehrseq audit` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
 _PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
-_FACTS: dict[str, type] = {
-    "excluded": list,
-    "fingerprint": str,
-    "labels": str,
-    "prepared": str,
-    "vocabulary": str,
-}
 
 
 class Run:
@@ -65,7 +57,6 @@ class Run:
             raise EhrseqError(
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
             )
-        require_facts(folder, self.manifest, _FACTS)
         self.study: StudyConfig = load_study(folder / "config.yaml")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):

@@ -1,28 +1,29 @@
 """`ehrseq check`: what is in a data set, what `prepare` would fix or refuse, and what a task makes of it.
 
-Reads the way `prepare` reads, and writes nothing.
+It is `prepare` in a temporary folder, so that both find the same.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
-from ehrsequencing.records.attrition import Tally, attrition_lines, task_warnings
-from ehrsequencing.records.codes import excluded_codes, read_parents
-from ehrsequencing.records.cohort import CohortBuilder, CohortRows
-from ehrsequencing.records.encoding import age_years
-from ehrsequencing.records.events import BIRTH, DAY_US, STATIC
+from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.core.files import private_folder, read_json
+from ehrsequencing.records.attrition import attrition_lines, task_warnings
+from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.fixes import FIXES
-from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader
-from ehrsequencing.records.splits import split_lookup, split_source
-from ehrsequencing.records.survey import Progress, Steps, TrainingFit, survey
-from ehrsequencing.records.visits import Record, make_record
-from ehrsequencing.records.vocabulary_fit import VocabularyFit
+from ehrsequencing.records.meds import SPLITS, LateRows
+from ehrsequencing.records.parallel import PROCESSES, joblib_backend
+from ehrsequencing.records.prepare import ShardWork, fill
+from ehrsequencing.records.survey import Progress
+from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
+from ehrsequencing.records.vocabulary import Vocabulary
 
 LONG_VISIT_DAYS = 30
 FEW_KNOWN = 0.1  # share of the training subjects' rows with a token, below which a model learns next to nothing
@@ -93,123 +94,69 @@ class DataCheck:
 def check_data(
     data: Path, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None = None
 ) -> DataCheck:
-    """Read a data set the way `prepare` would, and count.
+    """Prepare a data set in a temporary folder (`TMPDIR`), and count.
 
     Raises:
         EhrseqError: `prepare` would refuse the data or a task.
     """
-    reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
-    excluded = excluded_codes(study, tasks, parents)
-    lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    builders = [CohortBuilder(task, parents=parents) for task in tasks]
-    tick = Steps(reader, len(reader.shards), progress)
-
-    def new_fit() -> TrainingFit:
-        settings, values = study.vocabulary, study.values
-        return TrainingFit(
-            VocabularyFit(settings, values, excluded=excluded, parents=parents), lookup
-        )
-
-    found = survey(reader, new_fit, tick)
-    fit, end_us = found.part.fit, reader.end_us(found.days)
-    fixes, reader.fixes = reader.fixes, Counter()  # the second pass fixes the same again
-    fixes["absent_split"] = lookup.absent(found.subject_id)
-    for builder in builders:
-        builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
-        builder.require_subjects(found.subject_id)
-
-    counts, tallies = Counter[str](), [_TaskTally(task) for task in tasks]
-    years = set[int]()
-    for path in reader.shards:
-        record = make_record(reader.read(path), excluded=excluded, settings=study.visits)
-        split = lookup(record.subject_id)
-        counts.update(_count(record))
-        of_split = np.bincount(split, minlength=len(SPLITS)).tolist()
-        counts.update(dict(zip(SPLITS, of_split, strict=True)))
-        years.update(_years(record))
-        visits = record.visits
-        fixes["old_age"] += age_years(visits.start_us, record.birth_us[visits.subject])[1]
-        for builder, tally in zip(builders, tallies, strict=True):
-            cohort = builder.build(record, dataset_end_us=end_us)
-            fixes["after_censoring"] += cohort.after_censoring
-            tally.attrition.add_cohort(cohort, split, visits)
-            tally.add(cohort.rows)
-        tick()
-    known = fit.known_share(fit.finish())
-    min_subjects = study.vocabulary.min_subjects
-    facts = {
-        "subjects": {name: counts[name] for name in ("all", *SPLITS, "without_birth")},
-        "splits": split_source(data, study.splits),
-        "rows": {
-            "all": counts["rows"],
-            "static": counts["static"],
-            "with_number": counts["valued"],
-            "shards": len(reader.shards),
-        },
-        "years": [min(years), max(years)] if years else [],
-        "late_rows": asdict(reader.late) if reader.late else None,
-        "codes": {
-            "all": len(fit.number),
-            "tokens": len(fit.common_codes()),
-            "known_training_rows": known,
-            "min_subjects": min_subjects,
-        },
-        "visits": {
-            "all": counts["visits"],
-            f"over_{LONG_VISIT_DAYS}_days": counts["long"],
-            "per_subject": round(counts["visits"] / max(counts["all"], 1), 2),
-            "rows_per_visit": round(counts["visit_rows"] / max(counts["visits"], 1), 2),
-        },
-        "warnings": vocabulary_warnings(known, min_subjects=min_subjects),
-    }
-    return DataCheck(facts, fixes, [tally.result() for tally in tallies])
-
-
-def _count(record: Record) -> dict[str, int]:
-    events, visits = record.events, record.visits
-    length_us = visits.end_us - visits.start_us
-    return {
-        "all": len(record.subject_id),
-        "without_birth": int(np.sum(record.birth_us == STATIC)),
-        "rows": len(events),
-        "static": int(np.sum(events.time_us == STATIC)),
-        "valued": int(np.sum(~np.isnan(events.value))),
-        "visits": len(visits),
-        "visit_rows": len(visits.event),
-        "long": int(np.sum(length_us > LONG_VISIT_DAYS * DAY_US)),
-    }
-
-
-def _years(record: Record) -> list[int]:
-    """Years in which anybody but a newborn has a row."""
-    events = record.events
-    lived = events.time_us[(events.time_us != STATIC) & ~events.is_code(BIRTH)]
-    days = np.unique(lived // DAY_US).astype("datetime64[D]")
-    return [int(year) + 1970 for year in np.unique(days.astype("datetime64[Y]")).astype(int)]
-
-
-class _TaskTally:
-    def __init__(self, task: TaskConfig) -> None:
-        self.task, self.attrition = task, Tally(task)
-        self.within = np.zeros((len(task.causes), len(task.horizons)), dtype=np.int64)
-        self.known = np.zeros(len(task.horizons), dtype=np.int64)
-
-    def add(self, rows: CohortRows) -> None:
-        _, first = np.unique(rows.subject, return_index=True)
-        duration, cause = rows.duration_days[first], rows.cause[first]
-        for k, horizon_days in enumerate(self.task.horizons):
-            seen = cause[(duration <= horizon_days) & (cause > 0)]
-            self.within[:, k] += np.bincount(seen, minlength=len(self.task.causes) + 1)[1:]
-            self.known[k] += int(np.sum((cause > 0) | (duration >= horizon_days)))
-
-    def result(self) -> TaskCheck:
-        horizons = [format_days(days) for days in self.task.horizons]
-        within = {
-            cause: dict(zip(horizons, row, strict=True))
-            for cause, row in zip(self.task.causes, self.within.tolist(), strict=True)
+    work = ShardWork.of_study(data, study, tasks)
+    with joblib_backend(PROCESSES, None, work.reader.shards) as jobs, private_folder() as folder:
+        found = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True)
+        splits = {name: open_arrays(Timelines, folder / "visits" / name) for name in SPLITS}
+        known, min_subjects = found["known_training_rows"], study.vocabulary.min_subjects
+        facts = {
+            **{name: found[name] for name in ("splits", "rows", "years", "late_rows")},
+            "subjects": {
+                "all": found["subjects"],
+                **{name: len(part) for name, part in splits.items()},
+                "without_birth": _total(part.birth_us == STATIC for part in splits.values()),
+            },
+            "codes": {
+                "all": found["codes"],
+                "tokens": len(Vocabulary.load(folder).codes),
+                "known_training_rows": known,
+                "min_subjects": min_subjects,
+            },
+            "visits": _visits(list(splits.values())),
+            "warnings": vocabulary_warnings(known, min_subjects=min_subjects),
         }
-        known = dict(zip(horizons, self.known.tolist(), strict=True))
-        return TaskCheck(self.task, self.attrition.as_json(), within, known)
+        checks = [_check_task(folder / "tasks" / task.name, task) for task in tasks]
+    return DataCheck(facts, Counter(found["fixes"]), checks)
+
+
+def _total(masks: Iterable[Bools]) -> int:
+    return sum(int(np.count_nonzero(mask)) for mask in masks)
+
+
+def _visits(splits: Sequence[Timelines]) -> dict[str, Any]:
+    subjects, visits = sum(map(len, splits)), sum(len(part.start_us) for part in splits)
+    codes = sum(len(part.codes) for part in splits)
+    long_us = LONG_VISIT_DAYS * DAY_US
+    return {
+        "all": visits,
+        f"over_{LONG_VISIT_DAYS}_days": _total(s.end_us - s.start_us > long_us for s in splits),
+        "per_subject": round(visits / max(subjects, 1), 2),
+        "codes_per_visit": round(codes / max(visits, 1), 2),
+    }
+
+
+def _check_task(folder: Path, task: TaskConfig) -> TaskCheck:
+    """Counts of a task, from each subject's first prediction time."""
+    duration, cause = list[Floats](), list[NDArray[np.int8]]()
+    for split in SPLITS:
+        rows = open_arrays(TaskRows, folder / split)
+        first = rows.row_offsets[:-1][np.diff(rows.row_offsets) > 0]
+        duration.append(rows.duration_days[first])
+        cause.append(rows.cause[first])
+    days, causes = np.concatenate(duration), np.concatenate(cause)
+    within: dict[str, dict[str, int]] = {name: {} for name in task.causes}
+    known: dict[str, int] = {}
+    for horizon_days in task.horizons:
+        horizon = format_days(horizon_days)
+        known[horizon] = int(np.sum((causes > 0) | (days >= horizon_days)))
+        for number, name in enumerate(task.causes, start=1):
+            within[name][horizon] = int(np.sum((causes == number) & (days <= horizon_days)))
+    return TaskCheck(task, read_json(folder / "attrition.json"), within, known)
 
 
 def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
@@ -251,7 +198,7 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
     long = visits[f"over_{LONG_VISIT_DAYS}_days"]
     longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days" if long else ""
-    each = f"{visits['per_subject']:,} a subject, with {visits['rows_per_visit']:,} rows each"
+    each = f"{visits['per_subject']:,} a subject, with {visits['codes_per_visit']:,} codes each"
     lines = [
         ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
         ("splits", _SPLIT_WORDS[facts["splits"]]),

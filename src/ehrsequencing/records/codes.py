@@ -1,15 +1,12 @@
-"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`); codes by text.
+"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`).
 
 A pattern may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, with a blank on either side of the
-sign. `find_codes` hides counts of 1 to 10 people of real data, and the number of rows of such a code. It names a code
-of fewer than 5 people only if `metadata/codes.parquet` lists it, as messages about task files do.
+sign.
 """
 
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig
+from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
-from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
 _CONDITION = re.compile(
@@ -59,10 +53,9 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for code, parents in _rows_of_codes(data, "parent_codes"):
-        known = found.setdefault(code, [])
-        for name in [parents] if isinstance(parents, str) else parents or ():
-            if name and name not in known:
-                known.append(name)
+        names = [parents] if isinstance(parents, str) else parents or ()
+        known = found.get(code, [])
+        found[code] = list(dict.fromkeys([*known, *filter(None, names)]))
     return found
 
 
@@ -72,11 +65,8 @@ def read_descriptions(data: Path) -> dict[str, str]:
     Raises:
         EhrseqError: As of `read_parents`.
     """
-    found: dict[str, str] = {}
-    for code, text in _rows_of_codes(data, "description"):
-        if text:
-            found.setdefault(code, text)
-    return found
+    rows = _rows_of_codes(data, "description")
+    return {code: text for code, text in reversed(rows) if text}
 
 
 def _rows_of_codes(data: Path, column: str) -> list[tuple[str, Any]]:
@@ -84,31 +74,23 @@ def _rows_of_codes(data: Path, column: str) -> list[tuple[str, Any]]:
     path = data / "metadata" / "codes.parquet"
     if not path.is_file():
         return []
-    table = read_table(path)
+    table, columns = read_table(path), list[list[Any]]()
     for name in ("code", column):
-        if table.column_names.count(name) > 1:
-            what = f"has the column {name!r} twice"
-            raise EhrseqError(what, where=str(path), fix="keep one of them")
-    if "code" not in table.column_names:
-        raise EhrseqError("has no column 'code'", where=str(path), fix="see the MEDS schema")
-    codes = _texts(table["code"], "code", path)
-    cells = [None] * len(codes)
-    if column in table.column_names:
-        cells = _texts(table[column], column, path)
-    return [(code, cell) for code, cell in zip(codes, cells, strict=True) if code]
-
-
-def _texts(column: pa.ChunkedArray, name: str, path: Path) -> list[Any]:
-    """A column of text, or of parents as lists of text."""
-    kind, types = column.type, pa.types
-    if name == "parent_codes" and (types.is_list(kind) or types.is_large_list(kind)):
-        kind = kind.value_type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if not (is_text(kind) or types.is_null(kind)):
-        what = f"column {name!r} has type {column.type}"
-        raise EhrseqError(what, where=str(path), fix="write strings, or lists of them as parents")
-    values: list[Any] = column.to_pylist()
-    return values
+        count = table.column_names.count(name)
+        if count > 1 or (name == "code" and not count):
+            what = f"has the column {name!r} {'twice' if count else 'nowhere'}"
+            raise EhrseqError(what, where=str(path), fix="give it once; see the MEDS schema")
+        cells = table[name] if count else pa.nulls(len(table))
+        kind = cells.type
+        if name == "parent_codes" and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            kind = kind.value_type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (is_text(kind) or pa.types.is_null(kind)):
+            what = f"column {name!r} has type {cells.type}"
+            fix = "write strings, or lists of them as parents"
+            raise EhrseqError(what, where=str(path), fix=fix)
+        columns.append(cells.to_pylist())
+    return [(code, cell) for code, cell in zip(*columns, strict=True) if code]
 
 
 def split_condition(pattern: str) -> tuple[str, str, float] | None:
@@ -198,6 +180,12 @@ class CodeMatcher:
             out |= matcher.mask(events.codes)[events.code] & holds(events.value, number)
         return np.asarray(out)
 
+    def refuse_conditions(self, where: str) -> None:
+        """Refuse patterns with a condition on a number, where a code counts whatever its number."""
+        if self.by_value:
+            what = f"a condition on a number is not possible in {where}"
+            raise EhrseqError(what, where=self.by_value[0], fix="name codes")
+
     def require(self, known: Collection[str], *, suggest: Collection[str], where: str) -> None:
         """Refuse patterns that mean no known code at all, and say why, or which codes come close.
 
@@ -209,7 +197,7 @@ class CodeMatcher:
         if self._mask((*known, BIRTH, DEATH)).any():
             return
         wanted = re.split(r" *[<>]=? *", self.patterns[0])[0].rstrip("*").rpartition(":")[2]
-        fix = _what_comes_close(wanted, suggest) or "no code of the data comes close"
+        fix = what_comes_close(wanted, suggest) or "no code of the data comes close"
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
             fix += (
                 "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
@@ -224,13 +212,10 @@ class CodeMatcher:
 def excluded_codes(
     study: StudyConfig, tasks: Sequence[TaskConfig], parents: Mapping[str, list[str]]
 ) -> CodeMatcher:
-    """Codes that make no token, no visit and no visit end (SCIENCE.md §1)."""
+    """Codes that make no token, no visit and no visit end (docs/records.md)."""
     censoring = [code for task in tasks for code in task.censoring.code or ()]
     matcher = CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
-    if matcher.by_value:
-        what = "a condition on a number is not possible in censoring.code and visits.ignore"
-        fix = "name codes: they make no token, whatever their number"
-        raise EhrseqError(what, where=matcher.by_value[0], fix=fix)
+    matcher.refuse_conditions("censoring.code and visits.ignore")
     return matcher
 
 
@@ -252,99 +237,7 @@ def _regex(pattern: str) -> str:
     return whole
 
 
-FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
-
-
-@dataclass(frozen=True)
-class FoundCode:
-    """A code that fits a text.
-
-    Attributes:
-        code: As the data has it.
-        description: From `metadata/codes.parquet`; empty without one.
-        subjects: Who have it: a number, or `<11`.
-        rows: Its rows; None where `subjects` is hidden.
-    """
-
-    code: str
-    description: str
-    subjects: int | str
-    rows: int | None
-
-
-def find_codes(
-    data: Path,
-    text: str,
-    *,
-    settings: DataConfig | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[FoundCode]:
-    """Codes that fit a text, those with most subjects first, hidden ones after them by name, unused ones last.
-
-    Args:
-        data: Folder of a MEDS data set.
-        text: Words that all occur in the code or its description, whatever their case; or a pattern of task files
-            (`ICD10CM//E11*`, `re:…`, `under:…`).
-        settings: The section `data`.
-        progress: Called with shards done and to do.
-
-    Raises:
-        EhrseqError: Nothing fits; the message has words that come close.
-    """
-    reader, descriptions = MedsReader(data, settings), read_descriptions(data)
-    parents = read_parents(data)
-    fits = _filter(text, descriptions, parents)
-    rows, subjects = Counter[str](), Counter[str]()
-    for number, path in enumerate(reader.shards, start=1):
-        events = reader.read(path)
-        pairs = np.unique(np.stack([events.code.astype(np.int64), events.subject_id]), axis=1)
-        for counter, codes in ((rows, events.code), (subjects, pairs[0])):
-            counts = np.bincount(codes, minlength=len(events.codes)).tolist()
-            counter.update(dict(zip(events.codes, counts, strict=True)))
-        if progress is not None:
-            progress(number, len(reader.shards))
-    listed = {*descriptions, *parents}
-    is_real = not is_json_of(data / MANIFEST, SIMULATION)
-    found = []
-    for code in filter(fits, {*subjects, *listed}):
-        people = subjects[code]
-        if is_real and code not in listed and people < FEWEST_NAMED:
-            continue
-        few = is_real and 0 < people < SMALLEST_COUNT
-        description = descriptions.get(code, "")
-        shown = (f"<{SMALLEST_COUNT}", None) if few else (people, rows[code])
-        found.append(FoundCode(code, description, *shown))
-    if not found:
-        known = listed if is_real else listed.union(subjects)
-        words = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
-        close = [_what_comes_close(word, words) for word in text.casefold().split()]
-        fix = "; ".join(filter(None, close)) or "try a shorter word, or part of a code"
-        raise EhrseqError(f"no code fits {text!r}", where=str(data), fix=fix)
-    # by what is shown alone, so that the order tells nothing of a hidden count
-    return sorted(
-        found,
-        key=lambda one: (-one.subjects if isinstance(one.subjects, int) else -0.5, one.code),
-    )
-
-
-def _filter(
-    text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
-) -> Callable[[str], bool]:
-    """Whether a code fits a text."""
-    if not text.strip():
-        raise EhrseqError("is empty", where="TEXT", fix="give a word of a code or a description")
-    if text.startswith(("re:", "under:")) or text.endswith("*"):
-        return CodeMatcher([text], parents=parents)
-    words = text.casefold().split()
-
-    def fits(code: str) -> bool:
-        place = f"{code} {descriptions.get(code, '')}".casefold()
-        return all(word in place for word in words)
-
-    return fits
-
-
-def _what_comes_close(wanted: str, known: Iterable[str]) -> str:
+def what_comes_close(wanted: str, known: Iterable[str]) -> str:
     """A hint with known words like a wanted one, or that hold it."""
     words = sorted(set(known))
     close = get_close_matches(wanted, words, n=3, cutoff=0.5)

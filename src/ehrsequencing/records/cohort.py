@@ -249,9 +249,8 @@ class CohortBuilder:
             events, ~is_cause & ~events.is_code(BIRTH), record.subject, len(t_us)
         )
         with_event = np.unique(rows.subject[rows.cause > 0])
-        t_us = (
-            last_time(events, is_cause, record.subject, len(t_us)) if self.task.recurrent else t_us
-        )
+        if self.task.recurrent:
+            t_us = last_time(events, is_cause, record.subject, len(t_us))
         return int(np.sum(t_us[with_event] > last_other[with_event]))
 
     def _candidates(self, record: Record) -> tuple[Ints, Ints]:
@@ -395,6 +394,7 @@ class CohortBuilder:
 
 
 def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
+    """Which indexes are the latest before some prediction time."""
     until, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us)
     before, _ = count_at_or_before(
         rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1

@@ -11,7 +11,7 @@ import numpy as np
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged, spans
 from ehrsequencing.records.cohort import CohortRows
-from ehrsequencing.records.events import DAY_US, STATIC, Events, may_repeat, number_runs, opens_run
+from ehrsequencing.records.events import DAY_US, STATIC, Events, number_runs, opens_run
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import Record, count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
@@ -211,8 +211,6 @@ def _repeats(visit: Ints, codes: Ints32, plain: Bools) -> Bools:
     """Which tokens without a value repeat an earlier one of their visit."""
     rows = np.flatnonzero(plain)
     key = visit.take(rows) * (int(codes.max(initial=0)) + 1) + codes.take(rows)
-    near = may_repeat(key)
-    rows, key = rows.take(near), key.take(near)
     order = np.argsort(key, kind="stable")  # the earliest of equals comes first
     out = np.zeros(len(codes), dtype=bool)
     out[rows[order[~opens_run(key[order])]]] = True

@@ -169,30 +169,6 @@ def pieces(starts: Ints, n: int, rows: int) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise([*cuts, n])]
 
 
-def may_repeat(key: Ints) -> Ints:
-    """Rows, in order, that may share their key with another row: all that do, and few that do not.
-
-    Every row writes its number into a hash table; a row that finds another's number there may share its key. A sort
-    would be exact, and takes three times as long.
-
-    >>> import numpy as np
-    >>> may_repeat(np.array([7, 8, 7])).tolist()
-    [0, 2]
-    """
-    bits = min(max(2 * len(key), 64).bit_length(), 20)  # of the table
-    slot = ((key.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)).view(
-        np.int64
-    )
-    table, row = np.empty(1 << bits, np.int32), np.arange(len(key), dtype=np.int32)
-    table[slot] = row
-    found = table.take(slot)
-    away = np.flatnonzero(found != row)
-    is_near = np.zeros(len(key), dtype=bool)
-    is_near[away] = True
-    is_near[found.take(away)] = True
-    return np.flatnonzero(is_near)
-
-
 def hash_u64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The splitmix64 finaliser: a fast, well-mixed hash of 64-bit integers."""
     x = (x + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)

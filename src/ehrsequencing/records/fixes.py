@@ -21,7 +21,6 @@ from ehrsequencing.records.events import (
     Events,
     first_time,
     last_time,
-    may_repeat,
     opens_run,
 )
 
@@ -92,14 +91,14 @@ def _rename(
     events: Events, name: str, others: Sequence[str], fixes: Counter[str], label: str
 ) -> Events:
     """Give codes with another name for birth or death the MEDS name, in subjects who have no row of that name."""
-    # one search in all codes together: it nearly always finds nothing
-    text = "\n".join(["", *events.codes])
-    if not any("\n" + other.removesuffix("*") in text for other in others):
+    exact = set(others) - {name}
+    prefixes = tuple(other[:-1] for other in others if other.endswith("*"))
+    is_other = [code in exact or code.startswith(prefixes) for code in events.codes]
+    if not any(is_other):
         return events
-    is_other = np.array([code != name and _is_named(code, others) for code in events.codes])
     timed = events.time_us != STATIC
     named = events.subject_id[events.is_code(name) & timed]
-    chosen = is_other[events.code] & timed & ~np.isin(events.subject_id, named)
+    chosen = np.array(is_other)[events.code] & timed & ~np.isin(events.subject_id, named)
     if not chosen.any():
         return events
     fixes[label] += int(chosen.sum())
@@ -109,11 +108,6 @@ def _rename(
     used, code = np.unique(code, return_inverse=True)
     codes = tuple(codes[k] for k in used.tolist())
     return replace(events, code=code.astype(np.int32), codes=codes)
-
-
-def _is_named(code: str, names: Sequence[str]) -> bool:
-    """Whether a code is one of the names; a name that ends with `*` is a prefix."""
-    return any(code.startswith(name[:-1]) if name.endswith("*") else code == name for name in names)
 
 
 def _refuse_future(events: Events, path: Path, extracted_us: int) -> None:
@@ -164,22 +158,15 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
     """Drop rows that equal another in subject, time, code, value and encounter; the first one stays."""
     opens = events.opens.copy()
     opens[1:] |= events.time_us[1:] != events.time_us[:-1]
-    alone = opens.copy()
-    alone[:-1] &= opens[1:]
-    rows = np.flatnonzero(~alone)  # that share subject and time with another
-    moment = np.cumsum(opens.take(rows)) * len(events.codes) + events.code.take(rows)
-    near = may_repeat(moment)
-    near = near[np.argsort(moment.take(near), kind="stable")]  # nearly sorted already
-    twice = np.flatnonzero(~opens_run(moment.take(near)))
-    near = near[np.union1d(twice - 1, twice)]  # that share their code, too
-    rows, moment = rows.take(near), moment.take(near)
-    columns = [moment, events.value.take(rows).view(np.int32)]
+    moment = np.cumsum(opens) * len(events.codes) + events.code  # one number a moment and code
+    order = np.argsort(moment, kind="stable")  # nearly sorted already
+    twice = np.flatnonzero(~opens_run(moment.take(order)))
+    rows = order[np.union1d(twice - 1, twice)]  # that share subject, time and code with another
+    columns = [moment.take(rows), events.value.take(rows).view(np.int32)]
     if events.encounter is not None:
         columns.append(events.encounter.take(rows))
     order = np.lexsort(columns[::-1])  # stable: of equals, the first comes first
-    same = np.ones(max(len(rows) - 1, 0), dtype=bool)
-    for column in columns:
-        same &= column[order][1:] == column[order][:-1]
+    same = ~opens_run(*(column[order] for column in columns))[1:]
     if not same.any():
         return events
     keep = np.ones(len(events), dtype=bool)
@@ -189,56 +176,30 @@ def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
 
 
 def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
-    """Refuse two births; drop rows before birth or after death, and subjects that have only static rows."""
+    """Refuse two births; drop impossible births and deaths, rows outside of a life, and who has only static rows."""
     subjects, row = events.subjects
-    births = np.flatnonzero(events.is_code(BIRTH) & (events.time_us != STATIC))
-    birth_us = first_time(events, events.is_code(BIRTH), row, len(subjects))
-    if np.any(events.time_us[births] != birth_us[row[births]]):
+    n, time_us = len(subjects), events.time_us
+    timed, is_birth, is_death = time_us != STATIC, events.is_code(BIRTH), events.is_code(DEATH)
+    birth_us = first_time(events, is_birth, row, n)
+    if np.any(is_birth & timed & (time_us != birth_us[row])):
         fix = f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births"
         raise EhrseqError("a subject has two births", where=str(path), fix=fix)
-    events = _without_impossible(events, fixes)
-    subjects, row = events.subjects
-    birth_us = first_time(events, events.is_code(BIRTH), row, len(subjects))
-    death_us = first_time(events, events.is_code(DEATH), row, len(subjects))
-    if _all_within(events, birth_us, death_us):
-        return events
-    timed = events.time_us != STATIC
-    before = timed & (birth_us[row] != STATIC) & (events.time_us < birth_us[row])
-    after = timed & (death_us[row] != STATIC) & (events.time_us > death_us[row])
-    has_timed = np.zeros(len(subjects), dtype=bool)
-    has_timed[row[timed & ~before & ~after]] = True
-    fixes["before_birth"] += int(before.sum())
-    fixes["after_death"] += int(after.sum())
-    fixes["static_only"] += int((~has_timed).sum())
-    return events.take(has_timed[row] & ~before & ~after)
-
-
-def _without_impossible(events: Events, fixes: Counter[str]) -> Events:
-    """Drop births after all other rows, and deaths before birth, before they could drop everything else."""
-    is_birth, is_death = events.is_code(BIRTH), events.is_code(DEATH)
-    subjects, row = events.subjects
-    birth_us = first_time(events, is_birth, row, len(subjects))
-    other_us = last_time(events, ~is_birth, row, len(subjects))
+    # before they could drop everything else
+    other_us = last_time(events, ~is_birth, row, n)
     late_birth = is_birth & ((other_us != STATIC) & (birth_us > other_us))[row]
-    born = birth_us[row]
-    early_death = is_death & ~(other_us < birth_us)[row] & (events.time_us < born)
-    early_death &= events.time_us != STATIC
-    if not late_birth.any() and not early_death.any():
-        return events
+    early_death = is_death & timed & (other_us >= birth_us)[row] & (time_us < birth_us[row])
+    kept = ~late_birth & ~early_death
+    birth_us = first_time(events, is_birth & kept, row, n)[row]
+    death_us = first_time(events, is_death & kept, row, n)[row]
+    before = kept & timed & (time_us < birth_us)
+    after = kept & timed & (death_us != STATIC) & (time_us > death_us)
+    kept &= ~before & ~after
+    has_timed = np.bincount(row[kept & timed], minlength=n) > 0
+    static_only = kept & ~has_timed[row]
     fixes["late_birth"] += int(late_birth.sum())
     fixes["early_death"] += int(early_death.sum())
-    return events.take(~late_birth & ~early_death)
-
-
-def _all_within(events: Events, birth_us: np.ndarray, death_us: np.ndarray) -> bool:
-    """Whether every subject has timed rows, and the first and last of them lie from birth to death."""
-    time_us, start = events.time_us, events.starts
-    static = np.flatnonzero(time_us == STATIC)  # they come first
-    first = start + np.bincount(events.subjects[1].take(static), minlength=len(start))
-    last = np.append(start[1:], len(events))[: len(start)] - 1
-    if np.any(first > last):
-        return False
-    born, died = birth_us != STATIC, death_us != STATIC
-    return not (
-        np.any(born & (time_us[first] < birth_us)) or np.any(died & (time_us[last] > death_us))
-    )
+    fixes["before_birth"] += int(before.sum())
+    fixes["after_death"] += int(after.sum())
+    fixes["static_only"] += len(np.unique(row[static_only]))
+    kept &= ~static_only
+    return events if kept.all() else events.take(kept)

@@ -1,4 +1,4 @@
-"""Index times from other tools in, our labels as a valid MEDS label file out.
+"""Index times and labels from other tools in, `cohort.parquet` out.
 
 In: a MEDS label file (`subject_id, prediction_time`), an ACES result (`subject_id, index_timestamp` or `trigger`, or
 MEDS labels), or an OHDSI cohort table (`cohort_definition_id, subject_id, cohort_start_date, cohort_end_date`). Only
@@ -14,29 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
-from meds.schema import LabelSchema
-from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
+from ehrsequencing.core.arrays import Bools, Ints, spans
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.records.meds import SPLITS, parquet_files
-from ehrsequencing.records.parquet_rows import read_table
+from ehrsequencing.records.parquet_rows import read_table, subject_ids
 from ehrsequencing.records.timelines import TaskRows, open_arrays
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
 _MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
 _COHORT_ID = "cohort_definition_id"
-LABELS = pa.schema(
-    [
-        ("subject_id", pa.int64()),
-        ("prediction_time", pa.timestamp("us")),
-        ("boolean_value", pa.bool_()),
-        ("integer_value", pa.int64()),
-        ("float_value", pa.float32()),
-    ]
-)
-
 _COHORT_CHUNK = 20_000  # subjects in one row group of `cohort.parquet`
 # in the file a plain string: its schema is not stored as Arrow's
 _WORD = pa.dictionary(pa.int8(), pa.string())
@@ -52,14 +40,7 @@ _COHORT = pa.schema(
     ]
 )
 # whose few values make a dictionary
-_FEW = [
-    "index_time",
-    "kind",
-    "cause",
-    "split",
-    "boolean_value",
-    "integer_value",
-]
+_FEW = ["index_time", "kind", "cause", "split"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +78,8 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
         fix = f"it needs subject_id and one of {', '.join(_MOMENTS)}"
         raise EhrseqError("holds no cohort", where=str(path), fix=fix)
     table = _one_cohort(table, names.get(_COHORT_ID), cohort_id, path)
-    ids, times = _ids(table[names["subject_id"]], path), _times(table[moment], path)
+    ids = subject_ids(table[names["subject_id"]], path).to_numpy()
+    times = _times(table[moment], path)
     if not len(ids):
         raise EhrseqError("holds no row", where=str(path), fix="name a file with index times")
     pairs = np.unique(np.stack([ids, times]), axis=1)
@@ -140,7 +122,8 @@ def read_boolean_labels(path: Path) -> BooleanLabels:
         raise EhrseqError(
             "boolean_value is not true or false in every row", where=str(path), fix=fix
         )
-    ids, times = _ids(table["subject_id"], path), _times(table["prediction_time"], path)
+    ids = subject_ids(table["subject_id"], path).to_numpy()
+    times = _times(table["prediction_time"], path)
     rows = np.unique(np.stack([ids, times, value.to_numpy().astype(np.int64)]), axis=1)
     if len(rows[0]) > 1 and (np.diff(rows[:2]) == 0).all(axis=0).any():
         what = "some subjects have two different labels at one time"
@@ -152,16 +135,9 @@ def _read(path: Path) -> pa.Table:
     if path.is_dir():
         parts = [read_table(part) for part in parquet_files(path)]
         if not parts:
-            raise EhrseqError(
-                "holds no Parquet file",
-                where=str(path),
-                fix="name a file, or a folder of label shards",
-            )
-        common = [
-            name
-            for name in parts[0].column_names
-            if all(name in part.column_names for part in parts)
-        ]
+            fix = "name a file, or a folder of label shards"
+            raise EhrseqError("holds no Parquet file", where=str(path), fix=fix)
+        common = [n for n in parts[0].column_names if all(n in p.column_names for p in parts)]
         return pa.concat_tables(
             [part.select(common) for part in parts], promote_options="permissive"
         )
@@ -198,20 +174,6 @@ def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path
     return table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
 
 
-def _ids(column: pa.ChunkedArray, path: Path) -> Ints:
-    if not pa.types.is_integer(column.type):
-        raise EhrseqError(
-            "subject_id is not a whole number", where=str(path), fix="use the ids of the data set"
-        )
-    if column.null_count:
-        raise EhrseqError(
-            f"{column.null_count} rows have no subject_id",
-            where=str(path),
-            fix="remove or fill them",
-        )
-    return np.asarray(column.cast(pa.int64()).to_numpy())
-
-
 def _times(column: pa.ChunkedArray, path: Path) -> Ints:
     """Microseconds; a date is its midnight."""
     kind = column.type
@@ -227,39 +189,12 @@ def _times(column: pa.ChunkedArray, path: Path) -> Ints:
     return np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy())
 
 
-def label_table(
-    subject_id: Ints, prediction_us: Ints, duration_days: Floats, cause: NDArray[np.int8]
-) -> pa.Table:
-    """Labels in the MEDS label schema, which knows no time to event.
-
-    `boolean_value` says whether an event was observed, `float_value` after how many days it or the censoring came, and
-    `integer_value` which cause (0 censored, then the task's order).
-    """
-    columns = [
-        pa.array(subject_id),
-        pa.array(prediction_us).cast(pa.timestamp("us")),
-        pa.array(cause > 0),
-        pa.array(cause.astype(np.int64)),
-        pa.array(duration_days.astype(np.float32)),
-    ]
-    table = pa.Table.from_arrays(columns, schema=LABELS)
-    LabelSchema.validate(table)
-    return table
-
-
 def write_cohort(folder: Path, task: str) -> None:
-    """Write `cohort.parquet` and `labels.parquet` from the stored arrays: by split, subject and time."""
+    """Write `cohort.parquet` from the stored arrays: by split, subject and time."""
     place = folder / "tasks" / task
     # three times as fast
-    few = {
-        "use_dictionary": _FEW,
-        "write_statistics": False,
-        "store_schema": False,
-    }
-    with (
-        pq.ParquetWriter(place / "cohort.parquet", _COHORT, **few) as writer,
-        pq.ParquetWriter(place / "labels.parquet", LABELS, **few) as labels,
-    ):
+    few = {"use_dictionary": _FEW, "write_statistics": False, "store_schema": False}
+    with pq.ParquetWriter(place / "cohort.parquet", _COHORT, **few) as writer:
         for split in SPLITS:
             subject_ids = np.load(folder / "visits" / split / "subject_id.npy")
             for start in range(0, len(subject_ids), _COHORT_CHUNK):
@@ -267,19 +202,15 @@ def write_cohort(folder: Path, task: str) -> None:
                 rows = open_arrays(TaskRows, place / split)
                 bounds = rows.row_offsets[start : start + _COHORT_CHUNK + 1]
                 subject_id = np.repeat(subject_ids[start : start + _COHORT_CHUNK], np.diff(bounds))
-                part = slice(bounds[0], bounds[-1])
-                prediction_us, cause = rows.prediction_us[part], rows.cause[part]
-                duration_days = rows.duration_days[part]
-                labels.write_table(label_table(subject_id, prediction_us, duration_days, cause))
+                part, kinds = slice(bounds[0], bounds[-1]), ["visit", "query"]
+                kind = rows.is_query[part].view(np.int8)
                 columns = [
                     pa.array(subject_id),
                     pa.array(rows.index_us[part]).cast(pa.timestamp("us")),
-                    pa.array(prediction_us).cast(pa.timestamp("us")),
-                    pa.DictionaryArray.from_arrays(
-                        rows.is_query[part].view(np.int8), ["visit", "query"]
-                    ),
-                    pa.array(duration_days),
-                    pa.array(cause),
+                    pa.array(rows.prediction_us[part]).cast(pa.timestamp("us")),
+                    pa.DictionaryArray.from_arrays(kind, kinds),
+                    pa.array(rows.duration_days[part]),
+                    pa.array(rows.cause[part]),
                     pa.DictionaryArray.from_arrays(np.zeros(len(subject_id), np.int8), [split]),
                 ]
                 writer.write_table(pa.Table.from_arrays(columns, schema=_COHORT))

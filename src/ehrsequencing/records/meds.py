@@ -51,32 +51,24 @@ def find_shards(data: Path) -> list[Path]:
     return shards
 
 
+_IMPORT_OF = {"csv": "csv", "tsv": "csv", "parquet": "csv", "ndjson": "fhir", "json": "fhir"}
+
+
 def _import_of(source: Path) -> str | None:
     """The import that reads a file or folder which is no MEDS data set; None for one that none reads."""
-
-    def holds(*patterns: str) -> bool:
-        return any(next(source.glob(pattern), None) is not None for pattern in patterns)
-
+    names = [source.name] if source.is_file() else os.listdir(source) if source.is_dir() else []
+    plain = {name.lower().removesuffix(".gz") for name in names}
+    kind = None
     if source.is_file():
-        name = source.name.lower().removesuffix(".gz")
-        kinds = {
-            ".csv": "csv",
-            ".tsv": "csv",
-            ".parquet": "csv",
-            ".ndjson": "fhir",
-            ".json": "fhir",
-        }
-        kind = kinds.get(Path(name).suffix)
-    elif holds("[Pp][Ee][Rr][Ss][Oo][Nn].*", "[Pp][Ee][Rr][Ss][Oo][Nn]/"):
+        kind = _IMPORT_OF.get(plain.pop().rpartition(".")[2])
+    elif any(name.partition(".")[0] == "person" for name in plain):
         kind = "omop"
-    elif holds("patients.csv*") and holds("encounters.csv*"):
+    elif {"patients.csv", "encounters.csv"} <= plain:
         kind = "synthea"
-    else:
-        kind = "fhir" if holds("*.ndjson*", "*.json", "*.json.gz") else None
-    if kind is None:
-        return None
+    elif any(name.endswith((".ndjson", ".json")) for name in plain):
+        kind = "fhir"
     more = " --map map.yaml" if kind == "csv" else ""
-    return f"make one with ehrseq import {kind} {source}{more} meds"
+    return f"make one with ehrseq import {kind} {source}{more} meds" if kind else None
 
 
 def _own_manifest(data: Path) -> dict[str, Any]:
@@ -118,6 +110,14 @@ class DayCounts:
     deaths: Ints  # (D,) deaths, which `rows` count too
     leaving: Ints  # (D,) subjects whose last row it is
     last_us: int  # the latest time; `STATIC` without any
+    static: int  # rows without a time
+    with_number: int  # rows with a number
+
+    @property
+    def years(self) -> list[int]:
+        """The first and the last year with a row but births; empty without any."""
+        recorded = self.day[self.rows > 0]
+        return [_year(int(recorded[0])), _year(int(recorded[-1]))] if len(recorded) else []
 
 
 def count_days(events: Events) -> DayCounts:
@@ -140,18 +140,25 @@ def count_days(events: Events) -> DayCounts:
         deaths=deaths[kept],
         leaving=leaving[kept],
         last_us=last_us,
+        static=int(np.count_nonzero(~timed)),
+        with_number=int(np.count_nonzero(~np.isnan(events.value))),
     )
 
 
 def add_days(parts: Sequence[DayCounts]) -> DayCounts:
     """The counts of all parts together."""
     day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
-    sums = {
-        name: np.zeros(len(day), dtype=np.int64) for name in ("rows", "births", "deaths", "leaving")
-    }
-    for name, total in sums.items():
-        np.add.at(total, place, np.concatenate([getattr(part, name) for part in parts]))
-    return DayCounts(day, **sums, last_us=max(part.last_us for part in parts))
+    sums = {}
+    for name in ("rows", "births", "deaths", "leaving"):
+        sums[name] = np.zeros(len(day), dtype=np.int64)
+        np.add.at(sums[name], place, np.concatenate([getattr(part, name) for part in parts]))
+    return DayCounts(
+        day,
+        **sums,
+        last_us=max(part.last_us for part in parts),
+        static=sum(part.static for part in parts),
+        with_number=sum(part.with_number for part in parts),
+    )
 
 
 @dataclass(frozen=True)
@@ -237,10 +244,8 @@ class MedsReader:
         self, data: Path, settings: DataConfig | None = None, visits: VisitsConfig | None = None
     ) -> None:
         self.data = data
-        self.encounter_column = (
-            visits.column if visits is not None and visits.by == "encounter" else None
-        )
-        settings = settings or DataConfig()
+        visits, settings = visits or VisitsConfig(), settings or DataConfig()
+        self.encounter_column = visits.column if visits.by == "encounter" else None
         self.dialect = settings.dialect or DialectConfig()
         self.shards = find_shards(data)
         self._manifest = _own_manifest(data)
@@ -262,19 +267,13 @@ class MedsReader:
         require_unchanged(
             self.data, self._manifest, path.relative_to(self.data).as_posix(), fix=_EDITED
         )
-        events = read_events(
-            path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column
-        )
-        extracted_us = None if self.declared_us is None else self.declared_us + DAY_US
-        until_us = None if self.late is None else self.late.until_us
-        return fix(
-            events,
-            path,
-            self.fixes,
-            dialect=self.dialect,
-            extracted_us=extracted_us,
-            until_us=until_us,
-        )
+        column, dialect = self.encounter_column, self.dialect
+        events = read_events(path, self.fixes, dialect=dialect, encounter_column=column)
+        ends = {
+            "extracted_us": None if self.declared_us is None else self.declared_us + DAY_US,
+            "until_us": None if self.late is None else self.late.until_us,
+        }
+        return fix(events, path, self.fixes, dialect=dialect, **ends)
 
     def end_us(self, days: DayCounts) -> int:
         """The data's end: as `data.extracted` says, else the last timestamp of all shards' `days`."""

@@ -38,22 +38,18 @@ class OutcomeFinder:
 
     Attributes:
         matcher: Which codes are meant. Birth, death and what ends a follow-up are taken out later.
-        recur: Whether every instant of a code counts (`kind: next`), or its first one.
     """
 
     matcher: CodeMatcher
-    recur: bool
 
     def find(self, record: Record) -> OutcomeEvents:
-        """Events of a shard's subjects; an outcome's number is that of its code in the shard's `Events.codes`."""
+        """First events of a shard's subjects; an outcome's number is that of its code in the shard's `Events.codes`."""
         events = record.events
         rows = np.flatnonzero(self.matcher.events(events) & (events.time_us != STATIC))
         subject, code, time_us = record.subject[rows], events.code[rows], events.time_us[rows]
         order = np.lexsort((time_us, code, subject))
         subject, code, time_us = subject[order], code[order], time_us[order]
-        kept = np.flatnonzero(
-            opens_run(subject, code, time_us) if self.recur else opens_run(subject, code)
-        )
+        kept = np.flatnonzero(opens_run(subject, code))
         return OutcomeEvents(
             offsets(subject[kept], len(record.subject_id)), code[kept], time_us[kept]
         )
@@ -74,10 +70,8 @@ def outcome_finder(task: TaskConfig, parents: Mapping[str, list[str]]) -> Outcom
     if task.outcomes is None:
         return None
     matcher = CodeMatcher(task.outcomes.codes, parents=parents)
-    if matcher.by_value:
-        what, fix = "a condition on a number is not possible in outcomes.codes", "name codes"
-        raise EhrseqError(what, where=f"task {task.name}, outcomes.codes", fix=fix)
-    return OutcomeFinder(matcher, task.outcomes.kind == "next")
+    matcher.refuse_conditions(f"task {task.name}, outcomes.codes")
+    return OutcomeFinder(matcher)
 
 
 def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
@@ -93,12 +87,10 @@ def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
     )
 
 
-def _subjects_with_event(
-    events: OutcomeEvents, rows: TaskRows, *, n_outcomes: int, recur: bool
-) -> Ints:
+def _subjects_with_event(events: OutcomeEvents, rows: TaskRows, n_outcomes: int) -> Ints:
     """(C,) how many subjects have an event of each outcome after one of their prediction times."""
     chosen = np.arange(len(rows))
-    listed = outcome_labels(events, rows, chosen, recur=recur)
+    listed = outcome_labels(events, rows, chosen)
     is_event = listed.days > 0
     subject = rows.subject[chosen[listed.row[is_event]]]
     pairs = np.unique(subject * n_outcomes + listed.code[is_event])
@@ -114,21 +106,17 @@ class ListedPairs:
     days: Floats  # (m,) from the prediction time to the event; 0: not at risk
 
 
-def outcome_labels(
-    events: OutcomeEvents, rows: TaskRows, chosen: Ints, *, recur: bool
-) -> ListedPairs:
+def outcome_labels(events: OutcomeEvents, rows: TaskRows, chosen: Ints) -> ListedPairs:
     """Labels of some prediction times.
 
-    An outcome's event is its first record (`recur`: its next one) after the prediction time and until the follow-up's
-    end, that instant included. Its exposure ends there, and at the follow-up's end without one. A row after the first
-    record is not at risk, nor is one whose event falls into the blanking; with `recur` every row is, from the
-    blanking's end on.
+    An outcome's event is its first record, if it comes after the prediction time and until the follow-up's end, that
+    instant included. Its exposure ends there, and at the follow-up's end without one. A row after the first record is
+    not at risk, nor is one whose event falls into the blanking.
 
     Args:
         events: Of the same subjects as `rows`.
         rows: The task's prediction times.
         chosen: (r,) rows asked about; with labels.
-        recur: `kind: next`.
     """
     subject = np.searchsorted(rows.row_offsets, chosen, side="right") - 1
     start = events.outcome_offsets[subject]
@@ -138,10 +126,6 @@ def outcome_labels(
     days = (events.outcome_us[item] - rows.prediction_us[of_row]) / DAY_US
     entry, stop = rows.entry_days[of_row], rows.duration_days[of_row]
     code = events.outcome_codes[item].astype(np.int64)
-    if recur:
-        kept = np.flatnonzero((days > entry) & (days <= stop))
-        kept = kept[opens_run(row[kept], code[kept])] if len(kept) else kept
-        return ListedPairs(row[kept], code[kept], days[kept])
     kept = np.flatnonzero(days <= stop)
     days = np.where(days > entry, days, 0.0)
     return ListedPairs(row[kept], code[kept], days[kept])
@@ -159,7 +143,7 @@ def with_outcome_events(records: TaskRecords) -> tuple[Floats, NDArray[np.int8],
     rows = records.rows
     assert records.outcomes is not None
     some = np.arange(0, len(rows), 1 + len(rows) // ROWS_AT_ONCE)
-    listed = outcome_labels(records.outcomes, rows, some, recur=records.outcomes_recur)
+    listed = outcome_labels(records.outcomes, rows, some)
     event = listed.days > 0
     duration = np.r_[rows.duration_days, listed.days[event]]
     cause = np.r_[rows.cause, np.ones(int(event.sum()), dtype=np.int8)]
@@ -209,9 +193,7 @@ def choose_outcomes(
     assert asked is not None
     subjects = np.zeros(len(codes), dtype=np.int64)
     for events, rows in _chunks(folder / "train", found / "train"):
-        subjects += _subjects_with_event(
-            events, rows, n_outcomes=len(codes), recur=asked.kind == "next"
-        )
+        subjects += _subjects_with_event(events, rows, len(codes))
     ends = [BIRTH, DEATH, *(code for patterns in task.patterns.values() for code in patterns)]
     is_end = CodeMatcher([*ends, *(task.censoring.code or ())], parents=parents).mask(tuple(codes))
     matched = {

@@ -6,11 +6,10 @@ Results come in the order of their items, so any number of processes makes the s
 import itertools
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import joblib
 import pyarrow as pa
@@ -26,13 +25,6 @@ _CALLS_AT_ONCE = 16  # per process: their results may wait in memory together
 _WAIT_SECONDS = 20  # for the scheduler of a cluster to answer
 
 
-class Work(Protocol):
-    """Whose methods are called; it is sent with each call, and a process keeps the last one."""
-
-    key: str  # tells one work from another
-    folder: Path  # where its results belong
-
-
 def count_rows(shards: Sequence[Path]) -> int:
     """Rows in all files together, as their footers say."""
     return sum(pq.read_metadata(path).num_rows for path in shards)
@@ -40,9 +32,6 @@ def count_rows(shards: Sequence[Path]) -> int:
 
 def count_processes(shards: Sequence[Path], processes: int | None) -> int:
     """How many processes to use: so many, or all cores where there is enough for each to do."""
-    if processes is not None and processes < 1:
-        what, where = "at least one process is needed", f"processes={processes}"
-        raise EhrseqError(what, where=where, fix="leave it out")
     wanted = processes or min(joblib.cpu_count(), 1 + count_rows(shards) // _ROWS_PER_PROCESS)
     return min(wanted, len(shards))
 
@@ -53,22 +42,26 @@ def joblib_backend(engine: str, processes: int | None, shards: Sequence[Path]) -
 
     Args:
         engine: `processes`, or `dask://HOST:PORT`.
-        processes: How many; None lets a backend that the caller chose (`joblib.parallel_config`) decide, else the rows.
+        processes: How many; None lets a backend that the caller chose (`joblib.parallel_config`)
+            decide, else the rows.
         shards: The files to spread.
 
     Raises:
-        EhrseqError: There is no such engine, its package is not installed, or the cluster does not answer.
+        EhrseqError: There is no such engine, its package is not installed, or no cluster answers.
     """
-    if engine == PROCESSES:
-        chosen = joblib.effective_n_jobs(None)
-        if processes is None and chosen > 1:
-            yield chosen
-            return
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # a process imports nothing of this folder
+    if engine != PROCESSES:
+        with _dask_client(engine) as client, joblib.parallel_config("dask", client=client):
+            yield max(2, joblib.effective_n_jobs(-1))  # one core of a cluster is not this process
+    elif processes is None and joblib.effective_n_jobs(None) > 1:
+        yield joblib.effective_n_jobs(None)
+    else:
         count = count_processes(shards, processes)
-        os.environ.setdefault("PYTHONSAFEPATH", "1")  # a process imports nothing of this folder
         with joblib.parallel_config("loky", n_jobs=count, inner_max_num_threads=1):
             yield count
-        return
+
+
+def _dask_client(engine: str) -> Any:
     if (match := re.fullmatch(r"dask://(\S+)", engine)) is None:
         fix = "use processes or dask://HOST:PORT"
         raise EhrseqError(f"{engine!r} is no engine", where="--engine", fix=fix)
@@ -79,21 +72,25 @@ def joblib_backend(engine: str, processes: int | None, shards: Sequence[Path]) -
         raise EhrseqError("needs distributed", where="--engine dask", fix=fix) from error
     connect: Callable[..., Any] = Client
     try:
-        client = connect(f"tcp://{match[1]}", timeout=_WAIT_SECONDS, set_as_default=False)
+        return connect(f"tcp://{match[1]}", timeout=_WAIT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         fix = "check the address, and that the scheduler runs the same package versions"
         raise EhrseqError("no scheduler answers", where=f"--engine {engine}", fix=fix) from error
-    with client, joblib.parallel_config("dask", client=client, n_jobs=-1):
-        yield max(2, joblib.effective_n_jobs(None))  # a cluster of one core is not this process
 
 
 def call_in_order(
-    work: Work, method: str, items: Iterable[tuple[Any, ...]], *, jobs: int
+    work: Any, method: str, items: Iterable[tuple[Any, ...]], *, jobs: int
 ) -> Iterator[Any]:
-    """Call a method for each item; results come in the items' order.
+    """Call a method of `work` for each item; results come in the items' order.
+
+    Args:
+        work: Has a `key`, since a process keeps the last work, and the `folder` of the results.
+        method: Its name.
+        items: The arguments of each call.
+        jobs: How many calls may run at once; 1: in this process.
 
     Raises:
-        EhrseqError: What the first failing item raises, or a process was killed.
+        EhrseqError: What a call raises, or a process was killed.
     """
     if jobs == 1:
         yield from (getattr(work, method)(*item) for item in items)
@@ -102,38 +99,27 @@ def call_in_order(
     try:
         while block := list(itertools.islice(remaining, _CALLS_AT_ONCE * jobs)):
             calls = (joblib.delayed(_call)(work, method, item) for item in block)
-            parallel = joblib.Parallel(return_as="generator", batch_size=1, pre_dispatch="2*n_jobs")
-            results = parallel(calls)
-            try:
-                for result in results:
-                    if isinstance(result, EhrseqError):
-                        raise result
-                    yield result
-            finally:
-                with warnings.catch_warnings(action="ignore"):  # that calls are cancelled
-                    results.close()
+            yield from joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(calls)
     except BrokenProcessPool as error:
-        fix = "if memory ran out, let it use fewer cores (taskset -c 0 ehrseq prepare …): each has a process"
         what = "a process was killed during its work"
+        fix = (
+            "if memory ran out, use fewer cores (taskset -c 0 ehrseq prepare …): each has a process"
+        )
         raise EhrseqError(what, where="prepare", fix=fix) from error
 
 
-_last: Work | None = None  # of a worker process: what it has read and looked up stays
+_last: Any = None  # of a worker process: what it has read and looked up stays
 
 
-def _call(work: Work, method: str, item: tuple[Any, ...]) -> Any:
-    """Runs in a worker. An error is returned, so that the first item's is raised, not the first in time."""
+def _call(work: Any, method: str, item: tuple[Any, ...]) -> Any:
+    """Runs in a worker."""
     global _last
-    if _last is None:
-        keep_freed_memory()
-    if _last is None or _last.key != work.key:
-        _last = work
     pa.set_cpu_count(1)  # the processes share the cores already
+    if _last is None or _last.key != work.key:
+        keep_freed_memory()
+        _last = work
     if not work.folder.is_dir():
         what = "a machine of the cluster does not see the output folder"
         fix = "name an --out on a file system that all machines of the cluster share"
-        return EhrseqError(what, where="--engine", fix=fix)
-    try:
-        return getattr(_last, method)(*item)
-    except EhrseqError as error:
-        return error
+        raise EhrseqError(what, where="--engine", fix=fix)
+    return getattr(_last, method)(*item)

@@ -250,7 +250,7 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
             fix="convert it to int64",
         )
     if column.null_count:
-        where = f"{path}, row {_first(column.is_null())}"
+        where = f"{path}, row {np.argmax(column.is_null().to_numpy())}"
         raise EhrseqError(
             f"{column.null_count} rows have no subject_id", where=where, fix="remove or fill them"
         )
@@ -260,10 +260,6 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
         raise EhrseqError(
             "a subject_id is beyond int64", where=str(path), fix="renumber the subjects"
         ) from error
-
-
-def _first(mask: pa.ChunkedArray) -> int:
-    return int(np.argmax(mask.to_numpy()))
 
 
 def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], dialect: DialectConfig) -> Ints:
@@ -321,28 +317,19 @@ def _values(column: pa.ChunkedArray, path: Path, log: Counter[str]) -> Floats32:
     kind = column.type
     known = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
     if not (known or pa.types.is_null(kind)):
-        raise EhrseqError(
-            f"column 'numeric_value' has type {kind}", where=str(path), fix="convert it to float32"
-        )
-    if pa.types.is_float32(kind):
-        plain = np.asarray(column.to_numpy())  # NaN where there is none
-        if (
-            np.count_nonzero(np.abs(plain) < np.float32(MAX_VALUE))
-            == len(plain) - column.null_count
-        ):
-            return plain
-    given = np.flatnonzero(~column.is_null().to_numpy())
-    value = np.asarray(
-        column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), dtype=np.float64
-    )
-    if len(given) and not pa.types.is_float32(kind):
-        log["value_type"] += len(given)
-    bad = given[~(np.abs(value[given]) < MAX_VALUE)]
-    if len(bad):
-        log["bad_value"] += len(bad)
-        value = value.copy()
-        value[bad] = np.nan
-    return value.astype(np.float32)
+        what = f"column 'numeric_value' has type {kind}"
+        raise EhrseqError(what, where=str(path), fix="convert it to float32")
+    given = len(column) - column.null_count
+    if not pa.types.is_float32(kind):
+        log["value_type"] += given
+        column = column.cast(pa.float64(), safe=False)
+    value = np.asarray(column.to_numpy())  # NaN where there is none
+    is_number = np.abs(value) < value.dtype.type(MAX_VALUE)
+    bad = given - int(np.count_nonzero(is_number))
+    if bad:
+        log["bad_value"] += bad
+        value = np.where(is_number, value, np.nan)
+    return value.astype(np.float32, copy=False)
 
 
 def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]]:
@@ -353,7 +340,7 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
             f"column 'code' has type {kind}", where=str(path), fix="convert it to strings"
         )
     if column.null_count:
-        where = f"{path}, row {_first(column.is_null())}"
+        where = f"{path}, row {np.argmax(column.is_null().to_numpy())}"
         raise EhrseqError(
             f"{column.null_count} rows have no code", where=where, fix="remove or fill them"
         )
@@ -399,21 +386,13 @@ def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
 
 def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:
     """(n,) number of each row's encounter within the shard, -1 without one."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (
-        is_text(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_null(kind)
-    ):
-        raise EhrseqError(
-            f"column {name!r} has type {kind}",
-            where=str(path),
-            fix="encounter ids are text or integers",
-        )
-    plain = column.cast(kind) if pa.types.is_dictionary(column.type) else column
-    if pa.types.is_null(kind):
+    plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    kind, types = plain.type, pa.types
+    if types.is_null(kind):
         return np.full(len(column), -1, dtype=np.int32)
-    encoded = plain.dictionary_encode().combine_chunks()
+    if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind)):
+        what, fix = f"column {name!r} has type {kind}", "encounter ids are text or integers"
+        raise EhrseqError(what, where=str(path), fix=fix)
+    encoded = plain.combine_chunks().dictionary_encode()
     encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
     return np.asarray(pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(), dtype=np.int32)

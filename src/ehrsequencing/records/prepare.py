@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
-from ehrsequencing.core.process import safe_children
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
@@ -38,11 +37,11 @@ from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows,
 from ehrsequencing.records.prepared import SECTIONS
 from ehrsequencing.records.row_store import KeptRows, keep, ranges, read_kept
 from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
-from ehrsequencing.records.survey import Part, Progress, Steps, TrainingFit, survey
+from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey
 from ehrsequencing.records.timelines import ArrayAppender, OutcomeEvents, TaskRows, Timelines
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
 # in the folder that is being made: rows between the passes, all codes, and events of all codes that a task's outcomes
 # match
@@ -50,9 +49,7 @@ _KEPT, _CODES, _OUTCOMES = ".rows", "codes.json", "outcomes"
 _RANGE_ROWS = 500_000  # about so many rows are read again at once
 _PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the processor's cache
 _SHARDS_AT_ONCE = 8  # that one call of the first pass takes at most
-_CALLS_PER_PROCESS = (
-    6  # of the first pass at least, so that all processes end at about the same time
-)
+_CALLS_PER_PROCESS = 6  # of the first pass at least, so that all processes end at about one time
 
 
 def prepare(
@@ -92,78 +89,94 @@ def prepare(
         raise EhrseqError("two tasks have the same name", where=", ".join(names), fix="rename one")
     if engine != PROCESSES:  # its machines have other working folders
         data, out = data.resolve(), out.resolve()
-    reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
-    excluded = excluded_codes(study, tasks, parents)
-    lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    builders = [CohortBuilder(task, parents=parents) for task in tasks]
+    work = ShardWork.of_study(data, study, tasks)
+    with (
+        joblib_backend(engine, processes, work.reader.shards) as jobs,
+        complete_folder(out, PREPARED, overwrite=overwrite) as folder,
+    ):
+        facts = fill(folder, work, jobs=jobs, progress=progress, allow_empty=allow_empty)
+        write_manifest(folder, facts if content is None else {**facts, "content": content})
+
+
+def fill(
+    folder: Path, work: "ShardWork", *, jobs: int, progress: Progress | None, allow_empty: bool
+) -> dict[str, Any]:
+    """Write everything of a prepared set but its manifest into a folder; returns the manifest's facts."""
+    work.folder, reader, tasks = folder, work.reader, [one.task for one in work.builders]
     n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
     tick = Steps(reader, n_ranges, progress)
-    with (
-        safe_children(),
-        complete_folder(out, PREPARED, overwrite=overwrite) as folder,
-        joblib_backend(engine, processes, reader.shards) as jobs,
-    ):
-        work = ShardWork(reader, lookup, study, builders, excluded, parents, folder)
-        found = survey(reader, lambda: _FirstPass(work, jobs), tick)
-        fit, fixes, end_us = found.part.fit, Counter(reader.fixes), reader.end_us(found.days)
-        for builder in builders:
-            builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
-        vocabulary = fit.finish()
-        known = fit.known_share(vocabulary)
-        fixes["absent_split"] = lookup.absent(found.subject_id)
-        for builder in builders:
-            builder.require_subjects(found.subject_id)
-        vocabulary.save(folder)
-        write_json(folder / _KEPT / _CODES, list(fit.number))
+    found = survey(reader, lambda: _FirstPass(work, jobs), tick)
+    fit, end_us, fixes = found.part.fit, reader.end_us(found.days), Counter(reader.fixes)
+    for builder in work.builders:
+        builder.require_known(
+            [*fit.number, *work.parents], suggest=[*fit.common_codes(), *work.parents]
+        )
+        builder.require_subjects(found.subject_id)
+    vocabulary = fit.finish()
+    vocabulary.save(folder)
+    codes = list(fit.number)
+    write_json(folder / _KEPT / _CODES, codes)
 
-        items = ((shards, end_us) for shards in ranges(found.part.kept, n_ranges))
-        tallies = [Tally(task) for task in tasks]
-        with ExitStack() as stack:
-            writer, left = ArrayAppender(stack), n_ranges
-            for pieces in call_in_order(work, "encode", items, jobs=jobs):
-                for piece in pieces:
-                    fixes.update(piece.fixes)
-                    _append(piece, folder, tallies, writer)
-                tick()
-                left -= 1
-        for _ in range(left):  # there may be fewer ranges
+    tallies = [Tally(task) for task in tasks]
+    items = ((shards, end_us) for shards in ranges(found.part.kept, n_ranges))
+    with ExitStack() as stack:
+        writer, left = ArrayAppender(stack), n_ranges
+        for pieces in call_in_order(work, "encode", items, jobs=jobs):
+            for piece in pieces:
+                fixes.update(piece.fixes)
+                _append(piece, folder, tallies, writer)
             tick()
+            left -= 1
+    for _ in range(left):  # there may be fewer ranges
+        tick()
 
-        for task, tally in zip(tasks, tallies, strict=True):
-            nobody = nobody_left(task, tally.as_json())
-            if nobody is not None and not allow_empty:
-                raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
-        codes, choices = list(fit.number), dict[str, dict[str, Any]]()
-        for task in tasks:
-            if task.outcomes is not None:
-                events = folder / _KEPT / _OUTCOMES / task.name
-                choices[task.name] = choose_outcomes(
-                    folder / "tasks" / task.name, events, task, codes, parents
-                )
-        shutil.rmtree(folder / _KEPT)
-        write_settings(folder / "config.yaml", study, only=SECTIONS)
-        for task, tally in zip(tasks, tallies, strict=True):
-            write_cohort(folder, task.name)
-            write_settings(folder / "tasks" / task.name / "task.yaml", task)
-            attrition = tally.as_json(choices.get(task.name))
-            write_json(folder / "tasks" / task.name / "attrition.json", attrition)
-        facts = {
-            **PREPARED.facts,
-            "version": __version__,
-            "data": data_name(data),
-            "data_path": str(data.resolve()),
-            "subjects": len(found.subject_id),
-            "dataset_end_us": end_us,
-            "late_rows": asdict(reader.late) if reader.late else None,
-            "vocabulary": vocabulary.digest,
-            "tasks": names,
-            "known_training_rows": known,
-            "splits": split_source(data, study.splits),
-            "config": digest(study.model_dump(mode="json", include=SECTIONS)),
-            "excluded": list(excluded.patterns),
-            "fixes": {name: count for name, count in fixes.items() if count},
-        }
-        write_manifest(folder, facts if content is None else {**facts, "content": content})
+    for task, tally in zip(tasks, tallies, strict=True):
+        nobody = nobody_left(task, tally.as_json())
+        if nobody is not None and not allow_empty:
+            raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
+    for task, tally in zip(tasks, tallies, strict=True):
+        place, events = folder / "tasks" / task.name, folder / _KEPT / _OUTCOMES / task.name
+        choice = None
+        if task.outcomes is not None:
+            choice = choose_outcomes(place, events, task, codes, work.parents)
+        write_cohort(folder, task.name)
+        write_settings(place / "task.yaml", task)
+        write_json(place / "attrition.json", tally.as_json(choice))
+    shutil.rmtree(folder / _KEPT)
+    write_settings(folder / "config.yaml", work.study, only=SECTIONS)
+    fixes["absent_split"] = work.lookup.absent(found.subject_id)
+    return {
+        **_facts(work, found, end_us),
+        "vocabulary": vocabulary.digest,
+        "tasks": [task.name for task in tasks],
+        "known_training_rows": fit.known_share(vocabulary),
+        "fixes": {name: count for name, count in fixes.items() if count},
+    }
+
+
+def _facts(work: "ShardWork", found: "Survey[_FirstPass]", end_us: int) -> dict[str, Any]:
+    """What the manifest says of the data set and the settings."""
+    reader, days = work.reader, found.days
+    return {
+        **PREPARED.facts,
+        "version": __version__,
+        "data": data_name(reader.data),
+        "data_path": str(reader.data.resolve()),
+        "subjects": len(found.subject_id),
+        "rows": {
+            "all": int(days.rows.sum() + days.births.sum()) + days.static,
+            "static": days.static,
+            "with_number": days.with_number,
+            "shards": len(reader.shards),
+        },
+        "years": days.years,
+        "codes": len(found.part.fit.number),
+        "dataset_end_us": end_us,
+        "late_rows": asdict(reader.late) if reader.late else None,
+        "splits": split_source(reader.data, work.study.splits),
+        "config": digest(work.study.model_dump(mode="json", include=SECTIONS)),
+        "excluded": list(work.excluded.patterns),
+    }
 
 
 def data_name(data: Path) -> str:
@@ -180,8 +193,7 @@ class FittedShards:
 
     kept: list[KeptRows]  # per shard
     days: list[DayCounts]  # per shard
-    numbers: list[Ints]  # per shard: the place of each of its codes in `part.codes`
-    part: FitPart
+    fit: VocabularyFit
     fixes: Counter[str]
 
 
@@ -198,7 +210,7 @@ class EncodedShard:
 
 @dataclass(eq=False)
 class ShardWork:
-    """The work on shards, and everything that it needs but the shards; processes and clusters get it with each call."""
+    """The work on shards, and all that it needs but the shards; a process gets it with each call."""
 
     reader: MedsReader
     lookup: SplitLookup
@@ -206,28 +218,36 @@ class ShardWork:
     builders: Sequence[CohortBuilder]
     excluded: CodeMatcher
     parents: Mapping[str, list[str]]
-    folder: Path  # that is being made: it gets the vocabulary of the second pass, and all codes of the data set
+    folder: Path = Path()  # that is being made: it gets the vocabulary, and all codes of the data
     key: str = field(default_factory=lambda: uuid4().hex)
 
-    def new_fit(self) -> TrainingFit:
+    @classmethod
+    def of_study(cls, data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> "ShardWork":
+        """The work of a study on a data set."""
+        reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
+        excluded = excluded_codes(study, tasks, parents)
+        lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
+        builders = [CohortBuilder(task, parents=parents) for task in tasks]
+        return cls(reader, lookup, study, builders, excluded, parents)
+
+    def new_fit(self) -> VocabularyFit:
         """An empty fit."""
-        fit = VocabularyFit(
-            self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents
-        )
-        return TrainingFit(fit, self.lookup)
+        settings, values = self.study.vocabulary, self.study.values
+        return VocabularyFit(settings, values, excluded=self.excluded, parents=self.parents)
 
     def fit(self, shards: range, late: LateRows | None) -> FittedShards:
         """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files."""
-        reader, part = copy(self.reader), self.new_fit()
+        reader, fit = copy(self.reader), self.new_fit()
         reader.fixes, reader.late = Counter(), late
-        kept, days, numbers = list[KeptRows](), list[DayCounts](), list[Ints]()
+        kept, days = list[KeptRows](), list[DayCounts]()
         for number in shards:
             events = reader.read(reader.shards[number])
-            part.add(events)
-            kept.append(keep(events, self.folder / _KEPT / f"{number}.rows"))
+            subject_id, subject = events.subjects
+            fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
             days.append(count_days(events))
-            numbers.append(part.fit.numbers(events.codes))
-        return FittedShards(kept, days, numbers, part.fit.part(), reader.fixes)
+            rows = self.folder / _KEPT / f"{number}.rows"
+            kept.append(keep(events, rows, fit.numbers(events.codes)))
+        return FittedShards(kept, days, fit, reader.fixes)
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
@@ -270,33 +290,21 @@ class _FirstPass(Part):
     """Fits the vocabulary, and keeps every shard's fixed rows in a file."""
 
     def __init__(self, work: ShardWork, jobs: int) -> None:
-        self.work, self.jobs, self.training = work, jobs, work.new_fit()
-        self.fit = self.training.fit
+        self.work, self.jobs, self.fit = work, jobs, work.new_fit()
         self.kept: list[KeptRows] = []
-
-    def add(self, events: Events) -> None:
-        """Add the next shard, in this process."""
-        self.training.add(events)
-        kept = keep(events, self.work.folder / _KEPT / f"{len(self.kept)}.rows")
-        kept.number_codes(self.fit.numbers(events.codes))
-        self.kept.append(kept)
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
-        if self.jobs == 1:
-            yield from super().shards(reader)
-            return
         # samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less
         n = len(reader.shards)
         step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
         for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
-            self.fit.merge(found.part)
+            self.fit.merge(found.fit)
             reader.fixes.update(found.fixes)
-            codes = self.fit.numbers(found.part.codes)
-            for kept, days, numbers in zip(found.kept, found.days, found.numbers, strict=True):
-                kept.number_codes(codes.take(numbers))
-                self.kept.append(kept)
+            codes = self.fit.numbers(tuple(found.fit.number))  # theirs → ours
+            for kept, days in zip(found.kept, found.days, strict=True):
+                self.kept.append(replace(kept, numbers=codes.take(kept.numbers)))
                 yield kept.subject_id, days
 
 

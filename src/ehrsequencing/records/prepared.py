@@ -2,7 +2,7 @@
 
 PREPARED/config.yaml  vocabulary.json  vocabulary.safetensors  manifest.json
 PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
-PREPARED/tasks/NAME/task.yaml  cohort.parquet  labels.parquet  attrition.json
+PREPARED/tasks/NAME/task.yaml  cohort.parquet  attrition.json
 PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json
-from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
+from ehrsequencing.core.outputs import PREPARED, read_manifest
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.timelines import (
     OutcomeEvents,
@@ -26,13 +26,6 @@ from ehrsequencing.records.timelines import (
 from ehrsequencing.records.vocabulary import Vocabulary
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
-_FACTS: dict[str, type] = {
-    "data": str,
-    "excluded": list,
-    "fixes": dict,
-    "tasks": list,
-    "vocabulary": str,
-}
 # of a run's identity; the rest is visits
 _PARTS = {"codes": "codes", "static_codes": "codes", "values": "values"}
 
@@ -47,7 +40,6 @@ class Prepared:
             raise EhrseqError(
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
             )
-        require_facts(folder, self.manifest, _FACTS)
 
     @cached_property
     def study(self) -> StudyConfig:
@@ -136,4 +128,4 @@ class Prepared:
         if asked is None:
             return records
         events = open_arrays(OutcomeEvents, self.folder / "tasks" / task / split)
-        return TaskRecords(records.timelines, records.rows, events, asked.kind == "next")
+        return TaskRecords(records.timelines, records.rows, events)

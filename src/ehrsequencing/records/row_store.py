@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Ints, ragged
+from ehrsequencing.core.arrays import Ints, offsets, ragged
 from ehrsequencing.records.events import Events, pieces
 
 _COLUMNS = {"time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32}
@@ -23,26 +23,20 @@ _COLUMNS = {"time_us": np.int64, "code": np.int32, "value": np.float32, "encount
 class KeptRows:
     """The rows of one shard, or of a range of its subjects; the file holds one column after another."""
 
-    path: Path  # the file. A second file, `.codes`, holds the number that each of the shard's codes has in the data set
+    path: Path
     total: int  # rows in the file
     columns: tuple[str, ...]  # their names
     subject_id: Ints  # (S,) int64, sorted
     offsets: Ints  # (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])` of the file
     beyond: Ints  # as in `Events`
+    numbers: Ints  # (C,) the number that each of the shard's codes has in the data set
 
     def between(self, first: int, last: int) -> "KeptRows":
         """The rows of subjects whose ids are from `first` to `last`, both included."""
-        start, stop = (
-            np.searchsorted(self.subject_id, first),
-            np.searchsorted(self.subject_id, last, side="right"),
-        )
-        return replace(
-            self, subject_id=self.subject_id[start:stop], offsets=self.offsets[start : stop + 1]
-        )
-
-    def number_codes(self, numbers: Ints) -> None:
-        """Write which number each of the shard's codes (C,) has in the data set."""
-        self.path.with_suffix(".codes").write_bytes(numbers.astype(np.int32).tobytes())
+        start = np.searchsorted(self.subject_id, first)
+        stop = np.searchsorted(self.subject_id, last, side="right")
+        ids, offsets = self.subject_id[start:stop], self.offsets[start : stop + 1]
+        return replace(self, subject_id=ids, offsets=offsets)
 
     def read_into(self, columns: dict[str, NDArray[Any]], place: slice) -> None:
         """Read these rows into a slice of arrays; codes get the data set's numbers."""
@@ -53,27 +47,19 @@ class KeptRows:
                 file.seek(start + dtype.itemsize * int(self.offsets[0]))
                 file.readinto(columns[name][place].data)
                 start += dtype.itemsize * self.total
-        numbers = np.fromfile(self.path.with_suffix(".codes"), dtype=np.int32)
-        columns["code"][place] = numbers[columns["code"][place]]
+        columns["code"][place] = self.numbers[columns["code"][place]]
 
 
-def keep(events: Events, path: Path) -> KeptRows:
-    """Write the fixed rows of a shard to a file."""
+def keep(events: Events, path: Path, numbers: Ints) -> KeptRows:
+    """Write the fixed rows of a shard to a file; `numbers` (C,) are those of its codes."""
     path.parent.mkdir(exist_ok=True)
     columns = tuple(name for name in _COLUMNS if getattr(events, name) is not None)
     with open(path, "wb") as file:
         for name in columns:
             file.write(np.ascontiguousarray(getattr(events, name), dtype=_COLUMNS[name]).data)
     subject_id, subject = events.subjects
-    counts = np.bincount(subject, minlength=len(subject_id))
-    return KeptRows(
-        path,
-        len(events),
-        columns,
-        subject_id,
-        np.r_[0, np.cumsum(counts)].astype(np.int64),
-        events.beyond,
-    )
+    bounds = offsets(subject, len(subject_id))
+    return KeptRows(path, len(events), columns, subject_id, bounds, events.beyond, numbers)
 
 
 def read_kept(
@@ -102,14 +88,14 @@ def read_kept(
     subject_id = np.concatenate([shard.subject_id for shard in shards])
     counts = np.concatenate([np.diff(shard.offsets) for shard in shards])
     beyond = np.concatenate([shard.beyond for shard in shards])
-    offsets = np.r_[0, np.cumsum(counts)]
+    bounds = np.r_[0, np.cumsum(counts)]
     order = np.lexsort((subject_id, group(subject_id)))
     first_row = np.cumsum(counts[order]) - counts[order]
     for piece in pieces(first_row, int(counts.sum()), rows):
         chosen = order[
             np.searchsorted(first_row, piece.start) : np.searchsorted(first_row, piece.stop)
         ]
-        places, _ = ragged(offsets, chosen)
+        places, _ = ragged(bounds, chosen)
         own = {name: column.take(places) for name, column in columns.items()}
         rows_of = np.repeat(subject_id[chosen], counts[chosen])
         yield Events(subject_id=rows_of, codes=codes, beyond=beyond, **own)

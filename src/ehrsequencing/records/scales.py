@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
-from ehrsequencing.records.events import group_order, number_runs, opens_run
+from ehrsequencing.core.arrays import Floats, Ints, Ints32
+from ehrsequencing.records.events import number_runs, opens_run
 
 KNOTS = 129  # quantiles at 0, 1/128 … 1
 
@@ -173,6 +173,12 @@ def grid_edges(
 
 
 Rows = tuple[Ints32, NDArray[np.uint64], NDArray[np.floating[Any]], NDArray[np.uint32]]
+_NO_ROWS: Rows = (
+    np.zeros(0, np.int32),
+    np.zeros(0, np.uint64),
+    np.zeros(0, np.float32),
+    np.zeros(0, np.uint32),
+)
 SAMPLE = 2048  # values kept per key
 # rows that wait at least before a sample is cut down again; in a large one, half of what it holds
 WAITING = 1 << 19
@@ -197,59 +203,31 @@ class Sample:
         owner: NDArray[np.uint32],
     ) -> None:
         """Add rows: keys, hashes, values and owners (n,)."""
-        missing = int(key.max(initial=-1)) + 1 - len(self._limit)
-        if missing > 0:
-            self._limit = np.r_[self._limit, np.full(missing, np.iinfo(np.uint64).max, np.uint64)]
+        missing = max(int(key.max(initial=-1)) + 1 - len(self._limit), 0)
+        self._limit = np.append(self._limit, np.full(missing, np.iinfo(np.uint64).max, np.uint64))
         near = np.flatnonzero(hashed <= self._limit.take(key))
-        self._parts.append(
-            (key.take(near).astype(np.int32), hashed.take(near), value.take(near), owner.take(near))
-        )
+        some = key.take(near).astype(np.int32)
+        self._parts.append((some, hashed.take(near), value.take(near), owner.take(near)))
         self._waiting += len(near)
         if self._waiting > max(WAITING, self._kept // 2):
             self.rows()
 
     def rows(self) -> Rows:
         """Keys (sorted), hashes, values and owners of the sample."""
-        if not self._parts:
-            return (
-                np.zeros(0, np.int32),
-                np.zeros(0, np.uint64),
-                np.zeros(0),
-                np.zeros(0, np.uint32),
-            )
-        # parts are freed one by one
-        columns, self._parts = (
-            list(zip(*self._parts, strict=True)),
-            [],
-        )
+        columns = list(zip(_NO_ROWS, *self._parts, strict=True))
+        self._parts = []  # freed one by one
         key, hashed, value, owner = (np.concatenate(columns.pop(0)) for _ in range(4))
         if self._waiting:
-            order = group_order(key, len(self._limit))
-            counts = np.bincount(key, minlength=len(self._limit))
-            stop = np.cumsum(counts)
-            keep = np.ones(len(order), dtype=bool)
-            for k in np.flatnonzero(counts > SAMPLE).tolist():
-                span = slice(stop[k] - counts[k], stop[k])
-                keep[span] = self._smallest(
-                    hashed[order[span]], value[order[span]], owner[order[span]]
-                )
-                self._limit[k] = hashed[order[span]][keep[span]].max()
-            chosen = order[keep]
-            key, hashed, value, owner = key[chosen], hashed[chosen], value[chosen], owner[chosen]
+            order = np.lexsort((owner, value, hashed, key))
+            sorted_key = key.take(order)
+            rank = np.arange(len(key)) - np.searchsorted(sorted_key, sorted_key)
+            last = order[rank == SAMPLE - 1]
+            self._limit[key[last]] = hashed[last]
+            kept = order[rank < SAMPLE]
+            key, hashed, value, owner = (part.take(kept) for part in (key, hashed, value, owner))
             self._waiting, self._kept = 0, len(key)
         self._parts = [(key, hashed, value, owner)]
         return key, hashed, value, owner
-
-    @staticmethod
-    def _smallest(
-        hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]
-    ) -> Bools:
-        """(n,) True for the `SAMPLE` smallest hashes; of equal ones, those with the smallest value, then owner."""
-        keep = hashed <= np.partition(hashed, SAMPLE - 1)[SAMPLE - 1]
-        if keep.sum() > SAMPLE:
-            keep[:] = False
-            keep[np.lexsort((owner, value, hashed))[:SAMPLE]] = True
-        return np.asarray(keep)
 
     def by_key(self) -> "Values":
         """The sample's values, key by key."""

@@ -134,8 +134,7 @@ def _from_file(path: Path) -> Assigned:
         shown = f" {word!r}" if word in _OTHER_SPLITS else ""  # anything else may be a patient's
         fix = f"use {', '.join(SPLITS)}"
         raise EhrseqError(f"unknown split{shown}", where=f"{path}, row {unknown[0]}", fix=fix)
-    order = np.argsort(ids, kind="stable")
-    ids, split = ids[order], split[order]
+    ids, split = _sorted(ids, split)
     opens = opens_run(ids)
     if (opens_run(ids, split) & ~opens).any():
         raise EhrseqError(
@@ -152,15 +151,11 @@ def _folder(path: Path, data: Path) -> str:
 def _by_folder(data: Path, dialect: DialectConfig) -> Assigned:
     """MEDS' convention: the shards of `data/train/`, `data/tuning/` and `data/held_out/` are those splits."""
     shards = find_shards(data)
-    ids = [_distinct(read_subjects(path, dialect=dialect)) for path in shards]
+    rows = [read_subjects(path, dialect=dialect) for path in shards]
+    ids = [np.unique(row[opens_run(row)]) for row in rows]  # few runs are left to sort
     refuse_scattered(ids, shards)
     split = [SPLITS.index(_folder(path, data)) for path in shards]
     return _sorted(np.concatenate(ids), np.repeat(split, [len(part) for part in ids]))
-
-
-def _distinct(subject_id: Ints) -> Ints:
-    """Distinct ids, sorted; runs of one subject are merged first, so that few are left to sort."""
-    return np.unique(subject_id[opens_run(subject_id)])
 
 
 def _by_date(
@@ -194,37 +189,34 @@ def _by_date(
 
 def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assigned:
     """Held out: subjects with any row at one of `splits.held_out_sites`, so that none of them is trained on."""
-    column, sites = settings.column or "", pa.array(settings.held_out_sites or (), pa.string())
+    column, sites = settings.column or "", set(settings.held_out_sites or ())
     ids, is_there, seen = [], [], set[str]()
     for path in find_shards(data):
         row_subject = read_subjects(path, dialect=dialect)
         if column not in columns_of(path):
-            raise EhrseqError(
-                f"has no column {column!r}", where=str(path), fix="name the site's in splits.column"
+            fix = "name the site's in splits.column"
+            raise EhrseqError(f"has no column {column!r}", where=str(path), fix=fix)
+        cells = read_table(path, [column])[column]
+        try:
+            site = cells.cast(pa.string())
+        except pa.ArrowException as error:
+            what, fix = (
+                f"column {column!r} has type {cells.type}",
+                "sites are text or whole numbers",
             )
-        site = _as_text(read_table(path, [column])[column], column, path)
-        at_site = pc.fill_null(pc.is_in(site, value_set=sites), False).to_numpy(
-            zero_copy_only=False
-        )
-        seen.update(pc.unique(site.filter(pa.array(at_site))).to_pylist())
+            raise EhrseqError(what, where=str(path), fix=fix) from error
+        at_site = pc.fill_null(pc.is_in(site, value_set=pa.array(sites, pa.string())), False)
+        seen.update(pc.unique(site.filter(at_site)).to_pylist())
         subject_id, row = np.unique(row_subject, return_inverse=True)
         ids.append(subject_id)
-        is_there.append(np.bincount(row, weights=at_site, minlength=len(subject_id)) > 0)
-    unseen = sorted(set(settings.held_out_sites or ()) - seen)
-    if unseen:
-        where = f"splits.held_out_sites, column {column}"
-        raise EhrseqError(
-            f"no row has the site {unseen[0]!r}", where=where, fix="write sites as the column does"
+        is_there.append(np.bincount(row, weights=at_site.to_numpy(), minlength=len(subject_id)) > 0)
+    if unseen := sorted(sites - seen):
+        where, what = (
+            f"splits.held_out_sites, column {column}",
+            f"no row has the site {unseen[0]!r}",
         )
+        raise EhrseqError(what, where=where, fix="write sites as the column does")
     return _assigned(ids, is_there, settings)
-
-
-def _as_text(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
-    try:
-        return column.cast(pa.string())
-    except pa.ArrowException as error:
-        what = f"column {name!r} has type {column.type}"
-        raise EhrseqError(what, where=str(path), fix="sites are text or whole numbers") from error
 
 
 def _assigned(ids: list[Ints], held_out: list[Bools], settings: SplitsConfig) -> Assigned:

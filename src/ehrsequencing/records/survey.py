@@ -1,8 +1,8 @@
 """The survey: one pass over all shards of a data set, before anything is made of its records.
 
-Every survey collects the subjects and the rows by day, which tell where the data ends. Whatever else a user needs is a
-`Part`, so that nobody pays for counts that others need. If a few rows lie far after all others (`meds.py`), the
-pass is made again without them.
+Every survey collects the subjects and the rows by day, which tell where the data ends. Whatever
+else a user needs is a `Part`. If a few rows lie far after all others (`meds.py`), the pass is made
+again without them.
 """
 
 from collections import Counter
@@ -24,9 +24,7 @@ from ehrsequencing.records.meds import (
     find_late_rows,
     refuse_scattered,
 )
-from ehrsequencing.records.splits import SplitLookup
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
 Progress = Callable[[int, int], None]  # called with (pieces of work done, pieces to do)
 
@@ -90,9 +88,8 @@ def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Su
     refuse_scattered(ids, reader.shards)
     every = np.sort(np.concatenate(ids))
     if not len(every):
-        raise EhrseqError(
-            "holds no subject with a timed row", where=str(reader.data), fix="check the data set"
-        )
+        what = "holds no subject with a timed row"
+        raise EhrseqError(what, where=str(reader.data), fix="check the data set")
     return Survey(every, add_days(days), part)
 
 
@@ -108,18 +105,6 @@ class Steps:
         if self.progress is not None:
             passes = 1 if self.reader.late is None else 2
             self.progress(self.done, passes * len(self.reader.shards) + self.after)
-
-
-class TrainingFit(Part):
-    """Fits the vocabulary on the training subjects."""
-
-    def __init__(self, fit: VocabularyFit, lookup: SplitLookup) -> None:
-        self.fit, self.lookup = fit, lookup
-
-    def add(self, events: Events) -> None:
-        """Add a shard to the fit."""
-        subject_id, subject = events.subjects
-        self.fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
 
 
 class TokenRows(Part):
@@ -140,39 +125,36 @@ class TokenRows(Part):
         subject_id, subject = events.subjects
         makes_token = ~self.excluded.mask(events.codes)
         is_unknown = makes_token & self.vocabulary.is_unknown(self.vocabulary.ids(events.codes))
-        tokens, unknown = (
-            np.bincount(subject[chosen[events.code]], minlength=len(subject_id))
-            for chosen in (makes_token, is_unknown)
-        )
-        self.tokens, self.unknown = (
-            self.tokens + int(tokens.sum()),
-            self.unknown + int(unknown.sum()),
-        )
+        tokens = np.bincount(subject[makes_token[events.code]], minlength=len(subject_id))
+        unknown = np.bincount(subject[is_unknown[events.code]], minlength=len(subject_id))
+        self.tokens += int(tokens.sum())
+        self.unknown += int(unknown.sum())
         self._subjects += int(np.sum(tokens > 0))
         self._shares += float((unknown / np.maximum(tokens, 1)).sum())
 
     @property
     def unknown_of_subject(self) -> float:
-        """Mean share of a subject's rows that is unknown: one person's many rows do not decide it."""
+        """Mean share of a subject's rows that is unknown: one person's many rows do not decide."""
         return self._shares / max(self._subjects, 1)
 
 
-class CodeSubjects(Part):
-    """Counts the subjects of each code, in `count`."""
+class CodeCounts(Part):
+    """Counts the subjects and the rows of each code."""
 
     def __init__(self) -> None:
-        self.count = Counter[str]()
+        self.subjects = Counter[str]()
+        self.rows = Counter[str]()
 
     def add(self, events: Events) -> None:
         """Count one shard."""
         pairs = np.unique(np.stack([events.code.astype(np.int64), events.subject_id]), axis=1)
-        for code, count in zip(*np.unique(pairs[0], return_counts=True), strict=True):
-            self.count[events.codes[code]] += int(count)
+        for counter, codes in ((self.rows, events.code), (self.subjects, pairs[0])):
+            counts = np.bincount(codes, minlength=len(events.codes)).tolist()
+            counter.update(dict(zip(events.codes, counts, strict=True)))
 
     def unknown(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> dict[str, int]:
-        """Codes that make a token which `vocabulary` does not know → subjects, the most frequent first."""
-        codes = tuple(code for code, _ in self.count.most_common() if not excluded(code))
+        """Codes that make a token which `vocabulary` does not know → subjects, most first."""
+        codes = tuple(code for code, _ in self.subjects.most_common() if not excluded(code))
         is_unknown = vocabulary.is_unknown(vocabulary.ids(codes))
-        return {
-            code: self.count[code] for code, is_new in zip(codes, is_unknown, strict=True) if is_new
-        }
+        new = zip(codes, is_unknown, strict=True)
+        return {code: self.subjects[code] for code, is_new in new if is_new}

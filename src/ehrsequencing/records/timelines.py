@@ -172,8 +172,6 @@ class TaskRecords:
     rows: TaskRows  # prediction times, owned by the subjects of `timelines` in the same order
     # of the same subjects, where many outcomes are asked about
     outcomes: OutcomeEvents | None = None
-    # whether an outcome is each next record of its code (`kind: next`)
-    outcomes_recur: bool = False
 
     def __len__(self) -> int:
         """Number of prediction times."""
@@ -196,9 +194,7 @@ class TaskRecords:
     def take(self, subjects: Ints | slice) -> "TaskRecords":
         """Some subjects, in the order given."""
         events = None if self.outcomes is None else self.outcomes.take(subjects)
-        return TaskRecords(
-            self.timelines.take(subjects), self.rows.take(subjects), events, self.outcomes_recur
-        )
+        return TaskRecords(self.timelines.take(subjects), self.rows.take(subjects), events)
 
 
 def as_of(

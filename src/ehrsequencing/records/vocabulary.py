@@ -203,10 +203,6 @@ class Vocabulary:
         """The token of an ancestor that replaces a code."""
         return self.rollup.get(hashed_code(code)) if self.rollup else None
 
-    def summary_ids(self, summary: str) -> Ints32:
-        """(V,) token id of `SUMMARY//code` for every code token, -1 where there is none."""
-        return self.summary_tokens[:, SUMMARIES.index(summary)]
-
     @cached_property
     def summary_tokens(self) -> Ints32:
         """(V, 7) token ids of the summaries of every code token, in the order of `SUMMARIES`; -1 without them."""

@@ -4,9 +4,9 @@ At least `vocabulary.min_subjects` training subjects have each thing in it: a co
 unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,23 +25,11 @@ from ehrsequencing.records.events import (
     opens_run,
     pieces,
 )
-from ehrsequencing.records.scales import KNOTS, Rows, Sample, Scale, Values, fit_scale
+from ehrsequencing.records.scales import KNOTS, Sample, Scale, Values, fit_scale
 from ehrsequencing.records.vocabulary import Vocabulary, hashed_code
 
 # about so many rows are added to a fit at once: they fit the processor's cache
 _PIECE_ROWS = 1 << 17
-
-
-@dataclass(frozen=True)
-class FitPart:
-    """What a fit has collected, as plain arrays that go from one process to another (`VocabularyFit.merge`)."""
-
-    codes: tuple[str, ...]
-    subjects: Ints
-    rows: Ints
-    kind_subjects: Ints
-    samples: tuple[Rows, ...]
-    carriers: tuple[Ints, Ints] | None
 
 
 class VocabularyFit:
@@ -72,7 +60,8 @@ class VocabularyFit:
             raise EhrseqError(
                 "the data set names no parents of codes", where="vocabulary.rollup", fix=fix
             )
-        self._carriers = Carriers(settings.min_subjects) if settings.rollup != "off" else None
+        # for a roll-up: training subjects per code, some of them where there are many
+        self.carriers: dict[int, set[int]] = {}
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
         self.rows = np.zeros(0, np.int64)  # their rows per code
@@ -111,8 +100,8 @@ class VocabularyFit:
         self.subjects += np.bincount(code[first], minlength=len(self.number))
         self.rows += np.bincount(code, minlength=len(self.number))
         self._update_kinds(code.take(first), subject.take(rows.take(first)))
-        if self._carriers is not None:
-            self._carriers.add(code[first], events.subject_id[rows[first]])
+        if self.settings.rollup == "on":
+            self._add_carriers(code[first], events.subject_id[rows[first]])
         if self.value_settings.mode == "none":
             return
         valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
@@ -143,11 +132,17 @@ class VocabularyFit:
             for c in new
         ]
         self._kind = np.r_[self._kind, np.array(kinds, dtype=np.int64)]
-        self.subjects, self.rows = (
-            _longer(a, len(self.number)) for a in (self.subjects, self.rows)
-        )
+        self.subjects = _longer(self.subjects, len(self.number))
+        self.rows = _longer(self.rows, len(self.number))
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
         return np.array([self.number[c] for c in codes], dtype=np.int64)
+
+    def _add_carriers(self, code: Ints, subject_id: Ints) -> None:
+        """Add distinct pairs of code and subject, sorted by code; at most `min_subjects` a code."""
+        rank = np.arange(len(code)) - np.searchsorted(code, code)
+        few = rank < self.settings.min_subjects
+        for number, who in zip(code[few].tolist(), subject_id[few].tolist(), strict=True):
+            self.carriers.setdefault(number, set()).add(who)
 
     def _update_kinds(self, code: Ints, subject: Ints) -> None:
         """Count the subjects of each type of codes, from distinct pairs of code and subject."""
@@ -176,32 +171,18 @@ class VocabularyFit:
         counts = np.diff(first, append=len(code)).astype(np.float64)
         self._counts.add(code[first], hashed[first], counts, who[first])
 
-    def part(self) -> FitPart:
-        """What was collected so far, for another fit to merge."""
-        carriers = None
-        if self._carriers is not None:
-            who = [sorted(self._carriers.of(number)) for number in range(len(self.number))]
-            codes = np.repeat(np.arange(len(who)), [len(ids) for ids in who])
-            carriers = codes, np.array([one for ids in who for one in ids], dtype=np.int64)
-        samples = tuple(sample.rows() for sample in self._samples)
-        return FitPart(
-            tuple(self.number), self.subjects, self.rows, self.kind_subjects, samples, carriers
-        )
-
-    def merge(self, part: FitPart) -> None:
-        """Add what another fit has collected from other subjects: the same as having seen their shards."""
-        numbers = self.numbers(part.codes)
-        self.subjects[numbers] += part.subjects
-        self.rows[numbers] += part.rows
-        kinds, first = np.unique(np.r_[0, self._kind[numbers]], return_index=True)
-        # that fit numbered them as they came
-        self.kind_subjects[kinds[np.argsort(first)]] += part.kind_subjects
-        for sample, (key, hashed, value, who) in zip(self._samples, part.samples, strict=True):
-            sample.add(numbers[key], hashed, value, who)
-        if self._carriers is not None and part.carriers is not None:
-            code, subject_id = numbers[part.carriers[0]], part.carriers[1]
-            order = np.argsort(code, kind="stable")
-            self._carriers.add(code[order], subject_id[order])
+    def merge(self, other: "VocabularyFit") -> None:
+        """Add what another fit has collected from other subjects: the same as having seen them."""
+        numbers = self.numbers(tuple(other.number))
+        self.subjects[numbers] += other.subjects
+        self.rows[numbers] += other.rows
+        for kind, number in other.kinds.items():
+            self.kind_subjects[self.kinds[kind]] += other.kind_subjects[number]
+        for sample, its in zip(self._samples, other._samples, strict=True):
+            key, hashed, value, owner = its.rows()
+            sample.add(numbers[key], hashed, value, owner)
+        for number, who in other.carriers.items():
+            self.carriers.setdefault(int(numbers[number]), set()).update(who)
 
     def common_codes(self) -> list[str]:
         """Codes that enough training subjects have to be named in messages."""
@@ -212,11 +193,9 @@ class VocabularyFit:
         rollup, enough = self._fit_rollup(), self.settings.min_subjects
         frequent = {c for c in self.common_codes() if not self.excluded(c)}
         codes = tuple(sorted(frequent.union(rollup.values())))
-        kinds = {
-            kind for kind, number in self.kinds.items() if self.kind_subjects[number] >= enough
-        }
+        kinds = {kind for kind, n in self.kinds.items() if self.kind_subjects[n] >= enough}
         values, gaps, counts = (sample.by_key() for sample in self._samples)
-        since, count = _OrPooled(gaps, enough), _OrPooled(counts, enough)
+        since, count = _or_pooled(gaps, enough), _or_pooled(counts, enough)
         scales: list[Scale] = []
         has_numbers = np.zeros(len(codes), dtype=bool)
         for place, code in enumerate(codes):
@@ -224,11 +203,9 @@ class VocabularyFit:
             own = fit_scale(*values.of(number), enough=enough)
             if own is not None:
                 has_numbers[place] = True
-                scales += (
-                    [own, since.of(number), count.of(number)]
-                    if self.value_settings.carry
-                    else [own]
-                )
+                scales.append(own)
+                if self.value_settings.carry:
+                    scales += [since(number), count(number)]
         return Vocabulary(
             kinds=tuple(sorted(kinds - {""})),
             codes=codes,
@@ -248,27 +225,21 @@ class VocabularyFit:
         return float(counted[known].sum() / counted.sum()) if counted.any() else None
 
     def _fit_rollup(self) -> dict[str, str]:
-        if self._carriers is None:
+        if self.settings.rollup == "off":
             return {}
-        carriers = {c: self._carriers.of(n) for c, n in self.number.items() if not self.excluded(c)}
-        enough = self.settings.min_subjects
+        enough, named = self.settings.min_subjects, self.number.items()
+        carriers = {c: self.carriers.get(n, set()) for c, n in named if not self.excluded(c)}
         return fit_rollup(carriers, parents=self.parents, enough=enough, excluded=self.excluded)
 
 
-class _OrPooled:
-    """Scales of each code's own numbers, and where too few people have them, that of the numbers of all codes."""
+def _or_pooled(values: Values, enough: int) -> Callable[[int], Scale]:
+    """The scale of a code's own numbers, and where too few people have them, that of the numbers of all codes."""
 
-    def __init__(self, values: Values, enough: int) -> None:
-        self.values, self.enough = values, enough
+    @cache
+    def pooled() -> Scale:
+        return fit_scale(*values.all(), enough=enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
 
-    def of(self, number: int) -> Scale:
-        """Scale of a code."""
-        return fit_scale(*self.values.of(number), enough=self.enough) or self.pooled
-
-    @cached_property
-    def pooled(self) -> Scale:
-        """Scale of all codes' numbers together; a constant one if too few people have any."""
-        return fit_scale(*self.values.all(), enough=self.enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
+    return lambda number: fit_scale(*values.of(number), enough=enough) or pooled()
 
 
 def _longer(counts: Ints, n: int) -> Ints:
@@ -276,27 +247,6 @@ def _longer(counts: Ints, n: int) -> Ints:
 
 
 Parents = Mapping[str, list[str]]
-
-
-class Carriers:
-    """Training subjects of each code: all of them while they are fewer than `enough`, else `enough` of them."""
-
-    def __init__(self, enough: int) -> None:
-        self.enough = enough
-        self._of: dict[int, set[int]] = {}
-
-    def add(self, code: Ints, subject_id: Ints) -> None:
-        """Add a shard's distinct (code number, subject id) pairs, sorted by code."""
-        rank = np.arange(len(code)) - np.searchsorted(code, code)
-        few = rank < self.enough  # a subject is in one shard only: no pair comes twice
-        for number, who in zip(code[few].tolist(), subject_id[few].tolist(), strict=True):
-            known = self._of.setdefault(number, set())
-            if len(known) < self.enough:
-                known.add(who)
-
-    def of(self, number: int) -> set[int]:
-        """Training subjects of a code."""
-        return self._of.get(number, set())
 
 
 def fit_rollup(
@@ -312,7 +262,7 @@ def fit_rollup(
     to it. With `enough` of them it becomes a token, else all its codes move on to the next ancestor.
 
     Args:
-        carriers: Training subjects of each code of the data (`Carriers`).
+        carriers: Training subjects of each code of the data ; not all of them where there are many.
         parents: Parents of each code.
         enough: Training subjects that a token must have.
         excluded: Codes that make no token, and so no ancestor.
@@ -343,8 +293,8 @@ def fit_rollup(
             if target is not None:
                 at.setdefault(target, []).append(code)
     found = {}
-    for code, chain in chains.items():
-        target = next((up for up in chain if up in stays), None)
+    for code, line in chains.items():
+        target = next((up for up in line if up in stays), None)
         if code not in stays and target is not None:
             found[code] = target
     return found
@@ -368,7 +318,7 @@ def ancestors(
 
 def _heights(parents: Parents) -> dict[str, int]:
     """Longest way down from each node to a leaf; nodes of a cycle, which have none, are above all others."""
-    children: dict[str, int] = dict.fromkeys(_names(parents), 0)
+    children = dict.fromkeys(chain(parents, *parents.values()), 0)
     for ups in parents.values():
         for up in set(ups):
             children[up] += 1
@@ -384,9 +334,3 @@ def _heights(parents: Parents) -> dict[str, int]:
             if not children[up]:
                 ready.append(up)
     return height
-
-
-def _names(parents: Parents) -> Iterable[str]:
-    yield from parents
-    for ups in parents.values():
-        yield from ups

@@ -92,15 +92,14 @@ def saved_at_signals(save: Callable[[], None]) -> Iterator[Stop]:
         save: Writes the checkpoint.
 
     Raises:
-        Stopped: After that; a second signal raises it at once, and nothing is saved.
+        Stopped: After that. A second signal raises `KeyboardInterrupt` at once, and nothing is saved.
     """
     with noted_signals() as stop:
         try:
             yield stop
             stop.leave_if_asked()
         except Stopped:
-            if stop.is_safe:
-                save()
+            save()
             raise
 
 

@@ -14,7 +14,6 @@ from ehrsequencing.config import (
     TrainingConfig,
     TransferConfig,
 )
-from ehrsequencing.config.parts import idle_settings
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import starting_rates
@@ -107,7 +106,7 @@ def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tenso
     edges = torch.tensor(config.edges_days, dtype=torch.float64)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         chosen = np.arange(start, min(start + ROWS_AT_ONCE, len(rows)))
-        listed = outcome_labels(records.outcomes, rows, chosen, recur=records.outcomes_recur)
+        listed = outcome_labels(records.outcomes, rows, chosen)
         entry, stop, days = (
             torch.from_numpy(np.asarray(x, dtype=np.float64))
             for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
@@ -185,23 +184,16 @@ def subjects_with_event(rows: TaskRows) -> int:
 
 
 def with_defaults(study: StudyConfig, changes: Changes) -> StudyConfig:
-    """The study with other defaults: a setting that was given stays, and one that no chosen part uses is left out.
+    """The study with other defaults: a setting that was given stays.
 
-    >>> given = StudyConfig.model_validate({"model": {"dropout": 0.1, "age_bin_years": 0}})
-    >>> changed = with_defaults(given, {"model": {"dropout": 0.3, "wide_head": True, "age_polynomial": True}})
-    >>> changed.model.dropout, changed.model.wide_head, changed.model.age_polynomial
-    (0.1, True, False)
+    >>> given = StudyConfig.model_validate({"model": {"dropout": 0.1}})
+    >>> changed = with_defaults(given, {"model": {"dropout": 0.3, "wide_head": True}})
+    >>> changed.model.dropout, changed.model.wide_head
+    (0.1, True)
     """
     sections = {}
     for section, values in changes.items():
         old = getattr(study, section)
         given = {name: getattr(old, name) for name in old.model_fields_set}
-        if isinstance(old, ModelConfig):
-            # "size" is only the default of three others: those that are set already keep their values.
-            values = {
-                name: value
-                for name, value in values.items()
-                if name not in idle_settings(dict(old))
-            }
         sections[section] = type(old).model_validate({**values, **given})
     return study.model_copy(update=sections)

@@ -180,7 +180,7 @@ def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
     torch.testing.assert_close(one(whole).double(), total / count, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(objective.parts))
+@pytest.mark.parametrize("name", sorted(objective.names))
 def test_what_is_measured_agrees_with_the_loss(name: str) -> None:
     one, whole = made(name, seed=2)
     measures = Measures()
@@ -200,7 +200,7 @@ def test_without_a_target_there_is_no_gradient() -> None:
     own = inputs()
     model = build_model(own.config)
     found = timelines_of([((0.0, ((6, math.nan),)),)])  # one visit, whose code is no target
-    for name in objective.parts:
+    for name in objective.names:
         one: CodeObjective = objective.class_of(name)(own)
         loss = one(batch_of(found, own.config, model))
         assert float(loss) == 0.0

@@ -174,9 +174,9 @@ class TimeToCode(CodeObjective):
         loss_v = Σ_c ( ∫_0^{t_c} λ_c(s | z_v) ds − [c is recorded later] · log λ_c(t_c | z_v) )
 
     z_v is the state of v after the causal timeline, t_c the days until the code's next record, or until the record
-    ends where there is none. The head and the likelihood are those of `models/outcomes.py` with `kind: next`: exact,
-    with memory that does not grow with the codes. Hazards start at the training rates. Target codes exclude the
-    outcome and its relatives (`targets.py`); without that this objective is supervised learning.
+    ends where there is none. The head and the likelihood are those of `models/outcomes.py`, for the next record of each
+    code: exact, with memory that does not grow with the codes. Hazards start at the training rates. Targets exclude
+    the outcome and its relatives (`targets.py`); without that this objective is supervised learning.
     """
 
     def __init__(self, inputs: ObjectiveInputs) -> None:

@@ -233,6 +233,6 @@ class Pretrainer:
 def _without_head(model: ModelConfig, prepared: Prepared) -> ModelConfig:
     """The model's settings with what the data decides; its head is not trained, and stays as it was made."""
     if model.head != "horizon" or model.members != 1 or model.wide_head:
-        plain = {"members": 1, "wide_head": False}
-        model = model.with_parts(head="horizon").model_copy(update=plain)
+        plain = {"head": "horizon", "members": 1, "wide_head": False}
+        model = model.model_copy(update=plain)
     return resolve_inputs(model, prepared)
