@@ -158,7 +158,11 @@ class TableCounts:
     @property
     def dropped(self) -> dict[str, int]:
         """Reason → rows."""
-        return {reason: self.fates.count(fate) for reason, fate in sorted(_NUMBERS.items()) if fate in self.fates}
+        return {
+            reason: self.fates.count(fate)
+            for reason, fate in sorted(_NUMBERS.items())
+            if fate in self.fates
+        }
 
     @property
     def lost(self) -> Counter[str]:

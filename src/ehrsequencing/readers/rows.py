@@ -1,6 +1,7 @@
 """The columns and roles of a reader's rows, before the cleaning rules turn them into MEDS rows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -8,8 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.core.arrays import Ints32
+from ehrsequencing.core.arrays import Bools, Ints, Ints32
+from ehrsequencing.records.events import DAY_US, SECOND_US
 
+NO_TIME = np.iinfo(np.int64).min
+OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
 _MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
 
@@ -110,3 +114,52 @@ def joined(*parts: Any) -> pa.ChunkedArray:
 def together(parts: Sequence[pa.Table]) -> pa.Table:
     """Rows of several kinds as one table."""
     return pa.concat_tables(parts, promote_options="default")
+
+
+# ---- plain arrays, for the cleaning rules ------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PlainRows:
+    """Rows of known persons as plain columns."""
+
+    table: pa.Table
+    subject_ids: Ints  # (s,) sorted
+    subject: Ints  # (n,) place among `subject_ids`
+    role: Ints  # (n,) numbers of `Role`
+    time_us: Ints  # (n,) `NO_TIME` for null
+    end_us: Ints  # (n,) as `time_us`
+    code: Ints  # (n,) place among the table's codes, -1 for null
+    source: Ints  # (n,)
+
+    def of_role(self, *roles: Role) -> Bools:
+        """(n,) which rows have one of these roles."""
+        return among_roles(self.role, *roles)
+
+
+def among_roles(role: Ints, *roles: Role) -> Bools:
+    """(n,) which of these numbers are one of these roles."""
+    found: Bools = role == roles[0]
+    for one in roles[1:]:
+        found |= role == one
+    return found
+
+
+def micros(column: pa.ChunkedArray) -> Ints:
+    """(n,) microseconds since 1970, `NO_TIME` for null."""
+    return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
+
+
+def is_date(time_us: Ints) -> Bools:
+    """(n,) whether a time is a date without a time of day."""
+    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
+
+
+def end_of_day(time_us: Ints) -> Ints:
+    """The times, with midnight moved to the last second of the day."""
+    return np.where(is_date(time_us), time_us + DAY_US - SECOND_US, time_us)
+
+
+def day_of(time_us: Ints) -> Ints:
+    """Midnight of the day of each time."""
+    return time_us - time_us % DAY_US

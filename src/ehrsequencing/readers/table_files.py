@@ -123,7 +123,7 @@ def open_table(path: Path, *, name: str | None = None, missing: Sequence[str] = 
         schema = pq.read_schema(path)
     names = lower_names(schema.names, where=str(path))
     texts = frozenset(low for low, column in names.items() if holds_text(schema.field(column).type))
-    return _Parquet(str(path), name or path.name, names, texts, path, missing)
+    return ParquetTable(str(path), name or path.name, names, texts, path, missing)
 
 
 _WHOLE = "check that the file is whole"
@@ -164,13 +164,14 @@ def holds_text(kind: pa.DataType) -> bool:
 
 
 @dataclass
-class _Parquet(SourceTable):
+class ParquetTable(SourceTable):
     """A Parquet file."""
 
     path: Path
     missing: Sequence[str]
 
     def read(self, columns: list[str]) -> Iterator[pa.Table]:
+        """As every table."""
         with _reading(self.path, _WHOLE):
             file = pq.ParquetFile(self.path, coerce_int96_timestamp_unit="us")
             for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
@@ -189,7 +190,7 @@ class _Parquet(SourceTable):
 
 
 @dataclass
-class _Csv(SourceTable):
+class CsvTable(SourceTable):
     """A CSV file and what its lines show. The header is line 1.
 
     A line with all its delimiters and an even number of quotes is a row. Two lines with an odd number begin and end a
@@ -198,6 +199,7 @@ class _Csv(SourceTable):
     """
 
     path: Path
+    header: list[str]
     missing: Sequence[str]
     delimiter: str
     lines: "_Lines"
@@ -210,6 +212,7 @@ class _Csv(SourceTable):
         return self.delimiter != "\t" and (self.lines.quoted or self.lines.first_uneven is not None)
 
     def read(self, columns: list[str]) -> Iterator[pa.Table]:
+        """As every table; counts the rows."""
         self.parsed = self.rejected = 0
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(columns, pa.string()),
@@ -224,8 +227,7 @@ class _Csv(SourceTable):
             newlines_in_values=self.has_quotes,
             invalid_row_handler=self._skip,
         )
-        names = list(self.names.values())
-        options = pacsv.ReadOptions(column_names=names, skip_rows=1, block_size=BLOCK_BYTES)
+        options = pacsv.ReadOptions(column_names=self.header, skip_rows=1, block_size=BLOCK_BYTES)
         for batch in _batches(self.path, options, parse, convert):
             self.parsed += len(batch)
             yield pa.Table.from_batches([batch])
@@ -275,7 +277,7 @@ class _Lines:
             self.quoted = bool(pc.any(pc.match_substring_regex(some, field)).as_py())
 
 
-def _csv_table(path: Path, name: str, missing: Sequence[str]) -> _Csv:
+def _csv_table(path: Path, name: str, missing: Sequence[str]) -> CsvTable:
     """Scan the header and the lines of a CSV file."""
     with _reading(path, _AS_CSV), _open_text(path) as file:
         line = file.readline(BLOCK_BYTES)
@@ -287,8 +289,8 @@ def _csv_table(path: Path, name: str, missing: Sequence[str]) -> _Csv:
         header = _whole_names(next(csv.reader(part, delimiter=delimiter), []))
     if not header:
         raise _is_empty(path)
-    columns = [name or f"unnamed_{place}" for place, name in enumerate(header)]
-    names = lower_names(columns, where=str(path))
+    header = [column or f"unnamed_{place}" for place, column in enumerate(header)]
+    names = lower_names(header, where=str(path))
     lines, number = _Lines(delimiter, len(names)), 2
     read = pacsv.ReadOptions(column_names=["line"], skip_rows=1, block_size=BLOCK_BYTES)
     parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
@@ -296,7 +298,8 @@ def _csv_table(path: Path, name: str, missing: Sequence[str]) -> _Csv:
     for batch in _batches(path, read, parse, convert):
         lines.add(number, batch["line"])
         number += len(batch)
-    return _Csv(str(path), name, names, frozenset(names), path, missing, delimiter, lines)
+    texts = frozenset(names)
+    return CsvTable(str(path), name, names, texts, path, header, missing, delimiter, lines)
 
 
 def _batches(

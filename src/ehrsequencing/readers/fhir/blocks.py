@@ -30,7 +30,7 @@ from ehrsequencing.readers.fhir.mapping import (
     rows_of,
 )
 from ehrsequencing.readers.fhir.survey import Survey, refuse_other_release, survey
-from ehrsequencing.readers.import_report import ImportReport, TableCounts, among, distinct
+from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.rows import Role, rows_schema
 from ehrsequencing.readers.subject_ids import subject_ids
 
@@ -164,11 +164,11 @@ class Blocks:
         bill, condition, has_rows = (
             np.concatenate(column) for column in zip(*self._referred, strict=True)
         )
-        is_lost = ~among(condition, distinct(np.concatenate(self._conditions)))
+        is_lost = ~np.isin(condition, np.concatenate(self._conditions))
         self.report.counts["lost_diagnosis"] += int(is_lost.sum())
-        lost, others = distinct(bill[~has_rows & is_lost]), distinct(bill[~has_rows])
+        lost, others = np.unique(bill[~has_rows & is_lost]), np.unique(bill[~has_rows])
         self._drop("lost_diagnosis", lost.tolist())
-        self._drop("no_diagnosis", others[~among(others, lost)].tolist())
+        self._drop("no_diagnosis", np.setdiff1d(others, lost).tolist())
 
     # ---- rows as the writer wants them --------------------------------------------------------
 
