@@ -375,7 +375,7 @@ def test_texts_without_a_number_and_unlisted_texts_are_counted(tmp_path: Path) -
     assert report.counts["no_number"] == sum(row["Bili"] == "< 5" for row in rows) > 0
     assert report.counts["unlisted"] == sum(row["status"] == "moved" for row in rows) > 0
     table = report.row_counts.tables["visits"]
-    assert table.kept + sum(n for n, _ in table.dropped.values()) == table.read == len(rows)
+    assert table.kept + sum(table.dropped.values()) == table.rows_in == len(rows)
 
 
 def test_numbers_are_keys_and_missing_values_of_a_map(tmp_path: Path) -> None:

@@ -346,8 +346,8 @@ def test_mutants_of_the_rules_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         test_order_of_rows_never_matters.hypothesis.inner_test([person, *events], backwards)
 
     for check, name, mutant in (
-        (dates, "end_of_day", lambda time_us, counts=None: time_us),
-        (days, "end_of_day", lambda time_us, counts=None: time_us),
+        (dates, "end_of_day", lambda time_us: time_us),
+        (days, "end_of_day", lambda time_us: time_us),
         (order, "ordered_rows", lambda keys: np.arange(len(keys.row))),
     ):
         check()

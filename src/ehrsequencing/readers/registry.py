@@ -104,7 +104,7 @@ class Import:
             columns = [*texts, *others]
             if not columns and isinstance(table, CsvTable):  # its rows are to be counted
                 columns = [*table.names][:1]
-            for block in table.blocks(columns) if columns else ():
+            for block in table.blocks(columns):
                 look(block)
                 for name in texts:
                     found.setdefault(name, Counter()).update(count_dates(block[name]))

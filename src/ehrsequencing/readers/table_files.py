@@ -54,6 +54,8 @@ class SourceTable:
             EhrseqError: The source cannot be read.
         """
         columns = {name: self.names[name.lower()] for name in wanted if self.has(name)}
+        if not columns:
+            return
         for block in self.read(list(dict.fromkeys(columns.values()))):
             yield pa.table({name: block[column] for name, column in columns.items()})
 
