@@ -221,9 +221,8 @@ def test_a_date_column_that_cannot_be_found_is_refused_by_name(tmp_path: Path, h
 
 def test_a_renamed_column_is_named_with_what_was_found(tmp_path: Path) -> None:
     source = gibleed("procedure_day_date", tmp_path / "csv")
-    with pytest.raises(EhrseqError, match="found: procedure_day_date") as caught:
+    with pytest.raises(EhrseqError, match="did you mean procedure_day_date"):
         import_omop(str(source), tmp_path / "meds")
-    assert "rename the column that holds it to procedure_date" in str(caught.value)
     text = (source / "procedure_occurrence.csv").read_text().replace("procedure_concept_id", "procedure_code")
     (source / "procedure_occurrence.csv").write_text(text.replace("procedure_day_date", "procedure_date"))
     with pytest.raises(EhrseqError, match="has no column procedure_concept_id"):

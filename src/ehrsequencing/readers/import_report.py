@@ -228,7 +228,7 @@ class TableCounts:
             unread = self.cells[name].unread
             if unread and not self.cells[name].values:
                 what = f"none of the {unread:,} cells of column {name} can be read"
-                fix = "write dates as yyyy-mm-dd, clocks with 24 hours, and numbers in digits"
+                fix = "write dates as yyyy-mm-dd, and numbers in digits with the decimal mark of the map"
                 raise EhrseqError(what, where=where, fix=fix)
         lost = self.lost
         if self.essential and lost.total() == self.rows_in > 0:

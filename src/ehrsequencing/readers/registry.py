@@ -67,9 +67,15 @@ class Import:
         self._tick(self._steps)
 
     def tables(self, names: Sequence[str]) -> Iterator[TableCounts]:
-        """The counts of each table, one after another; the reader reads the table in the body of its loop."""
+        """The counts of each table, one after another; the reader reads the table in the body of its loop.
+
+        Raises:
+            EhrseqError: Every row of a table was lost, or every cell of a column that it needs.
+        """
         for number in self.files(len(names)):
-            yield self.report.row_counts.table(names[number])
+            counts = self.report.row_counts.table(names[number])
+            yield counts
+            counts.check()
 
     def files(self, count: int) -> Iterator[int]:
         """The numbers of files or tables; each step of the loop is one of the progress bar."""
