@@ -18,6 +18,7 @@ from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import age_years
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC
 from ehrsequencing.records.fixes import FIXES
+from ehrsequencing.records.imported import with_imported_visits
 from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.survey import Progress, Steps, TrainingFit, survey
@@ -98,6 +99,7 @@ def check_data(
     Raises:
         EhrseqError: `prepare` would refuse the data or a task.
     """
+    study = with_imported_visits(study, data)
     reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
     excluded = excluded_codes(study, tasks, parents)
     lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)

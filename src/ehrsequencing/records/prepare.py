@@ -31,6 +31,7 @@ from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parent
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events
+from ehrsequencing.records.imported import with_imported_visits
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import SPLITS, DayCounts, LateRows, MedsReader, count_days
 from ehrsequencing.records.outcomes import choose_outcomes
@@ -92,6 +93,7 @@ def prepare(
         raise EhrseqError("two tasks have the same name", where=", ".join(names), fix="rename one")
     if engine != PROCESSES:  # its machines have other working folders
         data, out = data.resolve(), out.resolve()
+    study = with_imported_visits(study, data)
     reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
     excluded = excluded_codes(study, tasks, parents)
     lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
