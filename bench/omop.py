@@ -1,4 +1,4 @@
-"""OMOP → MEDS: source rows per CPU-second, peak memory and share of DuckDB's speed; `python bench/omop.py OUT [--rows N …]`.
+"""OMOP → MEDS: rows per CPU-second, memory and share of DuckDB's speed; `python bench/omop.py OUT [--rows N …]`.
 
 Writes OMOP databases of given sizes as Parquet (rows in random order, visits to refer to, and the faults of real ones:
 repeated rows, concepts of 0, visits that do not exist, absent dates), imports each in a process of its own, and prints
