@@ -14,9 +14,8 @@ from hypothesis import given, settings
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers import cleaning_rules
-from ehrsequencing.readers.fhir import elements, import_fhir
+from ehrsequencing.readers.fhir import elements, import_fhir, read_bundle
 from ehrsequencing.readers.fhir import reader as fhir_reader
-from ehrsequencing.readers.fhir.blocks import read_bundle
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.subject_ids import subject_ids
 from helpers.command_line import ehrseq, refused

@@ -10,8 +10,7 @@ import pytest
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.fhir import import_fhir
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import import_fhir, read_bundle
 from helpers.command_line import ehrseq
 from helpers.fhir import LOINC, Resource, bundle, concept, of, refer
 

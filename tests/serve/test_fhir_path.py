@@ -11,7 +11,7 @@ from fhir.resources.R4B.riskassessment import RiskAssessment
 
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.serve.predictor import Predictor
 from helpers.serve import Client, as_json, curves, running
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.predict import Moment
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS, NAMED, READ
 from ehrsequencing.serve.predictor import Answer, Question, Service
