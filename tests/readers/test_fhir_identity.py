@@ -172,11 +172,22 @@ VALUES: list[tuple[dict[str, Any], float | None, str | None, str]] = [
     ({"valueQuantity": {"value": "5,4"}}, None, "5,4", "unread"),
     ({"valueQuantity": {"value": 5, "comparator": "<"}}, None, "<5", "unread"),
     ({"valueQuantity": {"unit": "mg"}}, None, None, "empty"),
-    ({"valueRatio": {"numerator": {"value": 1}, "denominator": {"value": 128}}}, None, "1:128", "unread"),
-    ({"valueRange": {"low": {"value": 3}, "high": {"value": 5}}}, None, "3-5", "unread"),
+    (
+        {"valueRatio": {"numerator": {"value": 1}, "denominator": {"value": 128}}},
+        None,
+        '{"numerator": {"value": 1}, "denominator": {"value": 128}}',
+        "unread",
+    ),
+    (
+        {"valueRange": {"low": {"value": 3}, "high": {"value": 5}}},
+        None,
+        '{"low": {"value": 3}, "high": {"value": 5}}',
+        "unread",
+    ),
     ({"valueString": "clear"}, None, "clear", "values"),
-    ({"valueInteger": "x"}, None, None, "unread"),
-    ({"valueDateTime": "2018-01-02"}, None, None, "unread"),
+    ({"valueInteger": "x"}, None, "x", "unread"),
+    ({"valueDateTime": "2018-01-02"}, None, "2018-01-02", "unread"),
+    ({"valueDateTime": "2018-01-03"}, None, "2018-01-03", "unread"),
     ({}, None, None, "empty"),
 ]
 
@@ -192,8 +203,8 @@ def test_every_value_is_read_or_counted(told: Any, number: float | None, text: s
 
 
 def test_results_that_differ_only_in_what_cannot_be_read_are_not_repeats() -> None:
-    rows, _ = read(ANNA, STAY, *(lab(told, None) for told, *_ in VALUES[2:8]))
-    assert len(values(rows)) == 6
+    rows, _ = read(ANNA, STAY, *(lab(told, None) for told, *_ in VALUES[2:11]))
+    assert len(values(rows)) == 9
 
 
 def test_instants_keep_the_clock_that_they_show(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A resource is JSON as Python reads it. Whatever has not the type that FHIR deman
 
 import re
 from calendar import monthrange
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -46,14 +46,14 @@ _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _PARTIAL_DATE = re.compile(r"(\d{4})(?:-(0[1-9]|1[0-2]))?")
 
 
-def _items(value: Any) -> Iterable[Any]:
+def _items(value: Any) -> Sequence[Any]:
     """What a list holds, and the lists in it; anything else is one value."""
     if not isinstance(value, list):
         return (value,)
     return [item for inner in value for item in _items(inner)]
 
 
-def walk(value: Any, path: str) -> Iterable[Any]:
+def walk(value: Any, path: str) -> Sequence[Any]:
     """Every value at a path of element names, through lists.
 
     >>> walk({"series": [{"modality": {"code": "CT"}}, {"modality": {"code": "MR"}}]}, "series.modality.code")
@@ -70,8 +70,8 @@ def walk(value: Any, path: str) -> Iterable[Any]:
 
 def texts(value: Any, path: str) -> list[str]:
     """Every text at a path that is not blank, without outer blanks."""
-    found = (item.strip() for item in walk(value, path) if isinstance(item, str))
-    return [item for item in found if item]
+    found = walk(value, path)
+    return [item.strip() for item in found if isinstance(item, str) and item.strip()]
 
 
 def text(value: Any, path: str) -> str | None:
@@ -190,7 +190,7 @@ class Coded(NamedTuple):
     description: str | None = None
 
 
-Find = Callable[[str], tuple[Coded, ...]]  # a reference to a Medication or Device → its codes
+Find = Callable[[str], tuple[Coded, ...]]  # a reference to a Medication → its codes
 
 
 @lru_cache(maxsize=1024)
@@ -244,25 +244,16 @@ def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded
     return list(found.values())
 
 
-def named_codes(resource: Resource) -> tuple[Coded, ...]:
-    """The codes of a Medication or a Device: a device's type, else the identifier of its model."""
-    if kind_of(resource) == "Medication":
-        return codings(resource.get("code"))
-    model = text(resource, "udiCarrier.deviceIdentifier")
-    return codings(resource.get("type")) or ((Coded(f"UDI//{model}"),) if model else ())
-
-
 # ---- bundles -------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
-    """A resource as it stands in a source; or a note that one was deleted."""
+    """A resource as it stands in a source."""
 
-    resource: Any  # JSON; None for a deletion, and for a line that is no JSON
+    resource: Any  # JSON; of what was deleted type and id; None for a line that is no JSON
     server: str = ""  # the base of its full URL, as in https://example.org/fhir
     note: Resource | None = None  # the bundle's entry that holds it
-    deleted: str | None = None  # the reference of what was deleted
-    is_broken: bool = False  # a line that is no JSON, or is too long
+    is_there: bool = True  # False for a deletion, and for a line that is no JSON
 
 
 def entries_of(document: Any, server: str = "", note: Resource | None = None) -> Iterator[Entry]:
@@ -287,7 +278,8 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
     for entry, resource in zip(entries, given, strict=True):
         base = _server(text(entry, "fullUrl") or "") or server
         if text(entry, "request.method") == "DELETE":
-            yield Entry(None, server, entry, text(entry, "request.url") or "")
+            kind, name = referred(text(entry, "request.url") or "") or (None, None)
+            yield Entry({"resourceType": kind, "id": name}, server, entry, is_there=False)
         elif resource and renamed:
             changed = _with_references(resource, lambda name: renamed.get(name, name))
             yield from entries_of(changed, base, entry)

@@ -4,13 +4,11 @@
 patient's bundle uses it as `ehrseq import fhir` does.
 """
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.readers.fhir.elements import (
     Coded,
     Find,
@@ -19,7 +17,6 @@ from ehrsequencing.readers.fhir.elements import (
     codings,
     days_of,
     kind_of,
-    named_codes,
     number_of,
     referred,
     referred_id,
@@ -31,10 +28,6 @@ from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.records.events import BIRTH, DEATH
 
-_PAIRS = (
-    ("valueRatio.numerator", ":", "valueRatio.denominator"),
-    ("valueRange.low", "-", "valueRange.high"),
-)
 UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
 
 
@@ -56,51 +49,41 @@ class Row(NamedTuple):
     cell: str | None = None
 
 
-class Value(NamedTuple):
-    """The value of an Observation."""
-
-    cell: str  # as in `Row`
-    number: float | None = None
-    text: str | None = None
-    suffix: Coded | None = (
-        None  # what follows the code: the unit of a number, a coded value, a yes or no
-    )
-
-
-@dataclass
+@dataclass(frozen=True)
 class Known:
-    """What resources say of others; names are TYPE/ID."""
+    """What resources say of others."""
 
-    # name of a Medication or Device → its codes
+    # id of a Medication → its codes
     codes: dict[str, tuple[Coded, ...]] = field(default_factory=dict)
-    # name of a Condition → id of the encounter that names it as its diagnosis or reason
+    # Condition/ID → id of the encounter that names it as its diagnosis or reason
     stays: dict[str, str] = field(default_factory=dict)
     # id of a patient's record → id of the record that replaces it
     merged: dict[str, str] = field(default_factory=dict)
-    # sorted hashes of the ids of all Conditions that count, whatever their server
-    conditions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def find(self, reference: str) -> tuple[Coded, ...]:
-        """The codes that a reference leads to; a URN is looked up as each type."""
+        """The codes that a reference to a Medication leads to."""
         kind, name = referred(reference) or ("", "")
-        kinds = NAMED if kind is None else (kind,)
-        names = (f"{kind}/{name}" for kind in kinds)
-        return next((self.codes[name] for name in names if name in self.codes), ())
+        return self.codes.get(name, ()) if kind in (None, "Medication") else ()
 
-    def has_condition(self, reference: str) -> bool:
-        """Whether a reference leads to a Condition of the source."""
-        kind, name = referred(reference) or ("", "")
-        key = hash(name.rpartition("~")[2])
-        at = int(np.searchsorted(self.conditions, key))
-        is_there = at < len(self.conditions) and int(self.conditions[at]) == key
-        return kind in (None, "Condition") and is_there
+    def record(self, name: str) -> str:
+        """The id of the record that replaces a patient's, also by way of others; its own where they form a circle.
+
+        >>> known = Known(merged={"a": "b", "b": "c", "x": "y", "y": "x"})
+        >>> known.record("a"), known.record("c"), known.record("x")
+        ('c', 'c', 'x')
+        """
+        met: set[str] = set()
+        while name in self.merged and name not in met:
+            met.add(name)
+            name = self.merged[name]
+        return name
 
 
 @dataclass(frozen=True)
 class EventResource:
     """A resource that becomes one row for each of its codes, at one time. Paths are as `walk` takes them."""
 
-    concepts: tuple[str, ...]  # CodeableConcepts, Codings, or references to a Medication or Device
+    concepts: tuple[str, ...]  # CodeableConcepts, Codings, or references to a Medication
     times: tuple[str, ...]  # the first with a day counts, else the first with a month or year
     subject: str = "subject"
     encounter: str = "encounter"
@@ -115,7 +98,7 @@ _RESULT_TIMES = (
     "effectivePeriod.start",
     "issued",
 )
-_DIAGNOSES = EventResource(
+_BILL = EventResource(
     ("diagnosis.diagnosisCodeableConcept",),
     # a diagnosis of a bill is known by the end of the stay
     ("billablePeriod.end", "billablePeriod.start", "created"),
@@ -126,9 +109,7 @@ EVENTS = {
     "Condition": EventResource(
         ("code",), ("onsetDateTime", "onsetPeriod.start"), recorded=("recordedDate",)
     ),
-    "Procedure": EventResource(
-        ("code", "focalDevice.manipulated"), ("performedDateTime", "performedPeriod.start")
-    ),
+    "Procedure": EventResource(("code",), ("performedDateTime", "performedPeriod.start")),
     "Observation": EventResource(("code",), _RESULT_TIMES),
     "DiagnosticReport": EventResource(("code", "conclusionCode"), _RESULT_TIMES),
     "MedicationRequest": EventResource(_MEDICATION, ("authoredOn",)),
@@ -154,14 +135,10 @@ EVENTS = {
         recorded=("recordedDate",),
     ),
     "ImagingStudy": EventResource(("modality", "series.modality", "procedureCode"), ("started",)),
-    "DeviceUseStatement": EventResource(
-        ("device",), ("timingDateTime", "timingPeriod.start"), recorded=("recordedOn",)
-    ),
-    "Claim": _DIAGNOSES,
-    "ExplanationOfBenefit": _DIAGNOSES,
+    "Claim": _BILL,
+    "ExplanationOfBenefit": _BILL,
 }
-NAMED = ("Medication", "Device")  # resources that others refer to; they have no time of their own
-READ = ("Patient", "Encounter", *EVENTS, *NAMED)
+READ = ("Patient", "Encounter", "Medication", *EVENTS)
 _DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
     "status": {
         "entered-in-error",
@@ -209,44 +186,22 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
     kind = kind_of(resource)
     if kind is None:
         return "no_type"
-    if kind == "Patient":
-        return "replaced" if text(resource, "id") in known.merged else _patient(resource, counts)
-    if kind in NAMED:
-        return "looked_up"
     if kind not in READ:
         return "not_read"
+    if kind == "Medication":
+        return "looked_up"
     if did_not_happen(resource):
         return "not_done"
-    if kind == "Encounter":
-        return _encounter(resource, known, counts)
-    if EVENTS[kind] is _DIAGNOSES:
-        return _bill(resource, known, counts)
-    if kind == "Observation":
-        return _observation(resource, known, counts)
-    find = _find_inside(resource, known)
-    codes = _codes(resource, kind, find)
-    return _coded_rows(_base(resource, kind, known, counts), codes)
+    read = {"Patient": _patient, "Encounter": _encounter, "Observation": _observation}
+    return read.get(kind, _event)(resource, known, counts)
 
 
 def did_not_happen(resource: Resource) -> bool:
     """Whether a resource says of itself that it is wrong, or that nothing happened."""
-    if resource.get("doNotPerform") is True:
-        return True
-    for path, values in _DID_NOT_HAPPEN.items():
-        if path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path)):
-            return True
-    return False
-
-
-def _inside(resource: Resource) -> dict[str, Resource]:
-    """The resources inside a resource by their references."""
-    return {f"#{item['id']}": item for item in walk(resource, "contained") if text(item, "id")}
-
-
-def _find_inside(resource: Resource, known: Known) -> Find:
-    """`known.find` that also looks into the resources inside this one."""
-    inside = {name: named_codes(item) for name, item in _inside(resource).items()}
-    return lambda reference: inside.get(reference) or known.find(reference)
+    return resource.get("doNotPerform") is True or any(
+        path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
+        for path, values in _DID_NOT_HAPPEN.items()
+    )
 
 
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:
@@ -278,7 +233,7 @@ def _time_of(resource: Resource, paths: tuple[str, ...]) -> str | None:
 def _subject(resource: Resource, path: str, known: Known) -> str | None:
     """The id of the patient's record that counts."""
     subject = referred_id(resource, path, "Patient")
-    return known.merged.get(subject, subject) if subject is not None else None
+    return known.record(subject) if subject is not None else None
 
 
 def _encounter_of(resource: Resource, kind: str, known: Known) -> str | None:
@@ -318,18 +273,20 @@ def _base(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Ro
 # ---- the types of resources ----------------------------------------------------------------------
 
 
-def _patient(resource: Resource, counts: RuleCounts) -> Iterator[Row]:
+def _patient(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """Birth, death, and what never changes."""
     subject = text(resource, "id")
+    if subject is not None and known.record(subject) != subject:
+        return "replaced"
     first_born, last_born = days_of(text(resource, "birthDate"))
     first_died, died = days_of(text(resource, "deceasedDateTime"))
     counts["partial_date"] += (first_born != last_born) + (first_died != died)
-    yield Row(Role.PERSON, subject, first_born, BIRTH)
+    rows = [Row(Role.PERSON, subject, first_born, BIRTH)]
     if died is not None or resource.get("deceasedBoolean") is True:
-        yield Row(Role.DEATH, subject, died, DEATH)
+        rows.append(Row(Role.DEATH, subject, died, DEATH))
     sex = _SEX.get((text(resource, "gender") or "").lower())
     if sex is not None:
-        yield Row(Role.STATIC, subject, None, f"GENDER//{sex}")
+        rows.append(Row(Role.STATIC, subject, None, f"GENDER//{sex}"))
     for extension in walk(resource, "extension"):
         url = text(extension, "url") or ""
         if url not in (f"{_US_CORE}race", f"{_US_CORE}ethnicity"):
@@ -338,7 +295,8 @@ def _patient(resource: Resource, counts: RuleCounts) -> Iterator[Row]:
         for coding in walk(extension, "extension.valueCoding"):
             code = text(coding, "code")
             made = f"{name}//{code}" if code else None
-            yield Row(Role.STATIC, subject, None, made, text(coding, "display"))
+            rows.append(Row(Role.STATIC, subject, None, made, text(coding, "display")))
+    return rows
 
 
 def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row]:
@@ -355,95 +313,91 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
     return [visit, *(_coded_rows(event, types) if types else [])]
 
 
-def _bill(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
-    """The diagnoses of a bill: its own, and those of Conditions inside it; a Condition elsewhere is read there."""
-    kind, inside = kind_of(resource) or "", _inside(resource)
-    references = texts(resource, "diagnosis.diagnosisReference.reference")
-    lost = sum(name not in inside and not known.has_condition(name) for name in references)
-    counts["lost_diagnosis"] += lost
-    found = [inside[name] for name in references if name in inside]
-    concepts = list(walk(resource, _DIAGNOSES.concepts[0]))
-    concepts += [item.get("code") for item in found if not did_not_happen(item)]
-    if not concepts:
-        return "lost_diagnosis" if lost else "no_diagnosis"
-    codes = coded_as(concepts, known.find, uncoded=UNCODED + kind.upper())
+def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
+    """The codes of a resource at its time. A medication may lie inside it."""
+    kind = kind_of(resource) or ""
+    inside = {
+        f"#{item['id']}": codings(item.get("code"))
+        for item in walk(resource, "contained")
+        if text(item, "id")
+    }
+    if EVENTS[kind] is _BILL and not walk(resource, _BILL.concepts[0]):
+        return "no_diagnosis"
+    codes = _codes(resource, kind, lambda name: inside.get(name) or known.find(name))
     return _coded_rows(_base(resource, kind, known, counts), codes)
 
 
 def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """The results of an Observation: those of its components, and its own if it has one or no component."""
     parts = [part for part in walk(resource, "component") if isinstance(part, dict)]
-    if not parts or _has_value(resource):
+    if not parts or _value(resource)[1] is not None:
         parts.insert(0, dict(resource))
-    results = [one for one in parts if _has_value(one) or one.get("dataAbsentReason") is None]
+    results = [
+        one for one in parts if _value(one)[1] is not None or one.get("dataAbsentReason") is None
+    ]
     if not results:
         return "no_result"
     counts["no_result"] += len(parts) - len(results)
-    base = _base(resource, "Observation", known, counts)
-    rows = []
+    base, found = _base(resource, "Observation", known, counts), []
     for part in results:
-        value = _value_of(part)
         counts["bound"] += text(part, "valueQuantity.comparator") is not None
-        made = _coded_rows(base, _codes(part, "Observation", known.find))
-        made[0] = made[0]._replace(cell=value.cell)
-        rows += [_valued(row, value) for row in made]
-    return rows
+        rows = _coded_rows(base, _codes(part, "Observation", known.find))
+        found.append(_valued(rows[0], part))  # the cell with the value is counted once
+        found += [_valued(row, part)._replace(cell=None) for row in rows[1:]]
+    return found
 
 
 # ---- values --------------------------------------------------------------------------------------
 
 
-def _has_value(part: Resource) -> bool:
-    return any(name.startswith("value") and value is not None for name, value in part.items())
+def _value(part: Resource) -> tuple[str, Any]:
+    """The value of an Observation or a component, and the element that holds it; None without one."""
+    for name, value in part.items():
+        if name.startswith("value") and value is not None:
+            return name, value
+    return "", None
 
 
-def _value_of(part: Resource) -> Value:
-    """The value of an Observation or a component.
+def _valued(row: Row, part: Resource) -> Row:
+    """A row with the value of an Observation or a component: CODE//UNIT for a number, CODE//VALUE for a coded value.
 
-    A bound, a ratio, a range and what is no number stay as text: <5, 1:128, 3-5.
+    What cannot be read stays as text. A code of unknown meaning gets no value.
     """
-    if not _has_value(part):
-        return Value("empty")
-    quantity, words = part.get("valueQuantity"), text(part, "valueString")
-    if isinstance(quantity, dict):
-        return _value_of_quantity(quantity)
-    coded, boolean = codings(part.get("valueCodeableConcept")), part.get("valueBoolean")
-    if coded:
-        return Value("values", text=words, suffix=coded[0])
-    if isinstance(boolean, bool):
-        word = str(boolean).lower()
-        return Value("values", text=words, suffix=Coded(word, word))
-    number = number_of(part.get("valueInteger"))
-    if number is not None:
-        return Value("values", number)
-    for first, mark, second in _PAIRS:
-        ends = [next(iter(walk(part, f"{path}.value")), "") for path in (first, second)]
-        if ends != ["", ""]:
-            return Value("unread", text=mark.join(map(str, ends)))
-    words = words or text(part, "valueCodeableConcept.text")
-    return Value("unread" if words is None else "values", text=words)
+    name, value = _value(part)
+    if name == "valueQuantity" and isinstance(value, dict):
+        made = _with_quantity(row, value)
+    else:
+        made = _with_other(row, name, value)
+    is_known = row.code is not None and not row.code.startswith(UNCODED)
+    return made if is_known else row._replace(cell=made.cell)
 
 
-def _value_of_quantity(quantity: Resource) -> Value:
+def _with_quantity(row: Row, quantity: Resource) -> Row:
+    """A bound is no number: <5."""
     written, comparator = quantity.get("value"), text(quantity, "comparator")
-    number = number_of(written)
-    if number is not None and comparator is None:
-        unit = text(quantity, "code") or text(quantity, "unit")
-        return Value("values", number, suffix=Coded(unit) if unit is not None else None)
+    number, unit = number_of(written), text(quantity, "code") or text(quantity, "unit")
     if written is None:
-        return Value("empty")
-    is_plain = isinstance(written, str | int | float)
-    return Value("unread", text=f"{comparator or ''}{written}" if is_plain else None)
+        return row._replace(cell="empty")
+    if number is None or comparator is not None:
+        return row._replace(cell="unread", text=f"{comparator or ''}{written}")
+    row = row._replace(cell="values", number=number)
+    return row if unit is None else row._replace(code=f"{row.code}//{unit}", parent=row.code)
 
 
-def _valued(row: Row, value: Value) -> Row:
-    """A row with its value; without it where its code's meaning is unknown."""
-    if row.code is None or row.code.startswith(UNCODED):
-        return row
-    row = row._replace(number=value.number, text=value.text)
-    if value.suffix is None:
-        return row
-    meaning = ": ".join(filter(None, (row.description, value.suffix.description))) or None
-    return row._replace(
-        code=f"{row.code}//{value.suffix.code}", description=meaning, parent=row.code
-    )
+def _with_other(row: Row, name: str, value: Any) -> Row:
+    coded = codings(value) if name == "valueCodeableConcept" else ()
+    words = text(value, "text") if name == "valueCodeableConcept" else None
+    if isinstance(value, bool):
+        coded = (Coded(str(value).lower(), str(value).lower()),)
+    elif name == "valueString" and isinstance(value, str):
+        words = value.strip()
+    if coded:
+        meaning = ": ".join(filter(None, (row.description, coded[0].description)))
+        code = f"{row.code}//{coded[0].code}"
+        return row._replace(cell="values", code=code, description=meaning, parent=row.code)
+    number = number_of(value) if name == "valueInteger" else None
+    if number is not None or words:
+        return row._replace(cell="values", number=number, text=words)
+    if value is None:
+        return row._replace(cell="empty")
+    return row._replace(cell="unread", text=value if isinstance(value, str) else json.dumps(value))

@@ -26,8 +26,8 @@ from ehrsequencing.readers.cells import parse_times
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX, clean_rows, usable_rows
 from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.fhir.elements import Entry, at_server, entries_of, kind_of
-from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, EventResource, Row, rows_of
-from ehrsequencing.readers.fhir.survey import Survey, head, refuse_other_release
+from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, rows_of
+from ehrsequencing.readers.fhir.survey import LOST, Survey, head, refuse_other_release
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import Role, rows_schema
@@ -48,22 +48,20 @@ _CLOCKS = {"utc": r"T.*(Z|[+-]00:?00)$", "local": r"T.*[+-](0[1-9]|1\d|00:?[1-9]
 _COLUMNS = ("kind", "source", *Row._fields)
 _TYPES = {"role": pa.int8(), "number": pa.float64(), "source": pa.int64()}
 
-_SPECS = {
-    "Patient": EventResource(("extension",), ("birthDate",), subject="id"),
-    "Encounter": EventResource(("type",), ("period.start",)),
-    **EVENTS,
-}
 # type and role of a row → its times → the elements that hold them
-_CELLS: dict[tuple[str, Role], dict[str, str]] = {
+_ELEMENTS: dict[tuple[str, Role], dict[str, str]] = {
     ("Patient", Role.PERSON): {"time": "birthDate"},
     ("Patient", Role.DEATH): {"time": "deceasedDateTime"},
     ("Encounter", Role.VISIT): {"time": "period.start", "end": "period.end"},
+    **{
+        (kind, role): {
+            "time": " or ".join((*spec.times, *spec.recorded)),
+            **({"recorded": " or ".join(spec.recorded)} if spec.recorded else {}),
+        }
+        for kind, spec in EVENTS.items()
+        for role in (Role.EVENT, Role.REPORTED)
+    },
 }
-for _kind, _spec in EVENTS.items():
-    _elements = {"time": " or ".join((*_spec.times, *_spec.recorded))}
-    if _spec.recorded:
-        _elements["recorded"] = " or ".join(_spec.recorded)
-    _CELLS[_kind, Role.EVENT] = _CELLS[_kind, Role.REPORTED] = _elements
 
 
 @reader(
@@ -162,7 +160,7 @@ class FhirFile:
                 document = document or json.loads(line.removeprefix(codecs.BOM_UTF8))
             except (ValueError, RecursionError):
                 self.bad_lines.append(number)
-                yield Entry(None, is_broken=True)
+                yield Entry(None, is_there=False)
                 continue
             yield from entries_of(document) if isinstance(document, dict) else [Entry(document)]
 
@@ -187,24 +185,22 @@ def fhir_files(source: Path) -> list[FhirFile]:
     Raises:
         EhrseqError: No file is there.
     """
-    if not source.exists():
-        raise EhrseqError("does not exist", where=str(source), fix=_FIX)
-    found = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
-    found = [path for path in found if not path.name.startswith(".")]
-    found = [path for path in found if _suffix(path) in (*_LINES, ".json")]
+    found = sorted(source.rglob("*")) if source.is_dir() else [source]
+    found = [path for path in found if path.is_file() and _suffix(path) in (*_LINES, ".json")]
     if not found:
-        raise EhrseqError("holds no .ndjson and no .json file", where=str(source), fix=_FIX)
-    lines = {path for path in found if _suffix(path) in _LINES or _is_json_of_lines(path)}
-    documents = [path for path in found if path not in lines]
-    total = f"{len(documents)}, in order of their names"
-    where = {path: str(path) for path in lines}
-    for number, path in enumerate(documents, start=1):
-        where[path] = f"{source}, JSON file {number} of {total}"
-    return [FhirFile(path, path in lines, where[path]) for path in found]
+        what = "holds no .ndjson and no .json file" if source.exists() else "does not exist"
+        raise EhrseqError(what, where=str(source), fix=_FIX)
+    files = []
+    for number, path in enumerate(found, start=1):
+        is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)
+        unnamed = f"{source}, file {number} of {len(found)} in order of their names"
+        files.append(FhirFile(path, is_lines, str(path) if is_lines else unnamed))
+    return files
 
 
 def _suffix(path: Path) -> str:
-    return Path(path.name.lower().removesuffix(".gz")).suffix
+    is_hidden = path.name.startswith(".")
+    return "" if is_hidden else Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _is_json_of_lines(path: Path) -> bool:
@@ -256,7 +252,6 @@ class Blocks:
         rows: list[tuple[Any, ...]] = []
         for entry in entries:
             rows += self._rows_of(entry)
-            self._place += 1
             if len(rows) >= BLOCK:
                 yield self._table(rows)
                 rows = []
@@ -277,22 +272,17 @@ class Blocks:
 
     def _rows_of(self, entry: Entry) -> list[tuple[Any, ...]]:
         """The rows of an entry as tuples of `_COLUMNS`; one without rows is counted."""
-        if entry.is_broken or entry.deleted is not None:
+        lost = LOST[self._survey.lost[self._place]]
+        self._place += 1
+        if not entry.is_there:
             return []
         resource = entry.resource
         refuse_other_release(resource, where=self._where)
-        if self._survey.several and isinstance(resource, dict):
-            resource = at_server(resource, entry.server)
         kind = kind_of(resource) or UNTYPED
+        if self._survey.several and kind != UNTYPED:
+            resource = at_server(resource, entry.server)
         source = int(self._counts(kind).take(1)[0])
-        if self._survey.older[self._place]:
-            found: Iterable[Row] | str = "older_version"
-        elif self._survey.withdrawn[self._place]:
-            found = "withdrawn"
-        elif kind == UNTYPED:
-            found = "no_type"
-        else:
-            found = rows_of(resource, self._survey.known, self.report.counts)
+        found = lost or rows_of(resource, self._survey.known, self.report.counts)
         if isinstance(found, str):
             self._dropped.setdefault(found, array("q")).append(source)
             return []
@@ -306,14 +296,10 @@ class Blocks:
         self._begun.add(kind)
         counts.begin(self._file)
         counts.essential = kind in _ESSENTIAL
-        if kind in _SPECS:
-            spec = _SPECS[kind]
-            counts.columns = {
-                "no_person": spec.subject,
-                "unknown_person": spec.subject,
-                "no_time": " or ".join((*spec.times, *spec.recorded)),
-                "no_code": " or ".join(spec.concepts),
-            }
+        if kind in EVENTS:
+            concepts = " or ".join(EVENTS[kind].concepts)
+            elements = _ELEMENTS[kind, Role.EVENT]
+            counts.columns = {"no_code": concepts, "no_time": elements["time"]}
         return counts
 
     def _table(self, mapped: list[tuple[Any, ...]]) -> pa.Table:
@@ -364,7 +350,7 @@ class Blocks:
         kind, role, source = (np.asarray(rows[name]) for name in ("kind", "role", "source"))
         first = np.ones(len(source), dtype=bool)
         first[1:] = (source[1:] != source[:-1]) | (role[1:] != role[:-1])
-        for (kind_, role_), names in _CELLS.items():
+        for (kind_, role_), names in _ELEMENTS.items():
             chosen = np.flatnonzero(first & (role == role_) & (kind == kind_))
             for name, element in names.items() if len(chosen) else ():
                 filled = len(chosen) - rows[name].take(chosen).null_count

@@ -7,20 +7,19 @@ Condition may be linked to its encounter from the encounter only, and a patient'
 import json
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.fhir.elements import (
-    Coded,
     Entry,
     Resource,
+    codings,
     kind_of,
-    named_codes,
     qualified,
     referred,
     referred_id,
@@ -28,8 +27,9 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
-from ehrsequencing.readers.fhir.mapping import NAMED, READ, Known
+from ehrsequencing.readers.fhir.mapping import READ, Known
 
+LOST = ("", "older_version", "withdrawn")  # keys of `import_report.REASONS`
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # JSON without braces and escapes; its parts never overlap, so that a search takes linear time
 _FLAT = rb'(?:[^{}"]++|"[^"\\]*+")*+'
@@ -37,7 +37,7 @@ _HEAD = re.compile(
     rb'\s*\{\s*"resourceType"\s*:\s*"(\w+)"\s*,\s*"id"\s*:\s*"[^"\\]+"'
     rb'(?:\s*,\s*"meta"\s*:\s*\{' + _FLAT + rb"(?:\{" + _FLAT + rb"\}" + _FLAT + rb")*+\})?"
 )
-_NO_HEAD = ("Patient", "Encounter", *NAMED, "Bundle")  # of which the first look needs more
+_NO_HEAD = ("Patient", "Encounter", "Medication", "Bundle")  # of which the first look needs more
 # type → element → the release that writes it, and as which type of JSON; R4 has it not, or another type there
 _OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
     "Condition": {
@@ -97,84 +97,65 @@ class Survey:
     """What counts of all entries of a source, which come in its order.
 
     Attributes:
-        known: What the mapping looks up.
         several: Whether resources of more than one server are there, so that ids must name the server.
-        older: (entries,) of which a newer version is there.
-        withdrawn: (entries,) which were deleted.
+        lost: (entries,) places in `LOST`: why a resource does not count.
+        known: What the mapping looks up.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._servers: dict[str, int] = {"": 0}
-        # of each entry with a type and an id: hash of both, server, update, version, place, is it a deletion
+        # of each entry with a type and an id: hash of both, server, update, version, place, is it there
         self._seen = array("q")
-        self._conditions = array("q")  # hash of the id, and place
-        # what entries say of others: order, place, server, table of `Known`, name, value
-        self._links: list[tuple[int, int, str, str, str, Any]] = []
-        self._once: dict[tuple[Coded, ...], tuple[Coded, ...]] = {}
+        # what entries say of others: order, table of `Known`, name, value, server, place
+        self._links: list[tuple[int, str, str, Any, str, int]] = []
         n = 0
-        for entry in entries:
-            self._add(n, entry)
-            n += 1
+        for n, entry in enumerate(entries, start=1):
+            self._add(n - 1, entry)
         self.several = len(self._servers.keys() - {""}) > 1
-        self.older, self.withdrawn = self._versions(n)
-        self.known = self._gathered()
-        del self._seen, self._conditions, self._links, self._once
+        self.lost = self._lost(n)
+        self.known = self._known()
+        del self._seen, self._links
 
     def _add(self, place: int, entry: Entry) -> None:
+        kind, own = kind_of(entry.resource), text(entry.resource, "id")
         server = self._servers.setdefault(entry.server, len(self._servers))
-        kind, own = _identity(entry)
         if kind not in READ or own is None:
             return
-        deletes = entry.deleted is not None
         key = hash(f"{kind}/{own}")
-        self._seen.extend((key, server, *_version(entry), place, deletes))
-        if deletes:
-            return
-        if kind == "Condition":
-            self._conditions.extend((hash(own), place))
-        for order, table, name, value in _links(entry.resource, kind, own):
-            kept = self._once.setdefault(value, value) if table == "codes" else value
-            self._links.append((order, place, entry.server, table, name, kept))
+        self._seen.extend((key, server, *_version(entry), place, entry.is_there))
+        if entry.is_there:
+            links = _links(entry.resource, kind, own)
+            self._links += [(*link, entry.server, place) for link in links]
 
-    def _gathered(self) -> Known:
-        """What those entries say that count."""
-        is_lost = self.older | self.withdrawn
-        tables: dict[str, dict[str, Any]] = {"codes": {}, "stays": {}, "merged": {}}
-        for _, place, server, table, name, value in sorted(self._links, key=lambda link: link[0]):
-            if not is_lost[place]:  # of several encounters the one that ends first
-                value = value if table == "codes" else self._named(server, value)
-                tables[table].setdefault(self._named(server, name), value)
-        conditions, places = np.array(self._conditions, np.int64).reshape(-1, 2).T
-        here = np.unique(conditions[~is_lost[places]])
-        return Known(tables["codes"], tables["stays"], _ends(tables["merged"]), here)
-
-    def _versions(self, n: int) -> tuple[Bools, Bools]:
-        """Of n entries: which have a newer version, and which were deleted."""
+    def _lost(self, n: int) -> NDArray[np.int8]:
+        """(n,) which entries have a newer version, and which were deleted."""
         seen = np.frombuffer(self._seen, np.int64).reshape(-1, 6)
-        keys, server, updated, number, place, _ = seen.T
+        keys, server, updated, number, place, is_there = seen.T
         server = server * self.several
         order = np.lexsort((place, number, updated, server, keys))
-        keys, server, place, deletes = keys[order], server[order], place[order], seen[order, 5]
+        keys, server, place = keys[order], server[order], place[order]
         is_newest = np.ones(len(keys), dtype=bool)
         is_newest[:-1] = (keys[1:] != keys[:-1]) | (server[1:] != server[:-1])
-        is_gone = deletes[is_newest][np.cumsum(is_newest) - is_newest] == 1
-        older, withdrawn = np.zeros((2, n), dtype=bool)
-        older[place[~is_newest & ~is_gone]] = True
-        withdrawn[place[is_gone]] = True
-        return older, withdrawn
+        newest = np.flatnonzero(is_newest)[np.cumsum(is_newest) - is_newest]
+        lost = np.zeros(n, dtype=np.int8)
+        lost[place[~is_newest]] = LOST.index("older_version")
+        lost[place[is_there[order][newest] == 0]] = LOST.index("withdrawn")
+        return lost
 
-    def _named(self, server: str, name: str) -> str:
-        """A name or an id as it stands in the resources that are read."""
-        kind, slash, own = name.rpartition("/")
-        return f"{kind}{slash}{qualified(server, own)}" if self.several else name
-
-
-def _identity(entry: Entry) -> tuple[str | None, str | None]:
-    """Type and id of what an entry holds or deletes."""
-    if entry.deleted is not None:
-        return referred(entry.deleted) or (None, None)
-    resource = entry.resource if isinstance(entry.resource, dict) else {}
-    return kind_of(resource), text(resource, "id")
+    def _known(self) -> Known:
+        """What those entries say that count."""
+        known = Known()
+        for _, table, name, value, server, place in sorted(self._links, key=lambda link: link[0]):
+            if self.lost[place]:
+                continue
+            if self.several:
+                kind, slash, own = name.rpartition("/")
+                name = f"{kind}{slash}{qualified(server, own)}"
+                value = qualified(server, value) if isinstance(value, str) else value
+            getattr(known, table).setdefault(
+                name, value
+            )  # of several stays the one that ends first
+        return known
 
 
 def _version(entry: Entry) -> tuple[int, int]:
@@ -202,8 +183,8 @@ def _instant_us(written: str | None) -> int:
 
 def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
     """What a resource says of others: order, table of `Known`, the other's name there, value."""
-    if kind in NAMED:
-        yield 0, "codes", f"{kind}/{own}", named_codes(resource)
+    if kind == "Medication":
+        yield 0, "codes", own, codings(resource.get("code"))
     elif kind == "Encounter":
         end = _instant_us(text(resource, "period.end") or text(resource, "period.start"))
         for path in ("diagnosis.condition.reference", "reasonReference.reference"):
@@ -218,20 +199,3 @@ def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, 
                 yield 0, "merged", own, found
             elif found is not None and type_ == "replaces":
                 yield 0, "merged", found, own
-
-
-def _ends(merged: Mapping[str, str]) -> dict[str, str]:
-    """Old ids → the id at the end of their chain; a circle is left as it is.
-
-    >>> _ends({"a": "b", "b": "c", "x": "y", "y": "x"})
-    {'a': 'c', 'b': 'c'}
-    """
-    found = {}
-    for old, new in merged.items():
-        met = {old}
-        while new in merged and new not in met:
-            met.add(new)
-            new = merged[new]
-        if new not in met:
-            found[old] = new
-    return found
