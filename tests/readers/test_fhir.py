@@ -287,7 +287,7 @@ def test_lines_that_are_no_json_and_unknown_types_are_counted(tmp_path: Path) ->
     assert "anna" not in result.output + json.dumps(report)
 
 
-def test_a_line_that_is_too_long_is_counted_and_the_others_are_read(
+def test_a_line_that_is_too_long_is_counted_in_parts_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fhir_reader, "LONGEST_LINE", 2_000)
@@ -296,7 +296,7 @@ def test_a_line_that_is_too_long_is_counted_and_the_others_are_read(
     (tmp_path / "fhir").mkdir()
     (tmp_path / "fhir" / "all.ndjson").write_text("\ufeff" + "\n\n".join([lines[0], huge, *lines[1:], huge]))
     report = import_fhir(tmp_path / "fhir", tmp_path / "meds")
-    assert report.row_counts.tables["unreadable"].malformed == {"all.ndjson": (2, 3)}
+    assert report.row_counts.tables["unreadable"].malformed == {"all.ndjson": (10, 3)}
     assert as_set(data(tmp_path / "meds"), names(RECORDS)) == plain_rows(RECORDS)
 
 

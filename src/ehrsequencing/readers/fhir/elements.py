@@ -280,10 +280,9 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
         if text(entry, "request.method") == "DELETE":
             kind, name = referred(text(entry, "request.url") or "") or (None, None)
             yield Entry({"resourceType": kind, "id": name}, server, entry, is_there=False)
-        elif resource and renamed:
-            changed = _with_references(resource, lambda name: renamed.get(name, name))
-            yield from entries_of(changed, base, entry)
         elif resource:
+            if renamed:
+                resource = _with_references(resource, lambda name: renamed.get(name, name))
             yield from entries_of(resource, base, entry)
 
 

@@ -221,13 +221,8 @@ def _coded_rows(base: Row, codes: Iterable[Coded]) -> list[Row]:
 
 def _time_of(resource: Resource, paths: tuple[str, ...]) -> str | None:
     """The first time with a day among these elements, else the first with a month or a year."""
-    partial = None
-    for path in paths:
-        for time in texts(resource, path):
-            if len(time) > len("2011-05"):
-                return time
-            partial = partial or time
-    return partial
+    found = [time for path in paths for time in texts(resource, path)]
+    return next((time for time in found if len(time) > len("2011-05")), found[0] if found else None)
 
 
 def _subject(resource: Resource, path: str, known: Known) -> str | None:
@@ -236,26 +231,20 @@ def _subject(resource: Resource, path: str, known: Known) -> str | None:
     return known.record(subject) if subject is not None else None
 
 
-def _encounter_of(resource: Resource, kind: str, known: Known) -> str | None:
-    """The id of a resource's encounter: its own reference, else that of an encounter to it.
-
-    A reference that leads nowhere stays as it is written, so that the writer counts it.
-    """
-    path = EVENTS[kind].encounter
-    found = referred_id(resource, path, "Encounter")
-    found = found or known.stays.get(f"{kind}/{text(resource, 'id')}")
-    return found or text(resource, f"{path}.reference")
-
-
 def _base(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Row:
     """A row of a resource of `EVENTS`, without its code.
 
     By the last day that a date may mean an event was certainly known. What was reported has both days. What has an
-    encounter and no date was known by the encounter's end: it is `REPORTED` without a time.
+    encounter and no date was known by the encounter's end: it is `REPORTED` without a time. A reference to an encounter
+    that leads nowhere stays as it is written, so that the writer counts it.
     """
     spec = EVENTS[kind]
     subject = _subject(resource, spec.subject, known)
-    encounter = _encounter_of(resource, kind, known)
+    encounter = (
+        referred_id(resource, spec.encounter, "Encounter")
+        or known.stays.get(f"{kind}/{text(resource, 'id')}")
+        or text(resource, f"{spec.encounter}.reference")
+    )
     first, last = days_of(_time_of(resource, spec.times))
     recorded_first, recorded = days_of(_time_of(resource, spec.recorded))
     is_partial = first != last if recorded is None else recorded_first != recorded

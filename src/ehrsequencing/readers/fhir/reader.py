@@ -34,7 +34,7 @@ from ehrsequencing.readers.rows import Role, rows_schema
 from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
 
 BLOCK = 5_000  # rows that are Python objects at once
-LONGEST_LINE = 1 << 28  # bytes; a longer line is counted, and not read
+LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which can be read
 # the table under which JSON without a resource type, and what is no JSON, is counted
 UNTYPED = "unreadable"
 # an import that loses all of these is refused
@@ -152,27 +152,20 @@ class FhirFile:
             raise EhrseqError("cannot be read", where=self.where, fix=fix) from error
 
     def _of_lines(self, heads: bool) -> Iterator[Entry]:
-        for number, line in enumerate(_lines_of(self.path), start=1):
-            if line.isspace():
-                continue
-            try:
-                document = head(line) if heads else None
-                document = document or json.loads(line.removeprefix(codecs.BOM_UTF8))
-            except (ValueError, RecursionError):
-                self.bad_lines.append(number)
-                yield Entry(None, is_there=False)
-                continue
-            yield from entries_of(document) if isinstance(document, dict) else [Entry(document)]
-
-
-def _lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file; without any content where a line is too long."""
-    with _opened(path) as file:
-        while line := file.readline(LONGEST_LINE):
-            part = line
-            while not part.endswith(b"\n") and (part := file.readline(LONGEST_LINE)):
-                line = b""
-            yield line
+        with _opened(self.path) as file:
+            lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+            for number, line in enumerate(lines, start=1):
+                if line.isspace():
+                    continue
+                try:
+                    document = head(line) if heads else None
+                    document = document or json.loads(line.removeprefix(codecs.BOM_UTF8))
+                except (ValueError, RecursionError):
+                    self.bad_lines.append(number)
+                    yield Entry(None, is_there=False)
+                    continue
+                is_resource = isinstance(document, dict)
+                yield from entries_of(document) if is_resource else [Entry(document)]
 
 
 def _opened(path: Path) -> Any:
@@ -296,10 +289,6 @@ class Blocks:
         self._begun.add(kind)
         counts.begin(self._file)
         counts.essential = kind in _ESSENTIAL
-        if kind in EVENTS:
-            concepts = " or ".join(EVENTS[kind].concepts)
-            elements = _ELEMENTS[kind, Role.EVENT]
-            counts.columns = {"no_code": concepts, "no_time": elements["time"]}
         return counts
 
     def _table(self, mapped: list[tuple[Any, ...]]) -> pa.Table:
