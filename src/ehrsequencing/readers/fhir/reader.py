@@ -83,8 +83,8 @@ def import_fhir(source: str, job: Import) -> None:
         blocks = Blocks(job.report, survey, zone)
         for number in job.files(len(files)):
             file = files[number]
-            blocks.begin(file.path.name if file.is_lines else None, where=file.where)
-            for rows in blocks.tables(file.entries()):
+            name = file.path.name if file.is_lines else None
+            for rows in blocks.tables(file.entries(), where=file.where, file=name):
                 writer.add(rows)
             if file.bad_lines:
                 table = job.report.row_counts.table(UNTYPED)
@@ -115,8 +115,7 @@ def read_bundle(
     """
     report, entries = ImportReport("fhir"), list(entries_of(bundle))
     blocks = Blocks(report, Survey(entries), zone)
-    blocks.begin(None, where=where)
-    rows = pa.concat_tables(blocks.tables(entries))
+    rows = pa.concat_tables(blocks.tables(entries, where=where))
     blocks.finish()
     rows, usable = usable_rows(rows, rows_schema(pa.string()), report)
     return clean_rows(rows.filter(pa.array(usable)), report.counts, report.row_counts), report
@@ -226,22 +225,24 @@ class Blocks:
         self.report, self.book, self.names = report, CodeBook(), SubjectNames()
         self._survey, self._zone = survey, zone
         self._place = 0  # of the next entry
-        self._where = ""
-        self._file: str | None = None
-        self._begun: set[str] = set()
         self._dropped: dict[str, array[int]] = {}
         self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
 
-    def begin(self, file: str | None, *, where: str) -> None:
-        """Say that the entries that follow are of this file; None keeps its name out of the report."""
-        self._file, self._where, self._begun = file, where, set()
+    def tables(
+        self, entries: Iterable[Entry], *, where: str, file: str | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows of the entries of a file, as `rows_schema` wants them, some thousand at a time.
 
-    def tables(self, entries: Iterable[Entry]) -> Iterator[pa.Table]:
-        """The rows of some entries, as `rows_schema` wants them, some thousand at a time.
+        Args:
+            entries: The next ones of the source.
+            where: What to call the file in an error.
+            file: Its name for the report; None keeps it out.
 
         Raises:
             EhrseqError: An entry is of another release of FHIR than R4.
         """
+        self._where, self._file = where, file
+        self._begun = set[str]()  # types of resources met in the file
         rows: list[tuple[Any, ...]] = []
         for entry in entries:
             rows += self._rows_of(entry)
