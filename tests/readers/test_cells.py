@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import Block, parse_times
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.omop import import_omop
