@@ -171,10 +171,11 @@ class TableCounts:
         """The counts for the report; an example names a file and a row or line, never its content."""
         dropped: list[dict[str, Any]] = []
         for reason, rows in self.dropped.items():
-            first = self.fates.find(_NUMBERS[reason])
-            start, file = self.parts[bisect_right([at for at, _ in self.parts], first) - 1]
-            example = None if file is None else {"file": file, "row": first - start + 1}
-            example = self.bad_line if reason == "malformed_line" else example
+            example = self.bad_line
+            if reason != "malformed_line":
+                first = self.fates.find(_NUMBERS[reason])
+                start, file = self.parts[bisect_right([at for at, _ in self.parts], first) - 1]
+                example = None if file is None else {"file": file, "row": first - start + 1}
             column = self.columns.get(reason)
             dropped.append({"reason": reason, "column": column, "rows": rows, "example": example})
         counted = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
