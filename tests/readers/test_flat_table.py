@@ -193,11 +193,11 @@ STAY_ROWS = """patient,visit_id,visit_date,crp,diagnosis,test,result,unit,taken,
 TASK = "name: t\nindex: {first_visit: true}\noutcome: {e: ICD10GM//E11}\nhorizons: [30d]\n"
 
 
-def prepared_visits(meds_: Path, folder: Path) -> list[tuple[str, str]]:
-    """Start and end of every visit that `prepare` cuts by encounter."""
+def prepared_visits(meds_: Path, folder: Path, *words: str) -> list[tuple[str, str]]:
+    """Start and end of every visit that `prepare` cuts."""
     (folder / "task.yaml").write_text(TASK)
-    out, by = folder / "prepared", ("visits.by=encounter", "visits.column=encounter_id", "vocabulary.min_subjects=1")
-    done = ehrseq("prepare", meds_, "--task", folder / "task.yaml", "--out", out, *by)
+    out = folder / "prepared"  # the import noted the column of encounters
+    done = ehrseq("prepare", meds_, "--task", folder / "task.yaml", "--out", out, "vocabulary.min_subjects=1", *words)
     assert done.exit_code == 0, done.output
     stored = stored_subjects(out).values()
     times = [np.array([one.start_us, one.end_us], dtype="datetime64[us]").T for one in stored]
@@ -239,13 +239,16 @@ def test_the_encounters_of_a_table_become_visits(tmp_path: Path) -> None:
         ("2015-01-01T23:59", "2015-01-01T23:59"),
         ("2015-01-01T23:59", "2015-01-01T23:59"),
     ]
+    (tmp_path / "days").mkdir()
+    days = prepared_visits(tmp_path / "meds", tmp_path / "days", "visits.by=day")  # what the user says comes first
+    assert len(days) == 8
 
 
 def test_without_the_ids_of_encounters_visits_are_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: it is how the map's `encounter` once had no effect."""
     monkeypatch.setattr(cleaning_rules, "VISITS", (Role.VISIT,))
     assert "visit does not exist" in import_stays(tmp_path)
-    visits = prepared_visits(tmp_path / "meds", tmp_path)
+    visits = prepared_visits(tmp_path / "meds", tmp_path, "visits.by=encounter", "visits.column=encounter_id")
     assert ("2011-05-03T08:00", "2011-05-05T09:00") not in visits
     assert len(visits) == 8
 
@@ -380,6 +383,21 @@ events:
     codes = Counter(row["code"] for row in rows_)
     assert codes == {"MEDS_DEATH": 2, "TRANSPLANT": 2, "LAB": 3}
     assert all(row["date_only"] for row in rows_)
+
+
+@pytest.mark.parametrize("ids", [["0012", "12", "00012"], ["12", "A7", "7"], ["1", "1.0", "01"]])
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_ids_that_are_written_differently_are_different_people(ids: list[str], form: str, tmp_path: Path) -> None:
+    source = tmp_path / f"t.{form}"
+    if form == "csv":
+        source.write_text("id,at\n" + "".join(f"{name},2015-06-01\n" for name in ids))
+    else:
+        pq.write_table(pa.table({"id": ids, "at": ["2015-06-01"] * 3}), source)
+    table_map = write_map(tmp_path, "subject: id\ntime: at\nevents:\n  - {code: A}\n")
+    report = import_csv(source, tmp_path / "meds", settings=ImportConfig(map=table_map))
+    assert report.subjects == 3
+    names = pq.read_table(tmp_path / "meds/metadata/subject_ids.parquet")["source_id"].to_pylist()
+    assert sorted(names) == sorted(ids)
 
 
 def test_an_impossible_age_is_unread_and_no_birth_in_the_future(tmp_path: Path) -> None:

@@ -116,11 +116,25 @@ def test_the_files_are_valid_meds(small: Path) -> None:
     assert {p.name for p in small.iterdir()} == {"data", "metadata", "manifest.json"}
 
 
+def write_deltas(tables: Tables, folder: Path) -> Path:
+    """Parquet as Spark and DuckDB may write it: texts and numbers as differences."""
+    for path in write_parquet(tables, folder).iterdir():
+        table = pq.read_table(path)
+        whole = [name for name in table.column_names if name.endswith("_id") and name != "vocabulary_id"]
+        texts = [name for name in table.column_names if name not in whole]
+        for name in whole:
+            table = table.set_column(table.column_names.index(name), name, table[name].cast(pa.int64()))
+        encoding = dict.fromkeys(texts, "DELTA_BYTE_ARRAY") | dict.fromkeys(whole, "DELTA_BINARY_PACKED")
+        pq.write_table(table, path, use_dictionary=False, column_encoding=encoding, data_page_version="2.0")
+    return folder
+
+
 STORES: dict[str, Callable[[Tables, Path], Path | str]] = {
     "upper-case headers": lambda t, f: write_csv(t, f, upper=True),
     "gz": lambda t, f: write_csv(t, f, gz=True),
     "tabs": lambda t, f: write_csv(t, f, delimiter="\t"),
     "parquet": write_parquet,
+    "parquet of differences": write_deltas,
     "duckdb": lambda t, f: write_duckdb(t, f.with_suffix(".duckdb")),
     "rows backwards": lambda t, f: write_csv({name: rows[::-1] for name, rows in t.items()}, f),
 }
@@ -172,6 +186,37 @@ def test_hidden_marks_in_concept_codes_are_fixed(tmp_path: Path) -> None:
     import_omop(str(write_csv({**SMALL, "concept": concepts}, tmp_path / "csv")), tmp_path / "meds")
     facts = {r["code"]: r for r in pq.read_table(tmp_path / "meds" / "metadata" / "codes.parquet").to_pylist()}
     assert facts["SNOMED//44054006 x"]["parent_codes"] == ["SNOMED//73211009"]
+
+
+OPERATORS = [None, None, 4171756, 4172703]  # the last one is =
+WRITTEN: dict[str, tuple[list[Any], list[tuple[float | None, str | None]], int]] = {
+    "text": (["1,5", "<5", "5.4", "7"], [(None, "1,5"), (None, "<5"), (None, "<5.4"), (7.0, None)], 2),
+    "numbers": ([1.5, None, 5.5, 7.0], [(1.5, None), (None, None), (None, "<5.5"), (7.0, None)], 0),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_bound_and_what_is_no_number_stay_as_text_and_repeat_nothing(kind: str, tmp_path: Path) -> None:
+    cells, expected, unread = WRITTEN[kind]
+    source, n = write_csv({"person": SMALL["person"]}, tmp_path / "source"), len(cells)
+    table = {
+        "person_id": [1] * n, "measurement_concept_id": [77] * n, "measurement_date": ["2011-05-05"] * n,
+        "value_as_number": cells, "operator_concept_id": OPERATORS,
+    }  # fmt: skip
+    pq.write_table(pa.table(table), source / "measurement.parquet")
+    report = import_omop(str(source), tmp_path / "meds")
+    found = [row[3:5] for row in meds_rows(tmp_path / "meds") if row[2].startswith("OMOP//77")]
+    assert sorted(found, key=repr) == sorted(((v, t) for v, t in expected), key=repr)
+    assert (report.counts["bound"], report.counts["duplicates"]) == (1, 0)
+    assert report.row_counts.tables["measurement"].cells["value_as_number"].unread == unread
+
+
+def test_ids_with_leading_zeros_are_refused_where_ids_are_numbers(tmp_path: Path) -> None:
+    persons = [{"person_id": text, "year_of_birth": 1950} for text in ("12", "0012")]
+    for write in (write_csv, write_parquet):
+        source = write({**SMALL, "person": persons}, tmp_path / write.__name__)
+        with pytest.raises(EhrseqError, match=r"column person_id holds text instead of whole numbers \(1 ids\)"):
+            import_omop(str(source), tmp_path / "meds")
 
 
 def _break_encoding(source: Path) -> None:
