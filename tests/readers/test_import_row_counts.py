@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.synthea import import_synthea
 from ehrsequencing.readers.table_files import open_table
 from helpers.command_line import ehrseq
 from helpers.omop import SMALL, Tables, write_csv, write_duckdb
@@ -207,46 +205,6 @@ def test_shifted_records_keep_their_ends_and_a_wrong_date_opens_none(tmp_path: P
     tables["condition_occurrence"] = [*SMALL["condition_occurrence"], wrong]
     report = import_omop(str(write_csv(tables, tmp_path / "wrong")), tmp_path / "two")
     assert report.counts["open_end"] == 1
-
-
-def test_two_files_of_a_table_are_refused(tmp_path: Path) -> None:
-    source = write_csv(SMALL, tmp_path / "omop")
-    (source / "PERSON.csv.gz").write_bytes(b"\x1f\x8b")
-    with pytest.raises(EhrseqError, match=r"PERSON\.csv\.gz and person\.csv both hold the table person"):
-        import_omop(str(source), tmp_path / "meds")
-    other = write_tables(SYNTHEA, tmp_path / "synthea")
-    (other / "patients.csv.gz").write_bytes(b"\x1f\x8b")
-    with pytest.raises(EhrseqError, match=r"patients\.csv and patients\.csv\.gz both hold the table patients"):
-        import_synthea(other, tmp_path / "meds")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("death.parquet", b"person_id,death_date\n1,2010-01-01\n", "holds no Parquet"),
-        ("death.csv.gz", b"person_id,death_date\n1,2010-01-01\n", "holds no gzip"),
-        ("death.csv", b"PAR1\x00\x00\x00\x00PAR1", "holds Parquet, not CSV"),
-        ("death.csv", b"\x1f\x8b\x08\x00", "holds gzip, not CSV"),
-        ("death.csv", b"PK\x03\x04\x00\x00", "holds a zip archive or a spreadsheet, not CSV"),
-        ("death.parquet", b"PAR1 and then nothing of it", "cannot be read"),
-        ("death.csv", b"<html><body>Log in</body></html>\n", "has none of the columns of death"),
-    ],
-)
-def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    source = write_csv({n: rows for n, rows in SMALL.items() if n != "death"}, tmp_path / "csv")
-    (source / name).write_bytes(content)
-    result = ehrseq("import", "omop", source, tmp_path / "meds")
-    assert result.exit_code == 2
-    assert f"{name}: {said}" in result.output
-    assert len(result.output.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("content", [b"PAR1\x00\x00PAR1", b"PK\x03\x04", b"\x1f\x8b\x08\x00"])
-def test_synthea_names_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
-    source = write_tables(SYNTHEA, tmp_path / "csv")
-    (source / "conditions.csv").write_bytes(content)
-    with pytest.raises(EhrseqError, match=r"conditions\.csv: holds .*, not CSV"):
-        import_synthea(source, tmp_path / "meds")
 
 
 def test_names_instead_of_numbers_of_persons_are_refused(tmp_path: Path) -> None:
