@@ -202,8 +202,9 @@ def count_dates(text: pa.ChunkedArray) -> Counter[str]:
     iso = pc.match_like(text, _ISO_LIKE)
     others = text.filter(pc.invert(iso))
     fits = {order: pc.match_substring_regex(others, pattern) for order, pattern in TIMES.items()}
-    masks: dict[str, Any] = {**fits, "any": pc.or_(pc.or_(fits["ymd"], fits["dmy"]), fits["mdy"])}
-    counts = Counter({name: int(pc.sum(mask).as_py() or 0) for name, mask in masks.items()})
+    readable = pc.or_(pc.or_(fits["ymd"], fits["dmy"]), fits["mdy"])
+    masks = [*fits.items(), ("any", readable)]
+    counts = Counter({name: int(pc.sum(mask).as_py() or 0) for name, mask in masks})
     counts.update(dict.fromkeys(("ymd", "any"), int(pc.sum(iso).as_py() or 0)))
     return counts
 

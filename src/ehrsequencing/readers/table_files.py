@@ -22,7 +22,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import is_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
-BLOCK_ROWS = 250_000
+BLOCK_ROWS = 500_000
 _MAGIC = {
     b"PAR1": "Parquet",
     b"\x1f\x8b": "gzip",

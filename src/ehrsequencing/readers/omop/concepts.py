@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, as_whole
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
-from ehrsequencing.readers.code_book import CodeBook, CodeFacts
+from ehrsequencing.readers.code_book import CodeFacts
 from ehrsequencing.readers.registry import Import
 from ehrsequencing.readers.rows import clean_codes, joined
 from ehrsequencing.readers.table_files import SourceTable
@@ -49,7 +49,7 @@ class Concepts:
         self._ids: Ints = every
         self._codes = pa.concat_arrays(codes).take(pa.array(first))
         self._used = np.zeros(0, dtype=np.int64)
-        self._longer = CodeBook()  # codes with a unit, a value or an end; their parents lack it
+        self._bases: dict[str, str] = {}  # a code with a unit, a value or an end → the code without
 
     def _blocks(self, name: str) -> Iterator[Block]:
         """The rows of a table of the vocabulary, all of which count as kept."""
@@ -86,13 +86,14 @@ class Concepts:
     def derived(self, code: pa.ChunkedArray, suffix: pa.ChunkedArray) -> pa.ChunkedArray:
         """CODE//SUFFIX where there is a suffix, else CODE; the longer code gets CODE as its parent."""
         longer = clean_codes(joined(code, suffix))
-        self._longer.add(longer, pa.nulls(len(code), pa.string()), code)
+        made = longer.is_valid()
+        pairs = zip(longer.filter(made).to_pylist(), code.filter(made).to_pylist(), strict=True)
+        self._bases.update(pairs)
         return pc.coalesce(longer, code)
 
     def with_end(self, code: pa.ChunkedArray) -> None:
         """Make each code the parent of the code of its visit's end."""
-        ends = pc.binary_join_element_wise(code, pa.scalar(END_SUFFIX), "")
-        self._longer.add(ends, pa.nulls(len(code), pa.string()), code)
+        self._bases |= {f"{base}{END_SUFFIX}": base for base in pc.unique(code).to_pylist()}
 
     def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
         """Descriptions and parents of the codes that were named, and of all their ancestors."""
@@ -106,11 +107,11 @@ class Concepts:
         for number, code in code_of.items():
             before = facts.get(code, nothing)
             above = {code_of[up] for up in parents.get(number, ())} - {code}
-            ups = tuple(sorted(above.union(before.parents)))
+            ups = tuple(sorted(above.union(before.parents))) if above else before.parents
             facts[code] = CodeFacts(before.description or described.get(number), ups)
-        for code, longer in self._longer.facts.items():
-            base = facts.get(longer.parents[0], nothing)
-            facts[code] = CodeFacts(base.description, longer.parents)
+        for code in seen & self._bases.keys():
+            base = self._bases[code]
+            facts[code] = CodeFacts(facts.get(base, nothing).description, (base,))
         return facts
 
     def _parents(self) -> dict[int, list[int]]:
@@ -119,12 +120,13 @@ class Concepts:
         order = np.lexsort((parents, children))
         children, parents = children[order], parents[order]
         out: dict[int, list[int]] = {}
-        queue = self._used.tolist()
-        while queue:
-            child = queue.pop()
-            low, high = np.searchsorted(children, [child, child + 1])
-            out[child] = np.unique(parents[low:high]).tolist()
-            queue += [up for up in out[child] if up not in out]
+        wanted = self._used
+        while len(wanted):
+            low, high = (np.searchsorted(children, wanted, side) for side in ("left", "right"))
+            for child, a, b in zip(wanted.tolist(), low.tolist(), high.tolist(), strict=True):
+                out[child] = list(dict.fromkeys(parents[a:b].tolist()))
+            above = {up for child in wanted.tolist() for up in out[child]}
+            wanted = np.array(sorted(above - out.keys()), dtype=np.int64)
         return {child: ups for child, ups in out.items() if ups}
 
     def _edges(self) -> tuple[Ints, Ints]:

@@ -1,7 +1,7 @@
 """Read OMOP tables, from files or a database, and add their rows, with codes by concept, to a MEDS writer."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +159,7 @@ def _files(folder: Path, known: set[str]) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _by_name(found: list[tuple[str, SourceTable]], source: str, job: Import) -> Tables:
+def _by_name(found: Sequence[tuple[str, SourceTable]], source: str, job: Import) -> Tables:
     tables: dict[str, list[SourceTable]] = {}
     for alias, table in found:
         name = _ALIASES.get(alias, alias)
