@@ -247,8 +247,7 @@ def _base(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Ro
     )
     first, last = days_of(_time_of(resource, spec.times))
     recorded_first, recorded = days_of(_time_of(resource, spec.recorded))
-    is_partial = first != last if recorded is None else recorded_first != recorded
-    counts["partial_date"] += is_partial
+    counts["partial_date"] += first != last if recorded is None else recorded_first != recorded
     if spec.recorded:
         end = last if last != first else None
         return Row(
@@ -374,6 +373,7 @@ def _with_quantity(row: Row, quantity: Resource) -> Row:
 
 
 def _with_other(row: Row, name: str, value: Any) -> Row:
+    """A ratio, a range and a date are kept as they are written."""
     coded = codings(value) if name == "valueCodeableConcept" else ()
     words = text(value, "text") if name == "valueCodeableConcept" else None
     if isinstance(value, bool):
@@ -381,7 +381,7 @@ def _with_other(row: Row, name: str, value: Any) -> Row:
     elif name == "valueString" and isinstance(value, str):
         words = value.strip()
     if coded:
-        meaning = ": ".join(filter(None, (row.description, coded[0].description)))
+        meaning = ": ".join(filter(None, (row.description, coded[0].description))) or None
         code = f"{row.code}//{coded[0].code}"
         return row._replace(cell="values", code=code, description=meaning, parent=row.code)
     number = number_of(value) if name == "valueInteger" else None
