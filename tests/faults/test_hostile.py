@@ -15,8 +15,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
 from ehrsequencing.readers.fhir.reader import fhir_files
+from ehrsequencing.readers.table_files import BLOCK_BYTES, open_table
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import MedsReader
@@ -103,7 +103,7 @@ def test_a_long_line_in_a_gzip_file_takes_no_memory(tmp_path: Path) -> None:
         for _ in range(6):
             file.write(b"a" * BLOCK_BYTES)
     with pytest.raises(EhrseqError, match="cannot be read as CSV"):
-        read_csv_lines(path)
+        open_table(path)
 
 
 def fhir_of(path: Path) -> object:

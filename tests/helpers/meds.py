@@ -243,3 +243,11 @@ def written(out: Path) -> dict[str, bytes]:
     """The bytes of the data and metadata, without the report that names the source's tables."""
     files = [p for p in out.rglob("*") if p.is_file() and p.name not in ("manifest.json", "import_report.json")]
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in files}
+
+
+def meds_rows(out: Path) -> list[tuple[Any, ...]]:
+    """All rows of a data set as subject, time, code, number, text, encounter, in the order of subjects and files."""
+    tables = [pq.read_table(path) for path in sorted((out / "data").rglob("*.parquet"))]
+    columns = ("subject_id", "time", "code", "numeric_value", "text_value", "encounter_id")
+    rows = [row for table in tables for row in zip(*(table[c].to_pylist() for c in columns), strict=True)]
+    return sorted(rows, key=lambda row: row[0])  # stable: a subject's rows stay as they were written

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import Block, parse_times
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.omop import import_omop
@@ -116,8 +116,8 @@ def check(report: ImportReport, name: str, rows: list[dict[str, str]], columns: 
         found = cells[column]
         assert found.empty == sum(text == "" for text in texts), column
         assert found.values + found.unread + found.empty == len(rows), column
-    lost = sum(n for n, _ in counts.dropped.values())
-    assert counts.kept + lost == counts.read == len(rows)
+    lost = sum(counts.dropped.values())
+    assert counts.kept + lost == counts.rows_in == len(rows)
 
 
 DIRTY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -200,7 +200,7 @@ def test_fhir_resources_of_dirt_add_up(resources: list[Any]) -> None:
             assert min(found.values, found.empty, found.unread) >= 0
             if column != "value":
                 lost = {"not_done", "no_result", "older_version", "withdrawn", "no_type", "not_read"}
-                read = counts.read - sum(n for reason, (n, _) in counts.dropped.items() if reason in lost)
+                read = counts.rows_in - sum(n for reason, n in counts.dropped.items() if reason in lost)
                 bills = counts.name in ("Claim", "ExplanationOfBenefit")
                 assert found.values + found.empty + found.unread <= read
                 assert bills or counts.name == "Patient" or found.values + found.empty + found.unread == read

@@ -15,8 +15,8 @@ from helpers.omop import SMALL, postgres_server, write_postgres
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
+from ehrsequencing.readers.omop.database import connect, public_name
 from ehrsequencing.readers.omop.reader import import_omop
-from ehrsequencing.readers.omop.url import connect, public_name
 
 # A core that stands in no message, between characters that break parsers.
 odd = st.text(st.sampled_from("/#?@[]:%&=+;' \\\"$aZ0é"), max_size=5)

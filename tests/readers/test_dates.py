@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import ImportConfig, load_import
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import parse_times
-from ehrsequencing.readers.date_order import count_dates, date_column
+from ehrsequencing.readers.cells import count_dates, date_order, parse_times
 from ehrsequencing.readers.synthea import import_synthea
 from helpers import omop
 from helpers.command_line import ehrseq
@@ -126,7 +125,7 @@ def test_unknown_settings_of_an_import_are_refused(tmp_path: Path) -> None:
 def test_a_column_is_read_right_or_refused(days: list[date], format: str) -> None:
     text = pa.chunked_array([[day.strftime(FORMATS[format]) for day in days]])
     try:
-        how = date_column(count_dates(text), None, where="x")
+        how = date_order(count_dates(text), None, where="x")
     except EhrseqError:
         assert all(day.day <= 12 for day in days)
         assert format in ("dmy", "mdy", "german")
@@ -222,9 +221,8 @@ def test_a_date_column_that_cannot_be_found_is_refused_by_name(tmp_path: Path, h
 
 def test_a_renamed_column_is_named_with_what_was_found(tmp_path: Path) -> None:
     source = gibleed("procedure_day_date", tmp_path / "csv")
-    with pytest.raises(EhrseqError, match="found: procedure_day_date") as caught:
+    with pytest.raises(EhrseqError, match="did you mean procedure_day_date"):
         import_omop(str(source), tmp_path / "meds")
-    assert "rename the column that holds it to procedure_date" in str(caught.value)
     text = (source / "procedure_occurrence.csv").read_text().replace("procedure_concept_id", "procedure_code")
     (source / "procedure_occurrence.csv").write_text(text.replace("procedure_day_date", "procedure_date"))
     with pytest.raises(EhrseqError, match="has no column procedure_concept_id"):
@@ -250,4 +248,4 @@ def test_no_order_is_chosen_by_majority(data: st.DataObject) -> None:
     assume(len(days) > 1)
     texts = [day.strftime("%d/%m/%Y") for day in days[1:]] + [days[0].strftime("%m/%d/%Y")]
     with pytest.raises(EhrseqError, match="several ways"):
-        date_column(count_dates(pa.chunked_array([texts])), None, where="x")
+        date_order(count_dates(pa.chunked_array([texts])), None, where="x")

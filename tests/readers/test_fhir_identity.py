@@ -10,8 +10,9 @@ import pytest
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.fhir import import_fhir
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import import_fhir, read_bundle
+from ehrsequencing.readers.fhir.reader import fhir_files
+from ehrsequencing.readers.fhir.survey import Survey, head
 from helpers.command_line import ehrseq
 from helpers.fhir import LOINC, Resource, bundle, concept, of, refer
 
@@ -73,8 +74,35 @@ def test_the_newest_version_of_a_resource_counts(told: list[Any], kept: list[flo
     rows, report = read(ANNA, STAY, *told)
     assert values(rows) == kept
     counts = report.row_counts.tables["Observation"]
-    assert {reason: n for reason, (n, _) in counts.dropped.items()} == reasons
-    assert counts.kept + sum(reasons.values()) == counts.read
+    assert counts.dropped == reasons
+    assert counts.kept + sum(reasons.values()) == counts.rows_in
+
+
+def test_the_begin_of_a_line_tells_what_the_whole_line_tells(tmp_path: Path) -> None:
+    """Two versions of each Observation, whose `meta` stands at the begin, at the end, or is hard to read."""
+    meta = {
+        1: version(1),
+        2: {**version(2), "tag": [{"code": "a"}], "source": "x"},
+        3: {**version(3), "source": '"}{,'},
+    }
+    lines = [json.dumps(ANNA), json.dumps(STAY)]
+    for number, (old, new) in enumerate([(1, 2), (2, 3), (1, 3)]):
+        for place, which in (("first", new), ("last", old)):
+            told = lab(which, f"o{number}")
+            moved = {"resourceType": "Observation", "id": told["id"], "meta": meta[which], **told}
+            lines.append(json.dumps(moved if place == "first" else {**told, "meta": meta[which]}))
+    lines.append(json.dumps({"resourceType": "Basic", "id": "x", "text": "x" * 5_000_000}))
+    lines.append(json.dumps({"resourceType": "Bundle", "id": "b", "entry": [{"resource": lab(9, "o9")}]}))
+    source = tmp_path / "all.ndjson"
+    source.write_text("\n".join(lines))
+    (file,) = fhir_files(source)
+    seen, whole = Survey(file.entries(heads=True)), Survey(file.entries())
+    assert seen.lost.tolist() == whole.lost.tolist() == [0, 0, 0, 1, 0, 1, 0, 1, 0, 0]
+    report = import_fhir(source, tmp_path / "meds")
+    assert report.counts["older_version"] == 3
+    assert report.row_counts.tables["Basic"].dropped["not_read"] == 1
+    shown = [head(line.encode()) for line in lines[2:4]]
+    assert [None if found is None else found["id"] for found in shown] == ["o0", None]
 
 
 def test_a_death_that_was_taken_back_is_no_death() -> None:
@@ -173,11 +201,22 @@ VALUES: list[tuple[dict[str, Any], float | None, str | None, str]] = [
     ({"valueQuantity": {"value": "5,4"}}, None, "5,4", "unread"),
     ({"valueQuantity": {"value": 5, "comparator": "<"}}, None, "<5", "unread"),
     ({"valueQuantity": {"unit": "mg"}}, None, None, "empty"),
-    ({"valueRatio": {"numerator": {"value": 1}, "denominator": {"value": 128}}}, None, "1:128", "unread"),
-    ({"valueRange": {"low": {"value": 3}, "high": {"value": 5}}}, None, "3-5", "unread"),
+    (
+        {"valueRatio": {"numerator": {"value": 1}, "denominator": {"value": 128}}},
+        None,
+        '{"numerator": {"value": 1}, "denominator": {"value": 128}}',
+        "unread",
+    ),
+    (
+        {"valueRange": {"low": {"value": 3}, "high": {"value": 5}}},
+        None,
+        '{"low": {"value": 3}, "high": {"value": 5}}',
+        "unread",
+    ),
     ({"valueString": "clear"}, None, "clear", "values"),
-    ({"valueInteger": "x"}, None, None, "unread"),
-    ({"valueDateTime": "2018-01-02"}, None, None, "unread"),
+    ({"valueInteger": "x"}, None, "x", "unread"),
+    ({"valueDateTime": "2018-01-02"}, None, "2018-01-02", "unread"),
+    ({"valueDateTime": "2018-01-03"}, None, "2018-01-03", "unread"),
     ({}, None, None, "empty"),
 ]
 
@@ -193,8 +232,8 @@ def test_every_value_is_read_or_counted(told: Any, number: float | None, text: s
 
 
 def test_results_that_differ_only_in_what_cannot_be_read_are_not_repeats() -> None:
-    rows, _ = read(ANNA, STAY, *(lab(told, None) for told, *_ in VALUES[2:8]))
-    assert len(values(rows)) == 6
+    rows, _ = read(ANNA, STAY, *(lab(told, None) for told, *_ in VALUES[2:11]))
+    assert len(values(rows)) == 9
 
 
 def test_instants_keep_the_clock_that_they_show(tmp_path: Path) -> None:

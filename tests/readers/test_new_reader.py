@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.meds_writer import CodeFacts
+from ehrsequencing.readers.code_book import CodeFacts
 from ehrsequencing.readers.registry import Import, all_readers, reader
 from ehrsequencing.readers.rows import Role
 

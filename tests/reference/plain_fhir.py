@@ -30,13 +30,12 @@ TIMES = {
     "Immunization": ["occurrenceDateTime"],
     "AllergyIntolerance": ["onsetDateTime", "onsetPeriod.start"],
     "ImagingStudy": ["started"],
-    "DeviceUseStatement": ["timingDateTime", "timingPeriod.start"],
     "Claim": ["billablePeriod.end", "billablePeriod.start", "created"],
     "ExplanationOfBenefit": ["billablePeriod.end", "billablePeriod.start", "created"],
 }  # fmt: skip
 RECORDED = {  # when that became known which may have begun before
     "Condition": "recordedDate", "MedicationStatement": "dateAsserted", "Immunization": "recorded",
-    "AllergyIntolerance": "recordedDate", "DeviceUseStatement": "recordedOn",
+    "AllergyIntolerance": "recordedDate",
 }  # fmt: skip
 BY_PATIENT = ("Immunization", "AllergyIntolerance", "Claim", "ExplanationOfBenefit")
 BY_CONTEXT = ("MedicationStatement", "MedicationAdministration")
@@ -129,17 +128,14 @@ def concepts(resource: dict[str, Any], named: dict[str, list[str]]) -> list[str]
     kind = resource["resourceType"]
     if kind in ("Claim", "ExplanationOfBenefit"):
         found = [c for d in resource["diagnosis"] for c in codes(d.get("diagnosisCodeableConcept"))]
-        told = [d.get("diagnosisReference", {}).get("reference") for d in resource["diagnosis"]]
-        found += [c for r in resource.get("contained", []) if f"#{r['id']}" in told for c in codes(r["code"])]
     elif kind == "ImagingStudy":
         modalities = [*resource.get("modality", []), *(s["modality"] for s in resource.get("series", []))]
         found = [c for m in modalities for c in codes({"coding": [m]})]
         found += [c for concept in resource.get("procedureCode", []) for c in codes(concept)]
-    elif "medicationReference" in resource or "device" in resource:
-        reference = resource.get("medicationReference") or resource["device"]
+    elif "medicationReference" in resource:
+        reference = resource["medicationReference"]
         inside = {f"#{r['id']}": codes(r.get("code")) for r in resource.get("contained", [])}
         found = inside.get(reference["reference"]) or named.get(target(reference, "Medication") or "", [])
-        found = found or named.get(target(reference, "Device") or "", [])
     elif kind.startswith("Medication"):
         found = codes(resource.get("medicationCodeableConcept"))
     else:
@@ -168,7 +164,8 @@ def valued(code: str, part: dict[str, Any]) -> tuple[str, float | None, str | No
         return f"{code}//{str(part['valueBoolean']).lower()}", None, None
     if "valueInteger" in part:
         return code, float(part["valueInteger"]), None
-    return code, None, part.get("valueString") or part.get("valueCodeableConcept", {}).get("text")
+    text = part.get("valueString") or part.get("valueDateTime")
+    return code, None, text or part.get("valueCodeableConcept", {}).get("text")
 
 
 def at(resource: dict[str, Any], path: str) -> str | None:
@@ -184,8 +181,8 @@ def plain_rows(resources: Iterable[dict[str, Any]]) -> set[Row]:
     resources = [r for r in newest(list(resources)) if r.get("status") not in WRONG]
     named = {}
     for r in resources:
-        if r["resourceType"] in ("Medication", "Device") and "id" in r:
-            named[r["id"]] = codes(r.get("code") or r.get("type"))
+        if r["resourceType"] == "Medication" and "id" in r:
+            named[r["id"]] = codes(r.get("code"))
     people: dict[str, list[dict[str, Any]]] = {}
     for r in resources:
         if r["resourceType"] == "Patient" and "id" in r:

@@ -11,7 +11,7 @@ from fhir.resources.R4B.riskassessment import RiskAssessment
 
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.serve.predictor import Predictor
 from helpers.serve import Client, as_json, curves, running
 
@@ -160,3 +160,34 @@ def test_the_hook_is_discovered_and_answers_with_a_card(fhir_client: Client, bun
     assert "not the effect of a treatment" in card["detail"]
     missing = fhir_client.ask("POST", HOOK, request | {"prefetch": {"conditions": bundle}})
     assert (missing.status, missing.json["where"]) == (412, "prefetch.patient")
+
+
+FAILED = {"resourceType": "OperationOutcome", "issue": [{"severity": "error", "code": "timeout"}]}
+PARTS = {  # what an EHR sends as one part of the record → what the card says is missing
+    "a query that failed": (FAILED, "could not be fetched"),
+    "a bundle that says that a query failed": (bundle_of(FAILED), "could not be fetched"),
+    "a further page": ({**bundle_of(), "link": [{"relation": "next", "url": "https://a.example/2"}]}, "further pages"),
+    "fewer than the total": ({**bundle_of(), "type": "searchset", "total": 3}, "holds 0 of 3 resources"),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_a_partial_record_gets_no_risk(case: str, fhir_client: Client, bundle: dict[str, Any]) -> None:
+    part, says = PARTS[case]
+    prefetch = {"patient": PATIENT, "conditions": bundle, "observations": part}
+    request = {"hook": "patient-view", "hookInstance": "7", "context": {"patientId": "p-1"}, "prefetch": prefetch}
+    (card,) = fhir_client.ask("POST", HOOK, request).json["cards"]
+    assert (card["indicator"], "%" in card["detail"]) == ("warning", False)
+    assert f"- observations: {says}" in card["detail"]
+    if part["resourceType"] == "Bundle":
+        whole = {**part, "entry": [*bundle["entry"], *part["entry"]]}
+        refused = fhir_client.ask("POST", "/fhir", {**whole, "total": 30} if "total" in part else whole)
+        assert (refused.status, "only a part of a record" in str(refused.json)) == (422, True)
+
+
+def test_another_patient_than_that_of_the_context_gets_no_risk(fhir_client: Client, bundle: dict[str, Any]) -> None:
+    prefetch = {"patient": PATIENT, "conditions": bundle}
+    for context, indicator in (("p-2", "warning"), ("Patient/p-1", "info")):
+        request = {"hook": "patient-view", "hookInstance": "7", "context": {"patientId": context}, "prefetch": prefetch}
+        (card,) = fhir_client.ask("POST", HOOK, request).json["cards"]
+        assert card["indicator"] == indicator

@@ -1,6 +1,5 @@
 """The cleaning rules: a reader's rows → MEDS rows. `import_report.RULES` says what each rule does."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,10 +7,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts, among, distinct
-from ehrsequencing.readers.moments import NO_TIME, OPEN, end_of_day, micros
+from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts
 from ehrsequencing.readers.row_order import Keys, ordered_rows
-from ehrsequencing.readers.rows import Role, clean_codes, encoded
+from ehrsequencing.readers.rows import (
+    NO_TIME,
+    OPEN,
+    PlainRows,
+    Role,
+    among_roles,
+    clean_codes,
+    encoded,
+    end_of_day,
+    is_date,
+    micros,
+)
 from ehrsequencing.readers.visit_spans import (
     VISITS,
     VisitSpans,
@@ -37,41 +46,36 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tupl
     Returns:
         All rows with all columns of the schema, their codes clean and of a dictionary, and (n,) which are usable.
     """
-    given, counts = set(rows.column_names), report.counts
-    code = (
-        encoded(rows["code"])
-        if "code" in given
-        else encoded(pa.chunked_array([pa.nulls(len(rows), pa.string())]))
-    )
-    number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False)
+    n, columns = len(rows), []
+    for field in schema:
+        column = pa.chunked_array([pa.nulls(n, field.type)])
+        if field.name in rows.column_names:
+            column = rows[field.name]
+        columns.append(column if field.name == "code" else column.cast(field.type, safe=False))
+    rows = pa.table(columns, names=schema.names)
+    code = encoded(rows["code"])
     clean = clean_codes(code.dictionary)
+    number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False)
     # the last is for a code of null: number -1
     fixed = np.r_[np.asarray(pc.not_equal(clean, code.dictionary)), False]
     blank = np.r_[np.asarray(pc.equal(clean, "")), True]
-    counts["fixed_code"] += int(fixed[number].sum()) if fixed.any() else 0
-    columns = [
-        pa.DictionaryArray.from_arrays(code.indices, clean)
-        if field.name == "code"
-        else rows[field.name].cast(field.type, safe=False)
-        if field.name in given
-        else pa.nulls(len(rows), field.type)
-        for field in schema
-    ]
-    rows = pa.table(columns, names=schema.names)
-    needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
-    needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
-    needs_time &= ~role_mask(rows, Role.REPORTED) | _nulls(rows["encounter_id"])
-    left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
-    for name, bad in (
+    report.counts["fixed_code"] += int(fixed[number].sum()) if fixed.any() else 0
+    coded = pa.DictionaryArray.from_arrays(code.indices, clean)
+    rows = rows.set_column(schema.get_field_index("code"), "code", coded)
+    role, source = rows["role"].to_numpy(), rows["source"].to_numpy()
+    undated = among_roles(role, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
+    undated |= (role == Role.REPORTED) & ~_nulls(rows["encounter_id"])
+    uncoded = among_roles(role, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
+    left = np.ones(n, dtype=bool)
+    for reason, bad in (
         ("no_person", _nulls(rows["subject_id"])),
-        ("no_code", blank[number] & needs_code),
-        ("no_time", _nulls(rows["time"]) & needs_time),
+        ("no_code", blank[number] & ~uncoded),
+        ("no_time", _nulls(rows["time"]) & ~undated),
     ):
         lost = left & bad
-        counts[name] += int(lost.sum())
         left &= ~bad
-        if lost.any():  # a source row that made several rows is lost when all of them are
-            report.row_counts.drop(name, source[lost & ~among(source, distinct(source[left]))])
+        report.counts[reason] += int(lost.sum())
+        report.row_counts.drop(reason, source[lost])
     return rows, left
 
 
@@ -80,37 +84,12 @@ def _nulls(column: pa.ChunkedArray) -> Bools:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
-    """Rows of known persons, as plain columns."""
-
-    table: pa.Table
-    subject_ids: Ints  # (s,) sorted, by group first where there are groups
-    subject: Ints  # (n,) place among `subject_ids`
-    role: Ints  # (n,)
-    time_us: Ints  # (n,) `NO_TIME` for null
-    end_us: Ints  # (n,)
-    code: Ints  # (n,) place among `codes`, -1 for null
-    codes: pa.Array  # those of the rows, then of the periods' starts and ends, and of the ends of visits and stays
-    period: tuple[int, int]  # places of the codes of the periods' starts and ends
-    end_code: Ints  # place of a visit's code → place of its end's code
-    source: Ints  # (n,)
-
-    def of_role(self, *roles: Role) -> Bools:
-        """(n,) which rows have one of these roles."""
-        return _among_roles(self.role, roles)
-
-    def column(self, name: str) -> pa.Array:
-        """(n,) a column of the table."""
-        return self.table[name].combine_chunks()
-
-
-@dataclass(frozen=True, eq=False)
 class _Made:
     """Rows of the output: which row each was made of, its time, and its code."""
 
     row: Ints
     time_us: Ints
-    code: Ints
+    code: Ints  # of n codes of the table; n and n + 1 are the start and end of a period; n + 2 + c is the end of code c
     date_only: Bools  # the source gave a date, and no time of day
 
 
@@ -132,7 +111,6 @@ def cleaned(
     row_counts: RowCounts | None = None,
     *,
     open_after_us: int | None = None,
-    group: Callable[[Ints], Ints] | None = None,
 ) -> pa.Table:
     """Turn the rows of some subjects into MEDS rows.
 
@@ -143,53 +121,50 @@ def cleaned(
         counts: Where the use of each rule is counted.
         row_counts: Where each row, by its `source`, is counted as kept or dropped.
         open_after_us: An end after this time means "not ended yet".
-        group: Of subject ids the number of their group; subjects are then sorted by group first.
 
     Returns:
         subject_id, time, code (of a dictionary that holds the codes of these rows, sorted), numeric_value, text_value,
         encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
         the result does not depend on the order of the rows.
     """
-    known = _without_open_ends(_plain(_known_persons(rows, counts, group)), counts, open_after_us)
+    known = _without_open_ends(_known_persons(rows, counts), counts, open_after_us)
     visit = _visit_of(known, counts)
     spans = visit_spans(known, visit)
     known = replace(known, time_us=known_times(known, visit, spans, counts))
     outside = rows_outside(known, visit, spans, counts)
     visit = np.where(outside, -1, visit)
-    made = _joined(
-        [make(known, counts) for make in (_births, _deaths, _periods)]
-        + [_events(known, visit, spans, counts)]
-    )
-    made = _without_nobody(known, made, counts)
-    encounter = known.column("encounter_id")
+    texts = encoded(known.table["code"]).dictionary
+    parts = [make(known, counts, len(texts)) for make in (_births, _deaths, _periods)]
+    made = _joined([*parts, _events(known, visit, spans, counts, len(texts))])
+    made = _without_nobody(known, made, counts, is_birth=pc.equal(texts, BIRTH))
+    names, code = _used_codes(texts, made.code)
+    encounter = known.table["encounter_id"].combine_chunks()
     encounter = pc.if_else(pa.array(visit >= 0), encounter, pa.scalar(None, encounter.type))
-    names, code_rank = _used_codes(known.codes, made.code)
-    value, text = known.column("numeric_value"), known.column("text_value")
+    value, text = (known.table[name].combine_chunks() for name in ("numeric_value", "text_value"))
     order = ordered_rows(
         Keys(
-            known.subject[made.row],
-            made.time_us,
-            code_rank,
-            value,
-            text,
-            encounter,
-            outside,
-            known.source,
-            made.row,
-            made.date_only,
+            subject=known.subject[made.row],
+            time_us=made.time_us,
+            code=code,
+            value=value,
+            text=text,
+            encounter=encounter,
+            lost=outside,
+            source=known.source,
+            row=made.row,
+            date_only=made.date_only,
         )
     )
     counts["duplicates"] += len(made.row) - len(order)
-    row = made.row[order]
+    row, time_us = made.row[order], made.time_us[order]
     if row_counts is not None:
         _count_rows(rows, known, row, row_counts)
+    coded = pa.DictionaryArray.from_arrays(pa.array(code[order].astype(np.int32)), names)
     return pa.table(
         {
             "subject_id": known.subject_ids[known.subject[row]],
-            "time": _timestamps(made.time_us[order]),
-            "code": pa.DictionaryArray.from_arrays(
-                pa.array(code_rank[order].astype(np.int32)), names
-            ),
+            "time": pa.array(time_us, mask=time_us == NO_TIME).cast(pa.timestamp("us")),
+            "code": coded,
             "numeric_value": taken(value, row),
             "text_value": taken(text, row),
             "encounter_id": taken(encounter, row),
@@ -200,180 +175,120 @@ def cleaned(
 
 def taken(column: pa.Array, row: Ints) -> pa.Array:
     """Some rows of a column, in the order given; quick for one without any value."""
-    return (
-        pa.nulls(len(row), column.type)
-        if column.null_count == len(column)
-        else column.take(pa.array(row))
-    )
+    if column.null_count == len(column):
+        return pa.nulls(len(row), column.type)
+    return column.take(pa.array(row))
 
 
-def _used_codes(codes: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
+def _used_codes(texts: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
     """The sorted distinct codes that are used, and (n,) the place of each row's code among them."""
+    periods = pa.array([PERIOD_START, PERIOD_END])
+    ends = pc.binary_join_element_wise(texts, pa.scalar(END_SUFFIX), "")
+    codes = pa.concat_arrays([texts, periods, ends])
     used = np.flatnonzero(np.bincount(number, minlength=len(codes)))
-    texts = codes.take(pa.array(used))
-    names = pc.unique(texts)
+    names = pc.unique(codes.take(pa.array(used)))
     names = names.take(pc.sort_indices(names))
     rank = np.zeros(len(codes), dtype=np.int64)
-    rank[used] = pc.index_in(texts, names).to_numpy()
+    rank[used] = pc.index_in(codes.take(pa.array(used)), names).to_numpy()
     return names, rank[number]
 
 
-def _count_rows(given: pa.Table, known: _Rows, made: Ints, row_counts: RowCounts) -> None:
+def _count_rows(given: pa.Table, known: PlainRows, made: Ints, row_counts: RowCounts) -> None:
     """Count which rows made a row of the output (`made`: their places), and why the others did not."""
     used = np.zeros(len(known.source), dtype=bool)
     used[made] = True
-    kept = distinct(known.source[used])
-    if len(known.source) < len(given):
-        lost = given["source"].to_numpy()
-        row_counts.drop("unknown_person", lost[~among(lost, distinct(known.source))])
-    left = np.flatnonzero(~used)
-    left = left[~among(known.source[left], kept)]
-    source, role = known.source[left], known.role[left]
     present = np.zeros(len(known.subject_ids), dtype=bool)
     present[known.subject[made]] = True
-    person = role == Role.PERSON
-    reasons = {
-        "no_time": (role == Role.REPORTED) & (known.time_us[left] == NO_TIME),
+    undated = known.time_us == NO_TIME
+    # a person without a birth makes no row, but is in the output
+    used |= known.of_role(Role.PERSON) & undated & present[known.subject]
+    row_counts.keep(known.source[used])
+    if len(known.source) < len(given):
+        unknown = np.setdiff1d(given["source"].to_numpy(), known.source)
+        row_counts.drop("unknown_person", unknown)
+    left = np.flatnonzero(~used)
+    source, role, undated = known.source[left], known.role[left], undated[left]
+    for reason, chosen in {
+        "no_time": (role == Role.REPORTED) & undated,
         "nobody": ~present[known.subject[left]],
-        "kept": person
-        & (known.time_us[left] == NO_TIME),  # no row, but the subject is in the output
-        "open_end": (role == Role.DEATH) & (known.time_us[left] == NO_TIME),
-        "two_births": person,
+        "open_end": (role == Role.DEATH) & undated,
+        "two_births": role == Role.PERSON,
         "two_deaths": role == Role.DEATH,
         "overlapping_periods": role == Role.OBSERVED,
         "duplicates": np.ones(len(left), dtype=bool),
-    }
-    counted = np.zeros(len(left), dtype=bool)
-    for reason, mask in reasons.items():
-        sources = distinct(source[mask & ~counted])
-        counted |= among(source, sources)
-        if reason == "kept":
-            row_counts.keep(sources)
-        else:
-            row_counts.drop(reason, sources)
-    row_counts.keep(kept)
+    }.items():
+        row_counts.drop(reason, source[chosen])
 
 
-def _known_persons(
-    rows: pa.Table, counts: RuleCounts, group: Callable[[Ints], Ints] | None
-) -> tuple[pa.Table, Ints, Ints]:
-    """The rows of persons who have a row with that role, their sorted ids, and (n,) each row's place among these."""
-    subjects = encoded(rows["subject_id"])
-    ids, number = subjects.dictionary.to_numpy(), subjects.indices.to_numpy()
-    is_known = np.zeros(len(ids), dtype=bool)
-    is_known[number[role_mask(rows, Role.PERSON)]] = True
-    counts["negative_ids"] += int((ids[is_known] < 0).sum())
-    if not is_known.all():
-        known = is_known[number]
-        counts["unknown_person"] += int((~known).sum())
-        rows, number = rows.filter(pa.array(known)), number[known]
-    order = np.lexsort((ids[is_known], *([] if group is None else [group(ids[is_known])])))
-    rank = np.zeros(len(ids), dtype=np.int64)
-    rank[np.flatnonzero(is_known)[order]] = np.arange(len(order))
-    return rows, ids[is_known][order], rank[number]
-
-
-def _plain(known: tuple[pa.Table, Ints, Ints]) -> _Rows:
-    table, subject_ids, subject = known
-    code, role = encoded(table["code"]), table["role"].to_numpy()
-    number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    n = len(code.dictionary)
-    ending = np.unique(number[_among_roles(role, _SPANS)])
-    ends = pc.binary_join_element_wise(
-        code.dictionary.take(pa.array(ending)), pa.scalar(END_SUFFIX, pa.string()), ""
-    )
-    codes = pa.concat_arrays([code.dictionary, pa.array([PERIOD_START, PERIOD_END]), ends])
-    end_code = np.zeros(n, dtype=np.int64)
-    end_code[ending] = n + 2 + np.arange(len(ending))
-    time_us, end_us, source = (
-        micros(table["time"]),
-        micros(table["end"]),
-        table["source"].to_numpy(),
-    )
-    return _Rows(
-        table,
-        subject_ids,
-        subject,
-        role,
-        time_us,
-        end_us,
-        number,
-        codes,
-        (n, n + 1),
-        end_code,
-        source,
+def _known_persons(rows: pa.Table, counts: RuleCounts) -> PlainRows:
+    """The rows of persons who have a row with that role."""
+    role = rows["role"].to_numpy()
+    ids = np.unique(rows["subject_id"].to_numpy()[role == Role.PERSON])
+    place = pc.index_in(rows["subject_id"], pa.array(ids))
+    counts["unknown_person"] += place.null_count
+    if place.null_count:
+        rows, place = rows.filter(place.is_valid()), place.drop_null()
+    return PlainRows(
+        table=rows,
+        subject_ids=ids,
+        subject=place.to_numpy().astype(np.int64),
+        role=rows["role"].to_numpy(),
+        time_us=micros(rows["time"]),
+        end_us=micros(rows["end"]),
+        code=_codes(rows),
+        source=rows["source"].to_numpy(),
     )
 
 
-def _without_open_ends(rows: _Rows, counts: RuleCounts, open_after_us: int | None) -> _Rows:
+def _codes(rows: pa.Table) -> Ints:
+    number = pc.fill_null(encoded(rows["code"]).indices, -1)
+    return np.asarray(number.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _without_open_ends(rows: PlainRows, counts: RuleCounts, open_after_us: int | None) -> PlainRows:
     """Remove ends and deaths after `open_after_us`, which mean "not ended yet"."""
     after_us = OPEN if open_after_us is None else open_after_us
     is_open = rows.end_us > after_us
     no_death = rows.of_role(Role.DEATH) & (rows.time_us > after_us)
     counts["open_end"] += int(is_open.sum() + no_death.sum())
     no_end = np.where(rows.of_role(Role.OBSERVED), OPEN, NO_TIME)
-    return replace(
-        rows,
-        time_us=np.where(no_death, NO_TIME, rows.time_us),
-        end_us=np.where(is_open, no_end, rows.end_us),
-    )
-
-
-def role_mask(rows: pa.Table, *roles: Role) -> Bools:
-    """(n,) which rows have one of these roles."""
-    return _among_roles(rows["role"].to_numpy(), roles)
-
-
-def _among_roles(role: Ints, roles: tuple[Role, ...]) -> Bools:
-    found: Bools = role == roles[0]
-    for one in roles[1:]:
-        found |= role == one
-    return found
-
-
-def _timestamps(us: Ints) -> pa.Array:
-    return pa.array(us, mask=us == NO_TIME).cast(pa.timestamp("us"))
+    time_us = np.where(no_death, NO_TIME, rows.time_us)
+    return replace(rows, time_us=time_us, end_us=np.where(is_open, no_end, rows.end_us))
 
 
 def _joined(parts: list[_Made]) -> _Made:
-    return _Made(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("row", "time_us", "code", "date_only")
-        )
-    )
+    names = ("row", "time_us", "code", "date_only")
+    return _Made(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def _earliest(subject: Ints, time_us: Ints) -> tuple[Ints, int]:
     """Of each subject the row with the earliest time, and how many subjects had several different times."""
     order = np.lexsort((time_us, subject))
     subject, time_us = subject[order], time_us[order]
-    first = np.r_[True, subject[1:] != subject[:-1]] if len(subject) else np.zeros(0, bool)
-    differs = ~first
-    differs[1:] &= time_us[1:] != time_us[:-1]
-    return order[first], len(np.unique(subject[differs]))
+    _, first, rows = np.unique(subject, return_index=True, return_counts=True)
+    latest = time_us[first + rows - 1] if len(first) else time_us
+    return order[first], int((latest != time_us[first]).sum())
 
 
-def _births(rows: _Rows, counts: RuleCounts) -> _Made:
-    persons = rows.of_role(Role.PERSON)
-    dated = np.flatnonzero(persons & (rows.time_us != NO_TIME))
+def _births(rows: PlainRows, counts: RuleCounts, n_codes: int) -> _Made:
+    dated = np.flatnonzero(rows.of_role(Role.PERSON) & (rows.time_us != NO_TIME))
     first, several = _earliest(rows.subject[dated], rows.time_us[dated])
     counts["two_births"] += several
-    counts["no_birth"] += len(np.unique(rows.subject[persons])) - len(first)
+    counts["no_birth"] += len(rows.subject_ids) - len(first)
     born = dated[first]
-    return _Made(born, rows.time_us[born], rows.code[born], _is_date(rows.time_us[born]))
+    return _Made(born, rows.time_us[born], rows.code[born], is_date(rows.time_us[born]))
 
 
-def _deaths(rows: _Rows, counts: RuleCounts) -> _Made:
+def _deaths(rows: PlainRows, counts: RuleCounts, n_codes: int) -> _Made:
     deaths = np.flatnonzero(rows.of_role(Role.DEATH) & (rows.time_us != NO_TIME))
-    time_us = end_of_day(rows.time_us[deaths], counts)
+    time_us, dated = end_of_day(rows.time_us[deaths]), is_date(rows.time_us[deaths])
     first, several = _earliest(rows.subject[deaths], time_us)
     counts["two_deaths"] += several
-    died = deaths[first]
-    return _Made(died, time_us[first], rows.code[died], _is_date(rows.time_us[died]))
+    counts["date_only"] += int(dated.sum())
+    return _Made(deaths[first], time_us[first], rows.code[deaths[first]], dated[first])
 
 
-def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
+def _periods(rows: PlainRows, counts: RuleCounts, n_codes: int) -> _Made:
     """Start and end of each observation period; periods that overlap or touch (less than a day apart) become one.
 
     A period that has not ended has only a start.
@@ -383,12 +298,10 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     backwards = (end != NO_TIME) & (end_of_day(end) < start)
     counts["end_before_start"] += int(backwards.sum())
     end = np.where(backwards | (end == NO_TIME), start, end)
-    subject = rows.subject[periods]
-    order = np.lexsort((end, start, subject))
-    subject, start, end = subject[order], start[order], end_of_day(end)[order]
-    opens = np.ones(len(start), dtype=bool)
-    reach = 0
-    for row in range(len(start)):  # reach: the latest end so far, which need not be the neighbour's
+    order = np.lexsort((end, start, rows.subject[periods]))
+    periods, start, end = periods[order], start[order], end_of_day(end)[order]
+    subject, opens, reach = rows.subject[periods], np.ones(len(order), dtype=bool), 0
+    for row in range(len(order)):  # reach: the latest end so far, which need not be the neighbour's
         if row and subject[row] == subject[row - 1]:
             opens[row] = start[row] > reach + SECOND_US
             reach = max(reach, end[row])
@@ -396,85 +309,68 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
             reach = end[row]
         end[row] = reach
     counts["overlapping_periods"] += int((~opens).sum())
-    closes = np.r_[opens[1:], True] if len(opens) else opens
-    ended = end[closes] < OPEN
-    code = np.repeat(rows.period, [opens.sum(), ended.sum()])
-    chosen = periods[np.r_[order[opens], order[opens][ended]]]
-    dated = np.r_[np.zeros(opens.sum(), bool), _is_date(rows.end_us[periods][order][closes][ended])]
-    return _Made(chosen, np.r_[start[opens], end[closes][ended]], code, dated)
+    first, last = np.flatnonzero(opens), np.flatnonzero(np.roll(opens, -1))
+    ended = end[last] < OPEN
+    last = last[ended]
+    made = periods[np.r_[first, first[ended]]]
+    code = np.repeat([n_codes, n_codes + 1], [len(first), len(last)])
+    dated = np.r_[np.zeros(len(first), bool), is_date(rows.end_us[periods[last]])]
+    return _Made(made, np.r_[start[first], end[last]], code, dated)
 
 
-def _events(rows: _Rows, visit: Ints, spans: VisitSpans, counts: RuleCounts) -> _Made:
+def _events(
+    rows: PlainRows, visit: Ints, spans: VisitSpans, counts: RuleCounts, n_codes: int
+) -> _Made:
     """Events, static rows, and the starts and ends of visits and other spans."""
-    every = np.flatnonzero(
-        rows.of_role(Role.EVENT, Role.STATIC, *_SPANS)
-        | (rows.of_role(Role.REPORTED) & (rows.time_us != NO_TIME))
-    )
+    is_known = rows.of_role(Role.REPORTED) & (rows.time_us != NO_TIME)
+    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.STATIC, *_SPANS) | is_known)
     role, visit = rows.role[every], visit[every]
-    span = _among_roles(role, _SPANS)
+    span = among_roles(role, *_SPANS)
     time_us = np.where(role == Role.STATIC, NO_TIME, rows.time_us[every])
-    midnight = _is_date(time_us) & ~span
-    loose = np.flatnonzero(midnight)
-    counts["date_only"] += len(loose)
-    moved = end_of_day(time_us[loose])
-    inside = visit[loose] >= 0
-    at, bare = visit[loose][inside], time_us[loose][inside]
+    dated = is_date(time_us) & ~span
+    counts["date_only"] += int(dated.sum())
+    loose = np.flatnonzero(dated & (visit >= 0))
+    at, bare = visit[loose], time_us[loose]
+    time_us[dated] = end_of_day(time_us[dated])
     covers = (spans.start_us[at] < bare + DAY_US) & (spans.end_us[at] >= bare)
-    moved[inside] = np.where(covers, np.minimum(moved[inside], spans.end_us[at]), moved[inside])
-    time_us[loose] = moved
+    inside = loose[covers]
+    time_us[inside] = np.minimum(time_us[inside], spans.end_us[at[covers]])
     stays = np.flatnonzero(span)
     end_us = end_of_day(rows.end_us[every[stays]])
     backwards = (end_us != NO_TIME) & (end_us < time_us[stays])
     counts["end_before_start"] += int(backwards.sum())
     ended = (end_us != NO_TIME) & ~backwards
-    starts, ends = _Made(every, time_us, rows.code[every], midnight), every[stays[ended]]
-    dated = _is_date(rows.end_us[ends])
-    return _joined([starts, _Made(ends, end_us[ended], rows.end_code[rows.code[ends]], dated)])
+    ends = every[stays[ended]]
+    end_code = n_codes + 2 + rows.code[ends]
+    stopped = _Made(ends, end_us[ended], end_code, is_date(rows.end_us[ends]))
+    return _joined([_Made(every, time_us, rows.code[every], dated), stopped])
 
 
-def _is_date(time_us: Ints) -> Bools:
-    """(n,) whether a time is a date without a time of day."""
-    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
-
-
-def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
+def _visit_of(rows: PlainRows, counts: RuleCounts) -> Ints:
     """(n,) number of each row's visit, -1 without an `encounter_id`, or where that person has no such visit.
 
     Births, deaths and observation periods belong to no visit, so that rows which differ in it only are equal. Two
     persons may use the same `encounter_id`.
     """
-    outside = rows.of_role(Role.PERSON, Role.DEATH, Role.OBSERVED)
-    name = encoded(rows.table["encounter_id"])
-    number = pc.fill_null(name.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    number[outside] = -1
-    is_visit = rows.of_role(*VISITS) & (number >= 0)
-    width = len(name.dictionary) + 1
-    visits = np.unique(rows.subject[is_visit] + number[is_visit] * len(rows.subject_ids))
-    if not len(visits):
-        found = np.full(len(number), -1)
-    else:
-        owners = len(rows.subject_ids)
-        # the visits of each name stand together
-        first = np.searchsorted(visits, np.arange(width) * owners)
-        at = np.minimum(first[number], len(visits) - 1)
-        key = rows.subject + number * owners
-        several = (np.diff(first) > 1)[number]
-        if several.any():
-            at[several] = np.minimum(np.searchsorted(visits, key[several]), len(visits) - 1)
-        found = np.where((number >= 0) & (visits[at] == key), at, -1)
+    name = pc.fill_null(encoded(rows.table["encounter_id"]).indices, -1)
+    number = name.to_numpy(zero_copy_only=False).astype(np.int64)
+    number[rows.of_role(Role.PERSON, Role.DEATH, Role.OBSERVED)] = -1
+    key = np.where(number < 0, -1, rows.subject + number * len(rows.subject_ids))
+    visits = np.unique(key[rows.of_role(*VISITS) & (number >= 0)])
+    found = pc.fill_null(pc.index_in(pa.array(key), pa.array(visits)), -1).to_numpy()
     counts["dangling_encounter"] += int(((number >= 0) & (found < 0)).sum())
-    return found
+    return np.asarray(found, dtype=np.int64)
 
 
-def _without_nobody(rows: _Rows, made: _Made, counts: RuleCounts) -> _Made:
+def _without_nobody(
+    rows: PlainRows, made: _Made, counts: RuleCounts, *, is_birth: pa.Array
+) -> _Made:
     """Drop subjects with nothing but a birth and static rows, as MEDS readers do."""
+    births = np.flatnonzero(np.asarray(is_birth))
     subject = rows.subject[made.row]
-    is_birth = np.asarray(pc.equal(rows.codes, BIRTH))
     timed, met = (np.zeros(len(rows.subject_ids), dtype=bool) for _ in range(2))
-    timed[subject[(made.time_us != NO_TIME) & ~is_birth[made.code]]] = True
+    timed[subject[(made.time_us != NO_TIME) & ~np.isin(made.code, births)]] = True
     met[subject] = True
     counts["nobody"] += int((met & ~timed).sum())
-    if timed[met].all():
-        return made
-    keep = timed[subject]
+    keep = np.flatnonzero(timed[subject])
     return _Made(made.row[keep], made.time_us[keep], made.code[keep], made.date_only[keep])

@@ -1,8 +1,15 @@
 """Descriptions and parents of codes, gathered while rows are read."""
 
+from typing import NamedTuple
+
 import pyarrow as pa
 
-from ehrsequencing.readers.meds_writer import CodeFacts
+
+class CodeFacts(NamedTuple):
+    """A code's entry in `codes.parquet`."""
+
+    description: str | None = None
+    parents: tuple[str, ...] = ()
 
 
 class CodeBook:

@@ -1,4 +1,4 @@
-"""What an import read, dropped and wrote: rows of each table by reason, rules applied, and warnings.
+"""The account of an import: what became of each row and each cell of the source, rules applied, and warnings.
 
 Readers and cleaning rules count into an `ImportReport`; `ehrseq import` prints it and writes it to
 `metadata/import_report.json`. It names files, columns, rows and lines, and never holds a patient's value.
@@ -7,22 +7,19 @@ Readers and cleaning rules count into an `ImportReport`; `ehrseq import` prints 
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 
-WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's dates, are lost
+WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's cells, are lost
 _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in the table
+# Of a row that made several rows of ours, the last reason in this order counts.
 REASONS = {
     "malformed_line": "a stray quote, or another number of fields than the header",
-    "no_person": "no readable person id",
-    "unknown_person": "the person is not in the table of persons",
-    "no_time": "no readable date",
-    "no_code": "no code",
     "no_type": "no resource type",
     "not_read": "resources of this type are not read",
     "not_done": "its status says that it is wrong, or did not happen",
@@ -30,16 +27,21 @@ REASONS = {
     "older_version": "a newer version of the same resource is there",
     "withdrawn": "the source says that it was deleted",
     "replaced": "the record of a patient that another record replaces",
-    "no_diagnosis": "a bill without a diagnosis of its own",
-    "lost_diagnosis": "a bill whose diagnosis is a Condition that is not in the source",
+    "no_diagnosis": "a bill without a diagnosis of its own: Conditions that it refers to are read themselves",
     "looked_up": "read where another resource refers to it",
-    "two_births": "a further birth of the same person: the earliest counts",
-    "two_deaths": "a further death of the same person: the earliest counts",
-    "open_end": "a death in the far future: it means that nobody has died yet",
-    "nobody": "the person has no row with a time other than the birth",
+    "no_person": "no readable person id",
+    "no_code": "no code",
+    "no_time": "no readable date",
     "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
+    "two_deaths": "a further death of the same person: the earliest counts",
+    "two_births": "a further birth of the same person: the earliest counts",
+    "open_end": "a death in the far future: it means that nobody has died yet",
+    "nobody": "the person has no row with a time other than the birth",
+    "unknown_person": "the person is not in the table of persons",
 }
+_NUMBERS = {reason: number for number, reason in enumerate(REASONS, start=1)}  # in `fates`
+_KEPT = len(REASONS) + 1
 # The content of these rows is in the output, or belongs to no record of events.
 _NOT_LOST = {
     "duplicates",
@@ -70,7 +72,6 @@ RULES = {
     "withdrawn": "resources that the source says were deleted were left out",
     "replaced": "patients' records were merged into the record that replaces them",
     "undated": "conditions, procedures and the like without a date were put at the end of their visit",
-    "lost_diagnosis": "references of bills to a Condition that is not in the source were left out",
     "fixed_code": "line breaks and runs of blanks in codes became one blank",
     "duplicates": "rows that repeat another row exactly were dropped",
     "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
@@ -86,27 +87,9 @@ RULES = {
     "no_number": "values that are no number were dropped, their code kept",
     "unlisted": "texts that the map's `codes` does not list made no event",
     "undated_death": "persons have died at an unknown time: they have no death",
-    "negative_ids": "persons have a negative id, which is kept",
     "nobody": "persons without any row with a time, besides their birth, were left out",
 }
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
-
-
-def distinct(numbers: Ints) -> Ints:
-    """The sorted distinct numbers; several times faster than NumPy's own where most of them differ."""
-    if (numbers[1:] > numbers[:-1]).all():
-        return numbers
-    ordered = np.sort(numbers)
-    return ordered[np.r_[True, ordered[1:] != ordered[:-1]]] if len(ordered) else ordered
-
-
-def among(numbers: Ints, ordered: Ints) -> Bools:
-    """(n,) whether each number is among the sorted ones."""
-    if not len(ordered):
-        return np.zeros(len(numbers), dtype=bool)
-    at = np.searchsorted(ordered, numbers)
-    at[at == len(ordered)] = 0
-    return np.asarray(ordered[at] == numbers)
 
 
 @dataclass
@@ -117,45 +100,37 @@ class Cells:
     empty: int = 0  # null or blank
     unread: int = 0  # filled, and not what the column should hold
 
-    @property
-    def filled(self) -> int:
-        """Cells that hold anything."""
-        return self.values + self.unread
-
-    def as_json(self) -> dict[str, int]:
-        """The counts for the report."""
-        return {"values": self.values, "empty": self.empty, "unread": self.unread}
-
 
 @dataclass
 class TableCounts:
-    """Rows in, rows out and rows dropped of one table; values, empty and unread cells of its columns."""
+    """The fate of each row of one table; values, empty and unread cells of its columns."""
 
     name: str
     number: int  # among the tables
     essential: bool = True  # whether the import is refused if every row is lost
     columns: dict[str, str] = field(default_factory=dict)  # reason → the column concerned
-    # a file's first position; None for a database
-    parts: list[tuple[int, str | None]] = field(default_factory=list)
-    read: int = 0  # rows that could be parsed
-    kept: int = 0  # rows that made a row of the output
-    # file → rows not parsed, first line
-    malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    # reason → rows, position of the first
-    dropped: dict[str, tuple[int, int]] = field(default_factory=dict)
-    cells: dict[str, Cells] = field(default_factory=dict)  # by column, those that are used
     # columns without which the table says nothing: the import is refused if no cell can be read
     required: set[str] = field(default_factory=set)
+    # a file's first position; None for a database
+    parts: list[tuple[int, str | None]] = field(default_factory=list)
+    fates: bytearray = field(default_factory=bytearray)  # of each row
+    bad_line: dict[str, Any] | None = None  # file and line of the first row that cannot be parsed
+    cells: dict[str, Cells] = field(default_factory=dict)  # by column, those that are used
 
     def begin(self, file: str | None) -> None:
         """Say that the rows that follow are of this file."""
-        self.parts.append((self.read, file))
+        self.parts.append((self.rows_in, file))
 
     def take(self, rows: int) -> Ints:
         """(rows,) numbers for the rows that follow: the column `source` of a reader's rows."""
-        first = (self.number << _TABLE_BITS) + self.read
-        self.read += rows
+        first = (self.number << _TABLE_BITS) + self.rows_in
+        self.fates.extend(bytes(rows))
         return np.arange(first, first + rows, dtype=np.int64)
+
+    def mark(self, fate: int, positions: Ints) -> None:
+        """Set the fate of some rows, unless they have a later one."""
+        fates = np.frombuffer(self.fates, np.uint8)
+        fates[positions] = np.maximum(fates[positions], fate)
 
     def count_cells(self, column: str, cells: int, filled: int, values: int) -> None:
         """Count the cells of some rows of a column, of which so many are filled and were read."""
@@ -166,98 +141,79 @@ class TableCounts:
 
     def uncount_values(self, column: str, values: int) -> None:
         """Say that so many values of a column could not be read after all."""
-        self.cells[column].values -= values
-        self.cells[column].unread += values
+        self.count_cells(column, 0, 0, -values)
 
     @property
     def rows_in(self) -> int:
-        """Rows that the table holds, whether they could be parsed or not."""
-        return self.read + sum(rows for rows, _ in self.malformed.values())
+        """Rows of the table."""
+        return len(self.fates)
+
+    @property
+    def kept(self) -> int:
+        """Rows that made a row of the output."""
+        return self.fates.count(_KEPT)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Reason → rows."""
+        return {
+            reason: self.fates.count(fate)
+            for reason, fate in sorted(_NUMBERS.items())
+            if fate in self.fates
+        }
 
     @property
     def lost(self) -> Counter[str]:
         """Reason → rows whose content is not in the output."""
-        found = Counter(
-            {reason: rows for reason, (rows, _) in self.dropped.items() if reason not in _NOT_LOST}
-        )
-        found["malformed_line"] += sum(rows for rows, _ in self.malformed.values())
-        return found
+        return Counter({name: n for name, n in self.dropped.items() if name not in _NOT_LOST})
 
     def as_json(self) -> dict[str, Any]:
         """The counts for the report; an example names a file and a row or line, never its content."""
-        dropped = [
-            {
-                "reason": "malformed_line",
-                "column": None,
-                "rows": rows,
-                "example": {"file": file, "line": line},
-            }
-            for file, (rows, line) in sorted(self.malformed.items())
-        ]
-        dropped += [
-            {
-                "reason": reason,
-                "column": self.columns.get(reason),
-                "rows": rows,
-                "example": self._example(first),
-            }
-            for reason, (rows, first) in sorted(self.dropped.items())
-        ]
-        cells = {name: found.as_json() for name, found in sorted(self.cells.items())}
-        return {
-            "rows_in": self.rows_in,
-            "rows_out": self.kept,
-            "dropped": dropped,
-            **({"cells": cells} if cells else {}),
-        }
-
-    def _example(self, position: int) -> dict[str, Any] | None:
-        """File and row of a position; rows are counted from 1, without the header and malformed lines."""
-        start, file = self.parts[bisect_right([start for start, _ in self.parts], position) - 1]
-        return None if file is None else {"file": file, "row": position - start + 1}
+        dropped: list[dict[str, Any]] = []
+        for reason, rows in self.dropped.items():
+            example = self.bad_line
+            if reason != "malformed_line":
+                first = self.fates.find(_NUMBERS[reason])
+                start, file = self.parts[bisect_right([at for at, _ in self.parts], first) - 1]
+                example = None if file is None else {"file": file, "row": first - start + 1}
+            column = self.columns.get(reason)
+            dropped.append({"reason": reason, "column": column, "rows": rows, "example": example})
+        counted = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
+        cells = {name: vars(found) for name, found in sorted(self.cells.items())}
+        return counted | ({"cells": cells} if cells else {})
 
     def lines(self) -> list[str]:
-        """What was dropped, as lines for a terminal."""
+        """What was dropped, as lines for a terminal; types that are not read are told in another line."""
         out = []
         for entry in self.as_json()["dropped"]:
-            if entry["reason"] == "not_read":
-                continue  # in one line for all tables
-            example = entry["example"]
-            kind = "line" if example and "line" in example else "row"
-            where = (
-                f"; first: {example['file']}, {kind} {example[kind]}"
-                if example and example[kind]
-                else ""
-            )
+            reason, place = entry["reason"], [*(entry["example"] or {}).items()]
+            if reason == "not_read":
+                continue
             column = f"{entry['column']}: " if entry["column"] else ""
-            share = f"{entry['rows']:,} of {self.rows_in:,} rows"
-            out.append(
-                f"dropped from {self.name}: {share} ({column}{REASONS[entry['reason']]}{where})"
-            )
-        out += [
-            f"not read in {self.name}: {found.unread:,} of {found.filled:,} values of {name}"
-            for name, found in sorted(self.cells.items())
-            if found.unread
-        ]
+            first = "; first: {0[1]}, {1[0]} {1[1]}".format(*place) if place else ""
+            rows = f"{entry['rows']:,} of {self.rows_in:,} rows"
+            out.append(f"dropped from {self.name}: {rows} ({column}{REASONS[reason]}{first})")
+        for name, found in sorted(self.cells.items()):
+            if found.unread:
+                filled = found.values + found.unread
+                out.append(
+                    f"not read in {self.name}: {found.unread:,} of {filled:,} values of {name}"
+                )
         return out
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
         out, lost = [], self.lost
         total = lost.total()
-        if self.rows_in and total > WARN_SHARE * self.rows_in:
-            share = (
-                f"{total:,} of {self.rows_in:,} rows of {self.name} ({total / self.rows_in:.1%})"
-            )
-            out.append(
-                f"{share} were dropped, most of them because: {REASONS[lost.most_common(1)[0][0]]}"
-            )
+        if total > WARN_SHARE * self.rows_in:
+            rows = f"{total:,} of {self.rows_in:,} rows of {self.name} ({total / self.rows_in:.1%})"
+            why = REASONS[lost.most_common(1)[0][0]]
+            out.append(f"{rows} were dropped, most of them because: {why}")
         for name, found in sorted(self.cells.items()):
-            if found.unread > WARN_SHARE * found.filled:
-                cells = (
-                    f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name}"
-                )
-                out.append(f"{cells} ({found.unread / found.filled:.1%}) cannot be read")
+            filled = found.values + found.unread
+            if found.unread > WARN_SHARE * filled:
+                cells = f"{found.unread:,} of {filled:,} values in column {name} of {self.name}"
+                out.append(f"{cells} ({found.unread / filled:.1%}) cannot be read")
         return out
 
     def check(self) -> None:
@@ -266,24 +222,20 @@ class TableCounts:
         Raises:
             EhrseqError: Every row was lost, or every filled cell of a required column.
         """
+        where = next((file for _, file in self.parts if file is not None), f"table {self.name}")
         for name in sorted(self.required & self.cells.keys()):
-            found = self.cells[name]
-            if found.unread and not found.values:
-                what = f"none of the {found.filled:,} cells of column {name} can be read"
-                fix = "write dates as yyyy-mm-dd, clocks with 24 hours, and numbers in digits"
-                file = next((file for _, file in self.parts if file is not None), None)
-                raise EhrseqError(what, where=file or f"table {self.name}", fix=fix)
+            unread = self.cells[name].unread
+            if unread and not self.cells[name].values:
+                what = f"none of the {unread:,} cells of column {name} can be read"
+                fix = "write dates as yyyy-mm-dd, and numbers in digits with the decimal mark of the map"
+                raise EhrseqError(what, where=where, fix=fix)
         lost = self.lost
-        if not self.essential or not self.rows_in or lost.total() < self.rows_in:
-            return
-        worst = lost.most_common(1)[0][0]
-        example = next(
-            (e["example"] for e in self.as_json()["dropped"] if e["reason"] == worst), None
-        )
-        column = f"column {self.columns[worst]}: " if worst in self.columns else ""
-        what = f"all {self.rows_in:,} rows would be dropped ({column}{REASONS[worst]})"
-        where = example["file"] if example else f"table {self.name}"
-        raise EhrseqError(what, where=where, fix="correct the table, or leave it out of the source")
+        if self.essential and lost.total() == self.rows_in > 0:
+            worst = lost.most_common(1)[0][0]
+            column = f"column {self.columns[worst]}: " if worst in self.columns else ""
+            what = f"all {self.rows_in:,} rows would be dropped ({column}{REASONS[worst]})"
+            fix = "correct the table, or leave it out of the source"
+            raise EhrseqError(what, where=where, fix=fix)
 
 
 class RowCounts:
@@ -297,29 +249,18 @@ class RowCounts:
         return self.tables.setdefault(name, TableCounts(name, len(self.tables)))
 
     def drop(self, reason: str, sources: Ints) -> None:
-        """Count rows, each of them once, that made no row of the output."""
-        for table, positions in self._by_table(sources):
-            first = int(positions[0])
-            rows, before = table.dropped.get(reason, (0, first))
-            table.dropped[reason] = rows + len(positions), min(before, first)
+        """Say that these rows made a row that was dropped; one that is kept elsewhere stays kept."""
+        self._mark(_NUMBERS[reason], sources)
 
     def keep(self, sources: Ints) -> None:
-        """Count rows, each of them once, that made a row of the output."""
-        for table, positions in self._by_table(sources):
-            table.kept += len(positions)
+        """Say that these rows made a row of the output."""
+        self._mark(_KEPT, sources)
 
-    def _by_table(self, sources: Ints) -> list[tuple[TableCounts, Ints]]:
-        """Tables, and the sorted positions of these rows in them."""
-        sources = distinct(sources)
-        edges = np.searchsorted(sources, np.arange(len(self.tables) + 1) << _TABLE_BITS)
-        parts = [
-            sources[low:high] & ((1 << _TABLE_BITS) - 1) for low, high in pairwise(edges.tolist())
-        ]
-        return [
-            (t, positions)
-            for t, positions in zip(self.tables.values(), parts, strict=True)
-            if len(positions)
-        ]
+    def _mark(self, fate: int, sources: Ints) -> None:
+        table, position = sources >> _TABLE_BITS, sources & ((1 << _TABLE_BITS) - 1)
+        tables = list(self.tables.values())
+        for number in np.flatnonzero(np.bincount(table)).tolist():
+            tables[number].mark(fate, position[table == number])
 
 
 @dataclass
@@ -327,7 +268,6 @@ class ImportReport:
     """The report of one import."""
 
     source: str  # name of the source format
-    tables: dict[str, int] = field(default_factory=dict)  # rows read of each table
     missing: list[str] = field(default_factory=list)  # known tables that the source lacks
     notes: list[str] = field(default_factory=list)  # what else the analyst should know
     cautions: list[str] = field(default_factory=list)  # warnings besides those about lost rows
@@ -338,52 +278,52 @@ class ImportReport:
     codes: int = 0
     shards: int = 0
 
+    @property
+    def tables(self) -> dict[str, int]:
+        """Rows of each table."""
+        return {name: table.rows_in for name, table in self.row_counts.tables.items()}
+
+    def count(self, rule: str, mask: Any) -> None:
+        """Count the rows to which a rule was applied: those that are true; null is not."""
+        self.counts[rule] += pc.sum(mask).as_py() or 0
+
     def lose_lines(self, table: TableCounts, file: str, rows: int, line: int | None) -> None:
         """Count rows of a file that could not be parsed, the first of them on `line`."""
         self.counts["malformed_line"] += rows
-        if rows:
-            table.malformed[file] = (rows, line)
+        table.fates.extend(bytes([_NUMBERS["malformed_line"]]) * rows)
+        if rows and table.bad_line is None:
+            table.bad_line = {"file": file, "line": line}
 
     def as_json(self) -> dict[str, Any]:
         """The report for `metadata/import_report.json`."""
+        applied = sorted(self.counts.items())
         return {
             "source": self.source,
             "tables": self.tables,
             "missing": self.missing,
             "rows": {name: table.as_json() for name, table in self.row_counts.tables.items()},
-            "written": {
-                "subjects": self.subjects,
-                "rows": self.rows,
-                "codes": self.codes,
-                "shards": self.shards,
-            },
-            "rules": {
-                name: {"rows": n, "rule": RULES[name]}
-                for name, n in sorted(self.counts.items())
-                if n
-            },
+            "written": {n: getattr(self, n) for n in ("subjects", "rows", "codes", "shards")},
+            "rules": {name: {"rows": n, "rule": RULES[name]} for name, n in applied if n},
             "notes": self.notes,
             "warnings": self.warnings(),
         }
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        return self.cautions + [
-            line for table in self.row_counts.tables.values() for line in table.warnings()
-        ]
+        tables = self.row_counts.tables.values()
+        return self.cautions + [line for table in tables for line in table.warnings()]
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
-        out = [f"read: {', '.join(f'{name} {rows:,}' for name, rows in self.tables.items())}"]
-        out += [f"missing tables: {', '.join(self.missing)}"] if self.missing else []
-        tables = self.row_counts.tables
-        unread = [
-            f"{name} {t.dropped['not_read'][0]:,}"
-            for name, t in tables.items()
-            if "not_read" in t.dropped
-        ]
-        out += [f"resources of other types, not read: {', '.join(unread)}"] if unread else []
-        out += [line for table in tables.values() for line in table.lines()]
+        tables = self.row_counts.tables.values()
+        unread = {t.name: t.dropped["not_read"] for t in tables if "not_read" in t.dropped}
+        lists = {
+            "read": [f"{name} {rows:,}" for name, rows in self.tables.items()],
+            "missing tables": self.missing,
+            "resources of other types, not read": [f"{name} {n:,}" for name, n in unread.items()],
+        }
+        out = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+        out += [line for table in tables for line in table.lines()]
         out += [f"rule: {n:,} {RULES[name]}" for name, n in sorted(self.counts.items()) if n]
         out += [f"note: {note}" for note in self.notes]
         return [*out, f"wrote {self.rows:,} rows, {self.subjects:,} subjects, {self.codes:,} codes"]

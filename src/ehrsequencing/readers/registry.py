@@ -4,21 +4,24 @@ A format is one module in this folder. It has a function that reads a source and
 decorator `reader` registers it as a command of `ehrseq import` and makes it callable as `import_NAME(source, out)`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import IMPORTED, complete_folder, write_manifest
-from ehrsequencing.readers.date_order import DateColumn, DateCounts, date_column
+from ehrsequencing.readers.cells import Block, Order, count_dates, date_order
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
+from ehrsequencing.readers.table_files import CsvTable, SourceTable
 
 Progress = Callable[[int, int], None]
 
@@ -36,6 +39,8 @@ class Import:
         overwrite: bool = False,
     ) -> None:
         self.settings, self.report = settings, ImportReport(format)
+        name = settings.time_zone
+        self.zone = None if name is None else ZoneInfo(name)
         self._out, self._overwrite = out, overwrite
         self._progress, self._steps = progress, 1
 
@@ -48,54 +53,88 @@ class Import:
             encounter: Type of `encounter_id`.
 
         Raises:
-            EhrseqError: The output folder holds something else, or overlaps the source; or no row is left.
+            EhrseqError: The output folder holds something else, or overlaps the source; or no row is left, of a table
+                or of all.
         """
         refuse_overlap(self._out, *([source] if source is not None else []))
         with complete_folder(self._out, IMPORTED, overwrite=self._overwrite) as folder:
             writer = MedsWriter(folder, self.report, encounter)
+            if self.zone is not None:
+                writer.settings["time_zone"] = str(self.zone)
             yield writer
             writer.finish()
             write_manifest(folder, {**IMPORTED.facts, "source": self.report.source})
         self._tick(self._steps)
 
     def tables(self, names: Sequence[str]) -> Iterator[TableCounts]:
-        """The row counts of each table, one after another; the reader reads the table in the body of its loop.
+        """The counts of each table, one after another; the reader reads the table in the body of its loop.
 
         Raises:
-            EhrseqError: Every row of a table was lost.
+            EhrseqError: Every row of a table was lost, or every cell of a column that it needs.
         """
-        self._steps = len(names) + 1
-        for done, name in enumerate(names, start=1):
-            counts = self.report.row_counts.table(name)
+        for number in self.files(len(names)):
+            counts = self.report.row_counts.table(names[number])
             yield counts
-            self.report.tables[name] = counts.read
             counts.check()
-            self._tick(done)
 
     def files(self, count: int) -> Iterator[int]:
-        """The numbers of the files of a source that holds rows of many tables in each file.
-
-        Raises:
-            EhrseqError: Every row of a table was lost.
-        """
+        """The numbers of files or tables; each step of the loop is one of the progress bar."""
         self._steps = count + 1
         for number in range(count):
             yield number
             self._tick(number + 1)
-        for name, counts in self.report.row_counts.tables.items():
-            self.report.tables[name] = counts.read
-            counts.check()
 
-    def date_columns(self, found: Mapping[str, DateCounts], *, where: str) -> dict[str, DateColumn]:
-        """How each column of a table is read as dates, by what was found in it.
+    def survey(
+        self,
+        tables: Sequence[SourceTable],
+        counts: TableCounts,
+        dates: Sequence[str],
+        look: Callable[[pa.Table], None] = lambda block: None,
+        others: Sequence[str] = (),
+    ) -> dict[str, Order]:
+        """A first pass over a table: count its lost lines, and find the order of dates in its columns of text.
+
+        Args:
+            tables: The table's files.
+            counts: Its account.
+            dates: Columns of dates.
+            look: Looks at each block.
+            others: Other columns that it looks at.
 
         Raises:
-            EhrseqError: The dates of a column are ambiguous.
+            EhrseqError: The dates of a column are ambiguous, or the table cannot be read.
         """
+        found: dict[str, Counter[str]] = {}
+        for table in tables:
+            texts = [name for name in dates if name.lower() in table.texts]
+            columns = [*texts, *others]
+            if not columns and isinstance(table, CsvTable):  # its rows are to be counted
+                columns = [*table.names][:1]
+            for block in table.blocks(columns):
+                look(block)
+                for name in texts:
+                    found.setdefault(name, Counter()).update(count_dates(block[name]))
+            self.report.lose_lines(counts, table.file or "", *table.lost_rows())
+        where, setting = tables[0].where, self.settings.dates
         return {
-            name: date_column(cells, self.settings.dates, where=f"{where}, column {name}")
+            name: date_order(cells, setting, where=f"{where}, column {name}")
             for name, cells in found.items()
         }
+
+    def blocks(
+        self,
+        tables: Sequence[SourceTable],
+        counts: TableCounts,
+        columns: Sequence[str],
+        dates: dict[str, Order],
+        *,
+        decimal: str = ".",
+    ) -> Iterator[Block]:
+        """The rows of a table's files, block by block, with the account of their cells."""
+        for table in tables:
+            counts.begin(table.file)
+            for rows in table.blocks(columns):
+                yield Block(rows, counts, dates=dates, zone=self.zone, decimal=decimal)
 
     def _tick(self, done: int) -> None:
         if self._progress is not None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.events import SECOND_US
@@ -34,83 +33,55 @@ def ordered_rows(keys: Keys) -> Ints:
 
     A row whose encounter was removed goes where any other row is equal but for the encounter.
     """
-    order, same = _by_first_keys(keys)
-    if not same.any():
-        return order
+    number = first_keys(keys)
+    order = np.argsort(number)
+    number = number[order]
+    same = number[1:] == number[:-1]
     tied = np.zeros(len(order), dtype=bool)
     tied[1:] |= same
     tied[:-1] |= same
     place = np.flatnonzero(tied)
-    group = np.cumsum(np.r_[True, ~same])[place]
-    row = keys.row[order[place]]
-    rest = [
-        _value_keys(keys.value.take(row)),
-        _ranks(keys.text.take(row)),
-        _ranks(keys.encounter.take(row)),
-    ]
-    dated = keys.date_only[order[place]]  # of equal rows, one with a clock stays
-    inner = np.lexsort((keys.source[row], dated, keys.lost[row], *reversed(rest), group))
+    group, row = number[place], keys.row[order[place]]
+    value, text, encounter = (
+        ranks(column.take(row)) for column in (keys.value, keys.text, keys.encounter)
+    )
+    dated, lost = keys.date_only[order[place]], keys.lost[row]
+    inner = np.lexsort((keys.source[row], dated, lost, encounter, text, value, group))
     order[place] = order[place][inner]
     repeats = np.ones(max(len(place) - 1, 0), dtype=bool)
-    for key in (group, *rest[:2]):
-        ordered = key[inner]
-        repeats &= ordered[1:] == ordered[:-1]
-    encounter, lost = rest[2][inner], keys.lost[row][inner]
+    for key in (group, value, text):
+        repeats &= key[inner][1:] == key[inner][:-1]
+    encounter, lost = encounter[inner], lost[inner]
     repeats &= (encounter[1:] == encounter[:-1]) | lost[1:]
     keep = np.ones(len(order), dtype=bool)
     keep[place[1:][repeats]] = False
     return order[keep]
 
 
-def _by_first_keys(keys: Keys) -> tuple[Ints, Bools]:
-    """(n,) an order by subject, time and code, and (n-1,) which neighbours in it are equal in all three."""
-    packed = _packed(keys)
-    if packed is not None:
-        order = np.argsort(packed)
-        ordered = packed[order]
-        return order, ordered[1:] == ordered[:-1]
-    order = np.lexsort((keys.code, keys.time_us, keys.subject))
-    same = np.ones(max(len(order) - 1, 0), dtype=bool)
-    for key in (keys.subject, keys.time_us, keys.code):
-        ordered = key[order]
-        same &= ordered[1:] == ordered[:-1]
-    return order, same
+def first_keys(keys: Keys) -> Ints:
+    """(n,) numbers in the order of subject, time and code, equal where all three are."""
+    since, unit = keys.time_us, SECOND_US
+    timed = since != np.iinfo(np.int64).min
+    first = int(since[timed].min()) if timed.any() else 0
+    span = int(since.max()) - first if timed.any() else 0
+    if ((since[timed] - first) % SECOND_US).any():
+        unit = 1
+    sizes = (span // unit + 2, int(keys.code.max(initial=0)) + 1)
+    time_bits, code_bits = (size.bit_length() for size in sizes)
+    subject_bits = int(keys.subject.max(initial=0)).bit_length()
+    if subject_bits + time_bits + code_bits <= _KEY_BITS:
+        time = np.where(timed, (since - first) // unit + 1, 0)
+        return (((keys.subject << time_bits) | time) << code_bits) | keys.code
+    order = np.lexsort((keys.code, since, keys.subject))
+    differs = np.zeros(len(order), dtype=bool)
+    for key in (keys.subject, since, keys.code):
+        differs[1:] |= key[order][1:] != key[order][:-1]
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.cumsum(differs)
+    return number
 
 
-def _packed(keys: Keys) -> Ints | None:
-    """(n,) subject, time and code in one integer, None where they do not fit."""
-    if not len(keys.row):
-        return np.zeros(0, dtype=np.int64)
-    timed = keys.time_us != np.iinfo(np.int64).min
-    since = keys.time_us[timed] if not timed.all() else keys.time_us
-    first = int(since.min()) if len(since) else 0
-    span = (int(since.max()) - first) if len(since) else 0
-    unit = 1 if ((since - first) % SECOND_US).any() else SECOND_US
-    sizes = [int(keys.subject.max()) + 1, span // unit + 2, int(keys.code.max()) + 1]
-    bits = [size.bit_length() for size in sizes]
-    if sum(bits) > _KEY_BITS:
-        return None
-    time = np.where(timed, (keys.time_us - first) // unit + 1, 0)
-    return (((keys.subject << bits[1]) | time) << bits[2]) | keys.code
-
-
-def _value_keys(values: pa.Array) -> Ints:
-    """(n,) integers in the order of float32 values, NaN after the largest, and null last."""
-    bits = (
-        np.ascontiguousarray(pc.fill_null(values, 0).to_numpy(zero_copy_only=False))
-        .view(np.int32)
-        .astype(np.int64)
-    )
-    keys = np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits)
-    return np.where(np.asarray(values.is_null()), np.iinfo(np.int64).max, keys)
-
-
-def _ranks(column: pa.Array) -> Ints:
+def ranks(column: pa.Array) -> Ints:
     """(n,) the place of each value among the sorted distinct ones, and null last."""
-    if column.null_count == len(column):
-        return np.zeros(len(column), dtype=np.int64)
-    encoded = column.dictionary_encode()
-    ranks: NDArray[np.int64] = np.empty(len(encoded.dictionary), dtype=np.int64)
-    ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks))
-    at = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-    return np.where(at < 0, len(ranks), ranks[at])
+    places = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
+    return np.asarray(places, dtype=np.int64)

@@ -1,6 +1,7 @@
 """The columns and roles of a reader's rows, before the cleaning rules turn them into MEDS rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -8,8 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.core.arrays import Ints, Ints32
+from ehrsequencing.core.arrays import Bools, Ints, Ints32
+from ehrsequencing.records.events import DAY_US, SECOND_US
 
+NO_TIME = np.iinfo(np.int64).min
+OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
 _MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
 
@@ -62,39 +66,100 @@ def combinations(columns: Mapping[str, pa.ChunkedArray]) -> tuple[pa.Table, Ints
     >>> few.to_pylist(), place.tolist()
     ([{'a': 1, 'b': 'x'}, {'a': None, 'b': 'y'}], [0, 0, 1])
     """
-    parts: dict[str, tuple[pa.Array, Ints]] = {}
-    key, kinds = np.zeros(0, dtype=np.int64), 1
-    for name, column in columns.items():
+    key, kinds = np.zeros(len(next(iter(columns.values()))), dtype=np.int64), 1
+    for column in columns.values():
         values = encoded(column)
-        number = (
-            pc.fill_null(values.indices, len(values.dictionary))
-            .to_numpy(zero_copy_only=False)
-            .astype(np.int64)
-        )
         size = len(values.dictionary) + 1
-        if parts and kinds > _MANY // size:
-            key, kinds = _renumbered(key)
-        key, kinds = (key * size + number if parts else number), kinds * size
-        parts[name] = values.dictionary, number
-    if len(parts) == 1 and not values.indices.null_count:
-        return pa.table({name: pa.chunked_array([values.dictionary])}), values.indices.to_numpy()
+        if kinds > _MANY // size:
+            places = pa.array(key).dictionary_encode()
+            key, kinds = places.indices.to_numpy().astype(np.int64), len(places.dictionary)
+        number = pc.fill_null(values.indices, size - 1).to_numpy(zero_copy_only=False)
+        key, kinds = key * size + number, kinds * size
     place = pa.array(key).dictionary_encode()
-    first = np.full(len(place.dictionary), len(key))
     at = place.indices.to_numpy()
-    first[at[::-1]] = np.arange(len(key))[::-1]  # the last write is the first row
-    few = {}
-    for name, (values, number) in parts.items():
-        wanted = number[first]
-        few[name] = pa.chunked_array([values.take(pa.array(wanted, mask=wanted == len(values)))])
-    return pa.table(few), at
-
-
-def _renumbered(key: Ints) -> tuple[Ints, int]:
-    """(n,) the keys as places among the distinct ones, and how many these are."""
-    places = pa.array(key).dictionary_encode()
-    return places.indices.to_numpy().astype(np.int64), len(places.dictionary)
+    first = np.empty(len(place.dictionary), dtype=np.int64)
+    first[at[::-1]] = np.arange(len(at))[::-1]  # the last write is the first row
+    return pa.table({name: column.take(pa.array(first)) for name, column in columns.items()}), at
 
 
 def clean_codes(code: pa.ChunkedArray | pa.Array) -> Any:
     """Codes without line breaks, NULs, runs of blanks and outer blanks, which MEDS readers refuse."""
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(code, r"[\s\x00]+", " "))
+
+
+def make_rows(
+    role: Role, base: Mapping[str, Any], code: Any, keep: Any = None, **columns: Any
+) -> pa.Table:
+    """Rows for the writer.
+
+    Args:
+        role: Of all of them.
+        base: Columns that all rows of a block have: subject_id and source, maybe encounter_id.
+        code: One for all, or (n,) codes; None for no code.
+        keep: (n,) which rows of the block there are; default: all.
+        columns: Others of `rows_schema`.
+    """
+    n = len(base["source"])
+    code = pa.array([code] * n, pa.string()) if code is None or isinstance(code, str) else code
+    roles = pa.array(np.full(n, int(role), dtype=np.int8))
+    made = pa.table({**base, "role": roles, "code": code, **columns})
+    return made if keep is None else made.filter(keep)
+
+
+def joined(*parts: Any) -> pa.ChunkedArray:
+    """Texts with // between them; null where one is null."""
+    return pc.binary_join_element_wise(*parts, "//")
+
+
+def together(parts: Sequence[pa.Table]) -> pa.Table:
+    """Rows of several kinds as one table."""
+    return pa.concat_tables(parts, promote_options="default")
+
+
+# ---- plain arrays, for the cleaning rules ------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PlainRows:
+    """Rows of known persons as plain columns."""
+
+    table: pa.Table
+    subject_ids: Ints  # (s,) sorted
+    subject: Ints  # (n,) place among `subject_ids`
+    role: Ints  # (n,) numbers of `Role`
+    time_us: Ints  # (n,) `NO_TIME` for null
+    end_us: Ints  # (n,) as `time_us`
+    code: Ints  # (n,) place among the table's codes, -1 for null
+    source: Ints  # (n,)
+
+    def of_role(self, *roles: Role) -> Bools:
+        """(n,) which rows have one of these roles."""
+        return among_roles(self.role, *roles)
+
+
+def among_roles(role: Ints, *roles: Role) -> Bools:
+    """(n,) which of these numbers are one of these roles."""
+    found: Bools = role == roles[0]
+    for one in roles[1:]:
+        found |= role == one
+    return found
+
+
+def micros(column: pa.ChunkedArray) -> Ints:
+    """(n,) microseconds since 1970, `NO_TIME` for null."""
+    return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
+
+
+def is_date(time_us: Ints) -> Bools:
+    """(n,) whether a time is a date without a time of day."""
+    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
+
+
+def end_of_day(time_us: Ints) -> Ints:
+    """The times, with midnight moved to the last second of the day."""
+    return np.where(is_date(time_us), time_us + DAY_US - SECOND_US, time_us)
+
+
+def day_of(time_us: Ints) -> Ints:
+    """Midnight of the day of each time."""
+    return time_us - time_us % DAY_US

@@ -30,6 +30,7 @@ from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parent
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events
+from ehrsequencing.records.imported import with_imported_visits
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import SPLITS, DayCounts, LateRows, MedsReader, count_days
 from ehrsequencing.records.outcomes import choose_outcomes
@@ -224,6 +225,7 @@ class ShardWork:
     @classmethod
     def of_study(cls, data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> "ShardWork":
         """The work of a study on a data set."""
+        study = with_imported_visits(study, data)
         reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
         excluded = excluded_codes(study, tasks, parents)
         lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.predict import Moment
-from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
-from ehrsequencing.readers.fhir.mapping import EVENTS, NAMED, READ
+from ehrsequencing.readers.fhir.mapping import EVENTS, READ
 from ehrsequencing.serve.predictor import Answer, Question, Service
 from ehrsequencing.serve.schemas import Problem
 
@@ -170,7 +170,7 @@ def read_patient(bundle: Any) -> PatientRecord:
     left_out = Counter[str]()
     for kind, counts in report.row_counts.tables.items():
         left_out[kind if kind in READ else "others"] += (
-            counts.rows_in - counts.kept if kind not in NAMED else 0
+            counts.rows_in - counts.kept if kind != "Medication" else 0
         )
     columns = ["time", "code", "numeric_value", "encounter_id"]
     return PatientRecord(f"Patient/{names.pop()}", rows.select(columns), +left_out)

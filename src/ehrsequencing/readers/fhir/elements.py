@@ -1,59 +1,118 @@
-"""Elements of a FHIR resource, its references, and the resources of a bundle.
+"""Elements of a FHIR resource: their values, references and codes; and the resources of a bundle.
 
 A resource is JSON as Python reads it. Whatever has not the type that FHIR demands is treated as absent.
 """
 
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+import re
+from calendar import monthrange
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 Resource = Mapping[str, Any]
 
-_URN = ("urn:uuid:", "urn:oid:")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The code systems whose names differ from the last part of their URL.
+_SYSTEMS = {
+    "http://snomed.info/sct": "SNOMED",
+    "http://loinc.org": "LOINC",
+    "http://www.nlm.nih.gov/research/umls/rxnorm": "RxNorm",
+    "http://hl7.org/fhir/sid/cvx": "CVX",
+    "http://hl7.org/fhir/sid/ndc": "NDC",
+    "http://hl7.org/fhir/sid/icd-10": "ICD10",
+    "http://hl7.org/fhir/sid/icd-10-cm": "ICD10CM",
+    "http://hl7.org/fhir/sid/icd-9-cm": "ICD9CM",
+    "http://www.cms.gov/medicare/coding/icd10": "ICD10PCS",
+    "http://fhir.de/codesystem/bfarm/icd-10-gm": "ICD10GM",
+    "http://fhir.de/codesystem/dimdi/icd-10-gm": "ICD10GM",
+    "http://fhir.de/codesystem/bfarm/ops": "OPS",
+    "http://fhir.de/codesystem/dimdi/ops": "OPS",
+    "http://www.ama-assn.org/go/cpt": "CPT4",
+    "http://www.whocc.no/atc": "ATC",
+    "http://dicom.nema.org/resources/ontology/dcm": "DICOM",
+    "urn:oid:2.16.840.1.113883.6.96": "SNOMED",
+    "urn:oid:2.16.840.1.113883.6.1": "LOINC",
+    "urn:oid:2.16.840.1.113883.6.88": "RxNorm",
+    "urn:oid:2.16.840.1.113883.12.292": "CVX",
+    "urn:oid:2.16.840.1.113883.6.69": "NDC",
+    "urn:oid:2.16.840.1.113883.6.3": "ICD10",
+    "urn:oid:2.16.840.1.113883.6.90": "ICD10CM",
+    "urn:oid:2.16.840.1.113883.6.103": "ICD9CM",
+    "urn:oid:2.16.840.1.113883.6.4": "ICD10PCS",
+    "urn:oid:2.16.840.1.113883.6.12": "CPT4",
+    "urn:oid:2.16.840.1.113883.6.73": "ATC",
+}
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+_PARTIAL_DATE = re.compile(r"(\d{4})(?:-(0[1-9]|1[0-2]))?")
 
 
-def walk(value: Any, path: str) -> Iterator[Any]:
+def _items(value: Any) -> Sequence[Any]:
+    """What a list holds, and the lists in it; anything else is one value."""
+    if not isinstance(value, list):
+        return (value,)
+    return [item for inner in value for item in _items(inner)]
+
+
+def walk(value: Any, path: str) -> Sequence[Any]:
     """Every value at a path of element names, through lists.
 
-    >>> list(walk({"series": [{"modality": {"code": "CT"}}, {"modality": {"code": "MR"}}]}, "series.modality.code"))
+    >>> walk({"series": [{"modality": {"code": "CT"}}, {"modality": {"code": "MR"}}]}, "series.modality.code")
     ['CT', 'MR']
     """
-    if isinstance(value, list):
-        for item in value:
-            yield from walk(item, path)
-    elif not path:
-        yield value
-    elif isinstance(value, dict):
-        name, _, rest = path.partition(".")
-        if name in value:
-            found = value[name]
-            if rest or isinstance(found, list):
-                yield from walk(found, rest)
-            else:  # most elements
-                yield found
+    found = _items(value)
+    for name in path.split("."):
+        holders = [item for item in found if isinstance(item, dict) and name in item]
+        found = [item for holder in holders for item in _items(holder[name])]
+        if not found:
+            break
+    return found
 
 
-def texts(value: Any, path: str) -> Iterator[str]:
+def texts(value: Any, path: str) -> list[str]:
     """Every text at a path that is not blank, without outer blanks."""
-    for found in walk(value, path):
-        if isinstance(found, str) and found.strip():
-            yield found.strip()
+    found = walk(value, path)
+    return [item.strip() for item in found if isinstance(item, str) and item.strip()]
 
 
 def text(value: Any, path: str) -> str | None:
     """The first text at a path."""
-    if isinstance(value, dict) and "." not in path:  # as `walk` would find it, without a generator
+    if isinstance(value, dict) and "." not in path:  # in most cases, and quicker than a walk
         found = value.get(path)
         if not isinstance(found, list):
             return (found.strip() or None) if isinstance(found, str) else None
-    return next(texts(value, path), None)
+    return next(iter(texts(value, path)), None)
 
 
 def kind_of(resource: Any) -> str | None:
     """The type of a resource; None for JSON that is no resource."""
     return text(resource, "resourceType") if isinstance(resource, dict) else None
+
+
+def days_of(written: str | None) -> tuple[str | None, str | None]:
+    """The first and the last day that a date may mean: two days only where it lacks the day.
+
+    >>> days_of("2012-02"), days_of("2011"), days_of("2011-05-03T10:00:00Z")[1]
+    (('2012-02-01', '2012-02-29'), ('2011-01-01', '2011-12-31'), '2011-05-03T10:00:00Z')
+    """
+    found = _PARTIAL_DATE.fullmatch(written) if written is not None else None
+    if found is None:
+        return written, written
+    year, month = found.groups()
+    if month is None:
+        return f"{year}-01-01", f"{year}-12-31"
+    last = monthrange(int(year), int(month))[1]
+    return f"{written}-01", f"{written}-{last}"
+
+
+def number_of(value: Any) -> float | None:
+    """A number as float, also one that was written as text."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    written = str(value).strip()
+    return float(written) if _DECIMAL.fullmatch(written) else None
+
+
+# ---- references ----------------------------------------------------------------------------------
 
 
 def referred(reference: str) -> tuple[str | None, str] | None:
@@ -64,19 +123,12 @@ def referred(reference: str) -> tuple[str | None, str] | None:
     >>> referred("urn:uuid:4f5e"), referred("#med"), referred("Patient?identifier=s|7")
     ((None, '4f5e'), None, None)
     """
-    for prefix in _URN:
-        if reference.startswith(prefix):
-            return None, reference.removeprefix(prefix)
-    parts = reference.partition("/_history/")[0].split("/")
-    if (
-        len(parts) < 2
-        or not parts[-1]
-        or not parts[-2]
-        or "?" in reference
-        or reference.startswith("#")
-    ):
-        return None
-    return parts[-2], parts[-1]
+    if reference.startswith(("urn:uuid:", "urn:oid:")):
+        return None, reference.split(":", 2)[2]
+    base, _, name = reference.partition("/_history/")[0].rpartition("/")
+    kind = base.rpartition("/")[2]
+    is_one = kind and name and "?" not in reference and not reference.startswith("#")
+    return (kind, name) if is_one else None
 
 
 def referred_id(resource: Any, path: str, kind: str) -> str | None:
@@ -88,19 +140,123 @@ def referred_id(resource: Any, path: str, kind: str) -> str | None:
     return None
 
 
+def _with_references(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON whose references are changed."""
+    if isinstance(value, list):
+        return [_with_references(item, change) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: change(item)
+        if name == "reference" and isinstance(item, str)
+        else _with_references(item, change)
+        for name, item in value.items()
+    }
+
+
+def _server(url: str) -> str:
+    """The base of the full URL of a resource on a server; empty for a URN and a relative reference."""
+    parts = url.partition("/_history/")[0].rsplit("/", 2)
+    is_url = url.startswith(("http://", "https://")) and len(parts) == 3
+    return parts[0] if is_url else ""
+
+
+def qualified(server: str, name: str) -> str:
+    """An id that names its server too."""
+    return f"{quote(server, safe='')}~{name}" if server else name
+
+
+def at_server(resource: Resource, server: str) -> Resource:
+    """A resource whose own id and references name the server too, for sources of several servers."""
+
+    def change(reference: str) -> str:
+        found = referred(reference)
+        if found is None or found[0] is None:
+            return reference
+        return f"{found[0]}/{qualified(_server(reference) or server, found[1])}"
+
+    own = text(resource, "id")
+    named = {} if own is None else {"id": qualified(server, own)}
+    return {**_with_references(resource, change), **named}
+
+
+# ---- codes ---------------------------------------------------------------------------------------
+
+
+class Coded(NamedTuple):
+    """A code and what it means."""
+
+    code: str
+    description: str | None = None
+
+
+Find = Callable[[str], tuple[Coded, ...]]  # a reference to a Medication → its codes
+
+
+@lru_cache(maxsize=1024)
+def vocabulary(system: str | None) -> tuple[str, bool]:
+    """The name of a code system, that of OMOP or else the last part of its URL; and whether it is OMOP's.
+
+    >>> vocabulary("http://loinc.org"), vocabulary("http://hospital.example/CodeSystem/labs"), vocabulary(None)
+    (('LOINC', True), ('labs', False), ('FHIR', False))
+    """
+    if system is None:
+        return "FHIR", False
+    url = system.rstrip("/")
+    known = _SYSTEMS.get(url.lower())
+    last = url.rpartition("/")[2].removeprefix("urn:oid:").removeprefix("urn:")
+    return known or last, known is not None
+
+
+def codings(concept: Any) -> tuple[Coded, ...]:
+    """The codes of a CodeableConcept or a Coding: those of known vocabularies, else all, each once.
+
+    Local codings beside a standard one say the same in other words, and would only double the row.
+    """
+    known: dict[str, Coded] = {}
+    other: dict[str, Coded] = {}
+    for coding in [*walk(concept, "coding"), concept]:
+        code = text(coding, "code")
+        if code is None:
+            continue
+        name, is_known = vocabulary(text(coding, "system"))
+        meaning = text(coding, "display") or text(concept, "text")
+        coded = Coded(f"{name}//{code}", meaning)
+        (known if is_known else other).setdefault(coded.code, coded)
+    return tuple((known or other).values())
+
+
+def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded]:
+    """The codes of all concepts, each once; a concept may also be a reference.
+
+    A concept with a text and no coding becomes `uncoded`: the text may hold anything, also a name.
+    """
+    found: dict[str, Coded] = {}
+    for concept in concepts:
+        if not isinstance(concept, dict):
+            continue
+        reference = text(concept, "reference")
+        codes = codings(concept) if reference is None else find(reference)
+        if not codes and (text(concept, "text") or text(concept, "display")):
+            codes = (Coded(uncoded),)
+        for coded in codes:
+            found.setdefault(coded.code, coded)
+    return list(found.values())
+
+
+# ---- bundles -------------------------------------------------------------------------------------
+
+
 class Entry(NamedTuple):
-    """A resource as it stands in a source; or, without a resource, a note that one was deleted."""
+    """A resource as it stands in a source."""
 
-    resource: Any  # JSON; None for a deletion, and for a line that is no JSON
+    resource: Any  # JSON; of what was deleted type and id; None for a line that is no JSON
     server: str = ""  # the base of its full URL, as in https://example.org/fhir
-    version: tuple[int, int] = (
-        -1,
-        -1,
-    )  # when it was last updated, in µs since 1970, and its number
-    deleted: str | None = None  # the reference of what was deleted
+    note: Resource | None = None  # the bundle's entry that holds it
+    is_there: bool = True  # False for a deletion, and for a line that is no JSON
 
 
-def entries_of(document: Any, server: str = "") -> Iterator[Entry]:
+def entries_of(document: Any, server: str = "", note: Resource | None = None) -> Iterator[Entry]:
     """The resources of a JSON document: a resource, a list of them, or a bundle, also of bundles.
 
     A resource of a bundle without an id has that of its `fullUrl`. A reference to a `fullUrl` is replaced by the
@@ -109,82 +265,25 @@ def entries_of(document: Any, server: str = "") -> Iterator[Entry]:
     """
     if isinstance(document, list):
         for item in document:
-            yield from entries_of(item, server)
-    elif kind_of(document) != "Bundle":
-        yield Entry(document, server, _version(document, {}))
-    else:
-        entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict)]
-        given = [_with_id(entry) for entry in entries]
-        renamed = dict(filter(None, map(_renamed, entries, given)))
-        pairs = list(zip(entries, given, strict=True))
-        for entry, resource in reversed(pairs) if text(document, "type") == "history" else pairs:
-            if text(entry, "request.method") == "DELETE":
-                name = text(entry, "request.url")
-                yield Entry(None, server, _version(document, entry), name or "")
-            elif resource:
-                base = _server(text(entry, "fullUrl")) or server
-                resolved = _resolved(resource, renamed) if renamed else resource
-                for found in entries_of(resolved, base):
-                    yield found._replace(version=max(found.version, _version({}, entry)))
-
-
-def instant_us(written: str | None) -> int | None:
-    """A FHIR instant as µs since 1970; None for what is none.
-
-    >>> instant_us("1970-01-01T01:00:01+01:00"), instant_us("2015-02"), instant_us(None)
-    (1000000, None, None)
-    """
-    try:
-        moment = datetime.fromisoformat(written or "")
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // timedelta(microseconds=1)
-
-
-def _version(resource: Any, entry: Resource) -> tuple[int, int]:
-    """What tells versions of a resource apart; the higher is the newer."""
-    updated = instant_us(text(resource, "meta.lastUpdated") or text(entry, "response.lastModified"))
-    number = text(resource, "meta.versionId") or (text(entry, "response.etag") or "").strip('W/"')
-    is_whole = number.isascii() and number.isdigit() and len(number) < 19
-    return -1 if updated is None else updated, int(number) if is_whole else -1
-
-
-def _server(url: str | None) -> str:
-    """The base of the full URL of a resource on a server; empty for a URN."""
-    if url is None or not url.startswith(("http://", "https://")):
-        return ""
-    parts = url.partition("/_history/")[0].rsplit("/", 2)
-    return parts[0] if len(parts) == 3 else ""
-
-
-def at_server(resource: Any, server: str) -> Any:
-    """A resource whose own id and references name the server too, for sources of several servers."""
-    if not isinstance(resource, dict):
-        return resource
-    own = text(resource, "id")
-    named = {} if own is None else {"id": qualified(server, own)}
-    return {**_at_server(resource, server), **named}
-
-
-def _at_server(value: Any, server: str) -> Any:
-    if isinstance(value, list):
-        return [_at_server(item, server) for item in value]
-    if not isinstance(value, dict):
-        return value
-    made = {}
-    for name, item in value.items():
-        found = referred(item) if name == "reference" and isinstance(item, str) else None
-        if found is None or found[0] is None:
-            made[name] = _at_server(item, server)
-        else:
-            made[name] = f"{found[0]}/{qualified(_server(item) or server, found[1])}"
-    return made
-
-
-def qualified(server: str, name: str) -> str:
-    """An id that names its server too."""
-    return f"{quote(server, safe='')}~{name}" if server else name
+            yield from entries_of(item, server, note)
+        return
+    if kind_of(document) != "Bundle":
+        yield Entry(document, server, note)
+        return
+    entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict)]
+    if text(document, "type") == "history":
+        entries.reverse()
+    given = [_with_id(entry) for entry in entries]
+    renamed = dict(filter(None, map(_renamed, entries, given)))
+    for entry, resource in zip(entries, given, strict=True):
+        base = _server(text(entry, "fullUrl") or "") or server
+        if text(entry, "request.method") == "DELETE":
+            kind, name = referred(text(entry, "request.url") or "") or (None, None)
+            yield Entry({"resourceType": kind, "id": name}, server, entry, is_there=False)
+        elif resource:
+            if renamed:
+                resource = _with_references(resource, lambda name: renamed.get(name, name))
+            yield from entries_of(resource, base, entry)
 
 
 def _with_id(entry: Resource) -> Any:
@@ -198,24 +297,6 @@ def _with_id(entry: Resource) -> Any:
 def _renamed(entry: Resource, resource: Any) -> tuple[str, str] | None:
     """A `fullUrl` and the reference that replaces it; None where the `fullUrl` names type and id already."""
     url, kind, name = text(entry, "fullUrl"), kind_of(resource), text(resource, "id")
-    if url is None or kind is None or name is None:
+    if url is None or kind is None or name is None or referred(url) in ((None, name), (kind, name)):
         return None
-    found = referred(url)
-    return (
-        None
-        if found is not None and found[1] == name and found[0] in (None, kind)
-        else (url, f"{kind}/{name}")
-    )
-
-
-def _resolved(value: Any, renamed: Mapping[str, str]) -> Any:
-    if isinstance(value, list):
-        return [_resolved(item, renamed) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: renamed.get(item, item)
-        if name == "reference" and isinstance(item, str)
-        else _resolved(item, renamed)
-        for name, item in value.items()
-    }
+    return url, f"{kind}/{name}"

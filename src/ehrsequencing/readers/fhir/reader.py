@@ -1,31 +1,67 @@
-"""`ehrseq import fhir`: every resource of a FHIR export, file by file, to the MEDS writer."""
+"""`ehrseq import fhir`: every resource of a FHIR export to the MEDS writer; and a bundle → rows in memory.
+
+Every resource is counted under its type, and every cell that is read.
+"""
 
 import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import tzinfo
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
+from ehrsequencing.readers.cells import parse_times
+from ehrsequencing.readers.cleaning_rules import END_SUFFIX, clean_rows, usable_rows
 from ehrsequencing.readers.code_book import CodeBook
-from ehrsequencing.readers.fhir.blocks import UNTYPED, Blocks
-from ehrsequencing.readers.fhir.elements import Entry, entries_of, kind_of
-from ehrsequencing.readers.fhir.survey import Survey, refuse_other_release
+from ehrsequencing.readers.fhir.elements import Entry, at_server, entries_of, kind_of
+from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, rows_of
+from ehrsequencing.readers.fhir.survey import LOST, Survey, head, refuse_other_release
+from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.subject_ids import SubjectNames
+from ehrsequencing.readers.rows import Role, rows_schema
+from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
 
-BLOCK = 500  # entries that are Python objects at once: a bill of 20 kB becomes some 100 kB
-LONGEST_LINE = 1 << 28  # bytes; a longer line is counted, and not read
-_FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
+BLOCK = 5_000  # rows that are Python objects at once
+LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which can be read
+# the table under which JSON without a resource type, and what is no JSON, is counted
+UNTYPED = "unreadable"
+# an import that loses all of these is refused
+_ESSENTIAL = ("Patient", "Encounter", "Condition", "Observation")
+# reasons for dropping a resource that are counted as a rule too
+_RULES = ("not_done", "no_result", "older_version", "withdrawn", "replaced")
+_LINES = (".ndjson", ".jsonl")
 _BAD = (OSError, EOFError, zlib.error, ValueError, RecursionError)
+_FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
+_CLOCKS = {"utc": r"T.*(Z|[+-]00:?00)$", "local": r"T.*[+-](0[1-9]|1\d|00:?[1-9])"}
+_COLUMNS = ("kind", "source", *Row._fields)
+_TYPES = {"role": pa.int8(), "number": pa.float64(), "source": pa.int64()}
+
+# type and role of a row → its times → the elements that hold them
+_ELEMENTS: dict[tuple[str, Role], dict[str, str]] = {
+    ("Patient", Role.PERSON): {"time": "birthDate"},
+    ("Patient", Role.DEATH): {"time": "deceasedDateTime"},
+    ("Encounter", Role.VISIT): {"time": "period.start", "end": "period.end"},
+    **{
+        (kind, role): {
+            "time": " or ".join((*spec.times, *spec.recorded)),
+            **({"recorded": " or ".join(spec.recorded)} if spec.recorded else {}),
+        }
+        for kind, spec in EVENTS.items()
+        for role in (Role.EVENT, Role.REPORTED)
+    },
+}
 
 
 @reader(
@@ -39,31 +75,53 @@ def import_fhir(source: str, job: Import) -> None:
     The files are read twice: only a first look tells which version of a resource counts, and which encounter a
     Condition belongs to.
     """
-    files, path = fhir_files(Path(source)), Path(source)
-    zone = ZoneInfo(job.settings.time_zone) if job.settings.time_zone is not None else None
+    path, time_zone = Path(source), job.settings.time_zone
+    files = fhir_files(path)
+    zone = ZoneInfo(time_zone) if time_zone is not None else None
     with job.writer(path, encounter=pa.string()) as writer:
-        found, book = Survey(), CodeBook()
-        for file in files:
-            for entry in file.entries():
-                refuse_other_release(entry.resource, where=file.where)
-                found.add(entry)
-        found.finish()
-        writer.code_facts = lambda seen: book.facts
-        blocks = Blocks(job.report, book, found, zone)
+        survey = Survey(entry for file in files for entry in file.entries(heads=True))
+        blocks = Blocks(job.report, survey, zone)
         for number in job.files(len(files)):
             file = files[number]
-            blocks.begin(file.path.name if file.lines else None)
-            entries = file.entries()
-            while block := list(islice(entries, BLOCK)):
-                writer.add(blocks.rows(block))
+            name = file.path.name if file.is_lines else None
+            for rows in blocks.tables(file.entries(), where=file.where, file=name):
+                writer.add(rows)
             if file.bad_lines:
                 table = job.report.row_counts.table(UNTYPED)
                 table.essential = False
-                job.report.lose_lines(table, file.path.name, file.bad_lines, file.first_bad_line)
+                lines = file.bad_lines
+                job.report.lose_lines(table, file.path.name, len(lines), lines[0])
         blocks.finish()
-        names = SubjectNames()
-        names.add(pa.chunked_array([pa.array(sorted(blocks.patients), pa.string())]))
-        names.write(writer.folder)
+        blocks.names.write(writer.folder)
+        writer.code_facts = lambda seen: blocks.book.facts
+
+
+def read_bundle(
+    bundle: Any, zone: tzinfo | None = None, *, where: str = "bundle"
+) -> tuple[pa.Table, ImportReport]:
+    """The MEDS rows of a bundle, of a list of resources, or of a single resource, in memory.
+
+    Args:
+        bundle: JSON as Python reads it. It must hold the Patient, since events of an unknown person are dropped.
+        zone: Clock of the instants that are written in UTC; default: UTC.
+        where: What to call the bundle in an error.
+
+    Returns:
+        Rows with subject_id, time, code, numeric_value, text_value and encounter_id, sorted as MEDS wants them, and the
+        report of what was dropped and why. The subject id is that of an import: a hash of the patient's id.
+
+    Raises:
+        EhrseqError: It holds another release of FHIR than R4.
+    """
+    report, entries = ImportReport("fhir"), list(entries_of(bundle))
+    blocks = Blocks(report, Survey(entries), zone)
+    rows = pa.concat_tables(blocks.tables(entries, where=where))
+    blocks.finish()
+    rows, usable = usable_rows(rows, rows_schema(pa.string()), report)
+    return clean_rows(rows.filter(pa.array(usable)), report.counts, report.row_counts), report
+
+
+# ---- files ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -71,45 +129,42 @@ class FhirFile:
     """One file of a source."""
 
     path: Path
-    lines: bool  # one resource a line, else one document
+    is_lines: bool  # one resource a line, else one document
     where: str  # for errors: many exports name a document after its patient, so that its name is not said
-    bad_lines: int = 0  # that are no JSON, or too long
-    first_bad_line: int | None = None
+    bad_lines: list[int] = field(default_factory=list)  # that are no JSON, or too long
 
-    def entries(self) -> Iterator[Entry]:
-        """The entries in the file's order.
+    def entries(self, *, heads: bool = False) -> Iterator[Entry]:
+        """The entries in the file's order; with `heads` only what a first look at them needs.
 
         Raises:
             EhrseqError: The file cannot be read, or a document is no JSON.
         """
-        self.bad_lines, self.first_bad_line = 0, None
+        self.bad_lines = []
         try:
-            if self.lines:
-                with _opened(self.path) as file:
-                    yield from self._of_lines(file)
+            if self.is_lines:
+                yield from self._of_lines(heads)
             else:
                 yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
         except _BAD as error:
-            kind = "one resource a line" if self.lines else "JSON"
+            kind = "one resource a line" if self.is_lines else "JSON"
             fix = f"check that the file is whole, and holds {kind} in UTF-8"
             raise EhrseqError("cannot be read", where=self.where, fix=fix) from error
 
-    def _of_lines(self, file: IO[bytes]) -> Iterator[Entry]:
-        number = 0
-        while line := file.readline(LONGEST_LINE):
-            number += 1
-            whole = line
-            while not whole.endswith(b"\n") and (whole := file.readline(LONGEST_LINE)):
-                line = b""  # the rest of a line that is too long
-            if line and not line.strip():
-                continue
-            try:
-                document = json.loads(line.removeprefix(codecs.BOM_UTF8))
-            except (ValueError, RecursionError):
-                self.bad_lines += 1
-                self.first_bad_line = self.first_bad_line or number
-                continue
-            yield from entries_of(document) if isinstance(document, dict) else [Entry(document)]
+    def _of_lines(self, heads: bool) -> Iterator[Entry]:
+        with _opened(self.path) as file:
+            lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+            for number, line in enumerate(lines, start=1):
+                if line.isspace():
+                    continue
+                try:
+                    document = head(line) if heads else None
+                    document = document or json.loads(line.removeprefix(codecs.BOM_UTF8))
+                except (ValueError, RecursionError):
+                    self.bad_lines.append(number)
+                    yield Entry(None, is_there=False)
+                    continue
+                is_resource = isinstance(document, dict)
+                yield from entries_of(document) if is_resource else [Entry(document)]
 
 
 def _opened(path: Path) -> Any:
@@ -122,36 +177,178 @@ def fhir_files(source: Path) -> list[FhirFile]:
     Raises:
         EhrseqError: No file is there.
     """
-    if not source.exists():
-        raise EhrseqError("does not exist", where=str(source), fix=_FIX)
-    found = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
-    kinds = [(path, _is_of_lines(path)) for path in found if not path.name.startswith(".")]
-    if all(lines is None for _, lines in kinds):
-        raise EhrseqError("holds no .ndjson and no .json file", where=str(source), fix=_FIX)
-    documents = [path for path, lines in kinds if lines is False]
-    return [
-        FhirFile(
-            path,
-            lines,
-            str(path)
-            if lines
-            else f"{source}, JSON file {documents.index(path) + 1} of {len(documents)}, in order of their names",
-        )
-        for path, lines in kinds
-        if lines is not None
-    ]
+    found = sorted(source.rglob("*")) if source.is_dir() else [source]
+    found = [path for path in found if path.is_file() and _suffix(path) in (*_LINES, ".json")]
+    if not found:
+        what = "holds no .ndjson and no .json file" if source.exists() else "does not exist"
+        raise EhrseqError(what, where=str(source), fix=_FIX)
+    files = []
+    for number, path in enumerate(found, start=1):
+        is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)
+        unnamed = f"{source}, file {number} of {len(found)} in order of their names"
+        files.append(FhirFile(path, is_lines, str(path) if is_lines else unnamed))
+    return files
 
 
-def _is_of_lines(path: Path) -> bool | None:
-    """Whether a file holds one resource a line; None for a file of another kind. Some servers call NDJSON `.json`."""
-    name = path.name.lower().removesuffix(".gz")
-    if name.endswith((".ndjson", ".jsonl")):
-        return True
-    if not name.endswith(".json"):
-        return None
+def _suffix(path: Path) -> str:
+    is_hidden = path.name.startswith(".")
+    return "" if is_hidden else Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _is_json_of_lines(path: Path) -> bool:
+    """Whether a `.json` file holds one resource a line, as some servers call NDJSON."""
     try:
         with _opened(path) as file:
             first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
         return bool(second.strip()) and kind_of(json.loads(first)) is not None
     except _BAD:
         return False
+
+
+# ---- resources → rows ----------------------------------------------------------------------------
+
+
+class Blocks:
+    """Turns the entries of a source into rows, and counts them in the report.
+
+    Args:
+        report: Where everything is counted.
+        survey: Of the same entries in the same order.
+        zone: Clock of the instants that are written in UTC; default: UTC.
+
+    Attributes:
+        book: Descriptions and parents of the codes.
+        names: Ids of the patients.
+    """
+
+    def __init__(self, report: ImportReport, survey: Survey, zone: tzinfo | None) -> None:
+        self.report, self.book, self.names = report, CodeBook(), SubjectNames()
+        self._survey, self._zone = survey, zone
+        self._place = 0  # of the next entry
+        self._dropped: dict[str, array[int]] = {}
+        self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
+
+    def tables(
+        self, entries: Iterable[Entry], *, where: str, file: str | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows of the entries of a file, as `rows_schema` wants them, some thousand at a time.
+
+        Args:
+            entries: The next ones of the source.
+            where: What to call the file in an error.
+            file: Its name for the report; None keeps it out.
+
+        Raises:
+            EhrseqError: An entry is of another release of FHIR than R4.
+        """
+        self._where, self._file = where, file
+        self._begun = set[str]()  # types of resources met in the file
+        rows: list[tuple[Any, ...]] = []
+        for entry in entries:
+            rows += self._rows_of(entry)
+            if len(rows) >= BLOCK:
+                yield self._table(rows)
+                rows = []
+        yield self._table(rows)
+        for reason, sources in self._dropped.items():
+            self.report.row_counts.drop(reason, np.array(sources, dtype=np.int64))
+            if reason in _RULES:
+                self.report.counts[reason] += len(sources)
+        self._dropped = {}
+
+    def finish(self) -> None:
+        """Warn of clocks of two kinds."""
+        if self._clocks["utc"] and self._clocks["local"] and self._zone is None:
+            self.report.cautions.append(
+                f"{self._clocks['utc']:,} times are in UTC and {self._clocks['local']:,} have the "
+                "clock of a place: name the hospital's zone, as in import.time_zone=Europe/Berlin"
+            )
+
+    def _rows_of(self, entry: Entry) -> list[tuple[Any, ...]]:
+        """The rows of an entry as tuples of `_COLUMNS`; one without rows is counted."""
+        lost = LOST[self._survey.lost[self._place]]
+        self._place += 1
+        if not entry.is_there:
+            return []
+        resource = entry.resource
+        refuse_other_release(resource, where=self._where)
+        kind = kind_of(resource) or UNTYPED
+        if self._survey.several and kind != UNTYPED:
+            resource = at_server(resource, entry.server)
+        source = int(self._counts(kind).take(1)[0])
+        found = lost or rows_of(resource, self._survey.known, self.report.counts)
+        if isinstance(found, str):
+            self._dropped.setdefault(found, array("q")).append(source)
+            return []
+        return [(kind, source, *row) for row in found]
+
+    def _counts(self, kind: str) -> TableCounts:
+        """The counts of a type of resource."""
+        counts = self.report.row_counts.table(kind)
+        if kind in self._begun:
+            return counts
+        self._begun.add(kind)
+        counts.begin(self._file)
+        counts.essential = kind in _ESSENTIAL
+        return counts
+
+    def _table(self, mapped: list[tuple[Any, ...]]) -> pa.Table:
+        """Mapped rows as `rows_schema` wants them."""
+        columns = zip(*mapped, strict=True) if mapped else [()] * len(_COLUMNS)
+        rows = {
+            name: pa.array(column, _TYPES.get(name, pa.string()))
+            for name, column in zip(_COLUMNS, columns, strict=True)
+        }
+        role, code = rows["role"], rows["code"]
+        time, recorded, end = (self._times(rows[name]) for name in ("time", "recorded", "end"))
+        self._count_cells(rows, {"time": time, "recorded": recorded, "end": end})
+        # what was recorded later than it began has the time of its recording, and is no report without one
+        is_later = pc.greater_equal(recorded, pc.floor_temporal(time, unit="day"))
+        is_dated = pc.and_(pc.is_valid(recorded), pc.fill_null(is_later, True))
+        self.book.add(code, rows["description"], rows["parent"])
+        stays = code.filter(pc.equal(role, int(Role.VISIT)))
+        ends = pc.binary_join_element_wise(stays, pa.scalar(END_SUFFIX), "")
+        self.book.add(ends, pa.nulls(len(ends), pa.string()), stays)
+        people = rows["subject"].filter(pc.equal(role, int(Role.PERSON)))
+        self.names.add(pa.chunked_array([people]))
+        table = pa.table(
+            {
+                "subject_id": subject_ids(pa.chunked_array([rows["subject"]])),
+                "role": pc.if_else(is_dated, pa.scalar(int(Role.EVENT), pa.int8()), role),
+                "time": pc.if_else(is_dated, recorded, time),
+                "end": end,
+                "code": code,
+                "numeric_value": rows["number"],
+                "text_value": rows["text"],
+                "encounter_id": rows["encounter"],
+                "source": rows["source"],
+            }
+        )
+        is_undated = pc.and_(pc.equal(role, int(Role.DEATH)), pc.is_null(time))
+        self.report.counts["undated_death"] += pc.sum(is_undated).as_py() or 0
+        return table.filter(pc.invert(is_undated))
+
+    def _times(self, written: pa.Array) -> pa.Array:
+        """Times with the clock that they show; those in UTC have that of the zone."""
+        for clock, pattern in _CLOCKS.items():
+            found = pc.match_substring_regex(written, pattern)
+            self._clocks[clock] += pc.sum(found).as_py() or 0
+        return parse_times(pa.chunked_array([written]), zone=self._zone, as_written=True)
+
+    def _count_cells(self, rows: dict[str, pa.Array], read: dict[str, pa.Array]) -> None:
+        """Count the cells with times, once a resource; those with values of Observations; and texts without a code."""
+        kind, role, source = (np.asarray(rows[name]) for name in ("kind", "role", "source"))
+        first = np.ones(len(source), dtype=bool)
+        first[1:] = (source[1:] != source[:-1]) | (role[1:] != role[:-1])
+        for (kind_, role_), names in _ELEMENTS.items():
+            chosen = np.flatnonzero(first & (role == role_) & (kind == kind_))
+            for name, element in names.items() if len(chosen) else ():
+                filled = len(chosen) - rows[name].take(chosen).null_count
+                values = len(chosen) - read[name].take(chosen).null_count
+                self._counts(kind_).count_cells(element, len(chosen), filled, values)
+        cells = Counter(rows["cell"].drop_null().to_pylist())
+        if cells:
+            filled, values = cells["values"] + cells["unread"], cells["values"]
+            self._counts("Observation").count_cells("value", cells.total(), filled, values)
+        uncoded = pc.sum(pc.starts_with(rows["code"], UNCODED)).as_py()
+        self.report.counts["uncoded"] += uncoded or 0

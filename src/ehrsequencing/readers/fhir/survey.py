@@ -4,19 +4,21 @@ Type and id name one resource (FHIR R4, 2.21): of several versions the newest co
 Condition may be linked to its encounter from the encounter only, and a patient's record may be replaced by another's.
 """
 
+import json
+import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.fhir.codes import Coded
 from ehrsequencing.readers.fhir.elements import (
     Entry,
     Resource,
-    instant_us,
+    codings,
     kind_of,
     qualified,
     referred,
@@ -25,31 +27,40 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
-from ehrsequencing.readers.fhir.mapping import NAMED, Known, named_codes
+from ehrsequencing.readers.fhir.mapping import READ, Known
 
-_DIAGNOSES = ("diagnosis.condition.reference", "reasonReference.reference")
-# release → type → elements that R4 has not; after a colon, the type of value that R4 has not there
-_OTHER_RELEASES: dict[str, dict[str, str]] = {
-    "DSTU2": {"Condition": "patient dateRecorded", "MedicationOrder": "resourceType"},
-    "STU3": {
-        "Condition": "verificationStatus:text clinicalStatus:text assertedDate context",
-        **dict.fromkeys(
-            ("Observation", "Procedure", "DiagnosticReport", "MedicationRequest"), "context"
-        ),
+LOST = ("", "older_version", "withdrawn")  # keys of `import_report.REASONS`
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# JSON without braces and escapes; its parts never overlap, so that a search takes linear time
+_FLAT = rb'(?:[^{}"]++|"[^"\\]*+")*+'
+_HEAD = re.compile(
+    rb'\s*\{\s*"resourceType"\s*:\s*"(\w+)"\s*,\s*"id"\s*:\s*"[^"\\]+"'
+    rb'(?:\s*,\s*"meta"\s*:\s*\{' + _FLAT + rb"(?:\{" + _FLAT + rb"\}" + _FLAT + rb")*+\})?"
+)
+_NO_HEAD = ("Patient", "Encounter", "Medication", "Bundle")  # of which the first look needs more
+# type → element → the release that writes it, and as which type of JSON; R4 has it not, or another type there
+_OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
+    "Condition": {
+        "patient": ("DSTU2", dict),
+        "dateRecorded": ("DSTU2", str),
+        "verificationStatus": ("STU3", str),
+        "clinicalStatus": ("STU3", str),
+        "assertedDate": ("STU3", str),
+        "context": ("STU3", dict),
     },
-    "R5": {
-        "Encounter": "actualPeriod class:concepts",
-        "Procedure": "occurrenceDateTime occurrencePeriod",
-        **dict.fromkeys(
-            (
-                "MedicationRequest",
-                "MedicationStatement",
-                "MedicationAdministration",
-                "MedicationDispense",
-            ),
-            "medication",
-        ),
+    "MedicationOrder": {"resourceType": ("DSTU2", str)},
+    "Observation": {"context": ("STU3", dict)},
+    "DiagnosticReport": {"context": ("STU3", dict)},
+    "Procedure": {
+        "context": ("STU3", dict),
+        "occurrenceDateTime": ("R5", str),
+        "occurrencePeriod": ("R5", dict),
     },
+    "Encounter": {"actualPeriod": ("R5", dict), "class.coding.code": ("R5", str)},
+    "MedicationRequest": {"context": ("STU3", dict), "medication": ("R5", dict)},
+    "MedicationStatement": {"medication": ("R5", dict)},
+    "MedicationAdministration": {"medication": ("R5", dict)},
+    "MedicationDispense": {"medication": ("R5", dict)},
 }
 
 
@@ -60,161 +71,131 @@ def refuse_other_release(resource: Any, *, where: str) -> None:
         EhrseqError: It has an element, or a type of value, that R4 has not.
     """
     kind = kind_of(resource) or ""
-    for release, kinds in _OTHER_RELEASES.items():
-        for element, _, type_ in (part.partition(":") for part in kinds.get(kind, "").split()):
-            value = resource.get(element)
-            is_met = {
-                "": value is not None,
-                "text": isinstance(value, str),
-                "concepts": isinstance(value, list) and any(walk(value, "coding")),
-            }
-            if not is_met[type_]:
-                continue
+    for path, (release, type_) in _OTHER_RELEASES.get(kind, {}).items():
+        if any(isinstance(value, type_) for value in walk(resource, path)):
+            element = path.partition(".")[0]
             what = f"holds FHIR {release}, and only R4 is read (it writes {kind}.{element} so)"
             raise EhrseqError(what, where=where, fix="export it as R4, or convert it to R4")
 
 
+def head(line: bytes) -> Any:
+    """Type, id and version of the resource of a line, where a look at its begin shows them; else None.
+
+    None too where the first look needs more of the resource. This is much quicker than to read the line as JSON.
+    """
+    found = _HEAD.match(line)
+    if found is None or not line[-4:].rstrip().endswith(b"}"):
+        return None
+    kind = found[1].decode()
+    has_more = line.find(b'"meta"', found.end()) >= 0
+    if kind in _NO_HEAD or (kind in READ and has_more):
+        return None
+    return json.loads(found[0] + b"}")
+
+
 class Survey:
-    """Takes every entry of a source in its order, and then tells what of them counts.
+    """What counts of all entries of a source, which come in its order.
 
     Attributes:
-        known: What the mapping looks up, after `finish`.
         several: Whether resources of more than one server are there, so that ids must name the server.
-        entries: How many entries were seen.
+        lost: (entries,) places in `LOST`: why a resource does not count.
+        known: What the mapping looks up.
     """
 
-    def __init__(self) -> None:
-        self.known, self.several, self.entries = Known(), False, 0
+    def __init__(self, entries: Iterable[Entry]) -> None:
         self._servers: dict[str, int] = {"": 0}
-        # of each entry with a type and an id
-        self._keys, self._places, self._updated = array("q"), array("q"), array("q")
-        self._numbers, self._server_of, self._deletes = array("q"), array("q"), array("b")
-        # what counted entries say, each with the entry's place and server
-        self._codes: list[tuple[int, str, str, tuple[Coded, ...]]] = []
-        self._stays: list[tuple[int, str, int, str, str]] = []
-        self._merges: list[tuple[int, str, str, str]] = []
-        self._older, self._withdrawn = np.zeros(0, np.int64), np.zeros(0, np.int64)
-
-    def add(self, entry: Entry) -> None:
-        """Look at the next entry."""
-        place, self.entries = self.entries, self.entries + 1
-        resource = entry.resource
-        if entry.deleted is not None:
-            found = referred(entry.deleted)
-            name = None if found is None or found[0] is None else f"{found[0]}/{found[1]}"
-        else:
-            own = text(resource, "id") if isinstance(resource, dict) else None
-            name = None if own is None else f"{kind_of(resource)}/{own}"
-        server = self._servers.setdefault(entry.server, len(self._servers))
-        if name is None:
-            return
-        self._keys.append(hash(name))
-        self._places.append(place)
-        self._updated.append(entry.version[0])
-        self._numbers.append(entry.version[1])
-        self._server_of.append(server)
-        self._deletes.append(entry.deleted is not None)
-        if entry.deleted is None:
-            self._look(resource, name, place, entry.server)
-
-    def _look(self, resource: Resource, name: str, place: int, server: str) -> None:
-        """Note what other resources may refer to."""
-        kind, _, own = name.partition("/")
-        if kind in NAMED:
-            codes = named_codes(resource)
-            if codes:
-                self._codes.append((place, server, name, codes))
-        elif kind == "Encounter":
-            end = instant_us(text(resource, "period.end") or text(resource, "period.start"))
-            for path in _DIAGNOSES:
-                for reference in texts(resource, path):
-                    found = referred(reference)
-                    if found is not None:
-                        linked = f"{found[0] or 'Condition'}/{found[1]}"
-                        self._stays.append((place, server, end or 0, linked, own))
-        elif kind == "Patient":
-            for link in walk(resource, "link"):
-                other = referred_id(link, "other", "Patient")
-                if other is not None and text(link, "type") == "replaced-by":
-                    self._merges.append((place, server, own, other))
-                elif other is not None and text(link, "type") == "replaces":
-                    self._merges.append((place, server, other, own))
-
-    def finish(self) -> None:
-        """Decide which version of each resource counts, and gather what those say."""
+        # of each entry with a type and an id: hash of both, server, update, version, place, is it there
+        self._seen = array("q")
+        # what entries say of others: order, table of `Known`, name, value, server, place
+        self._links: list[tuple[int, str, str, Any, str, int]] = []
+        n = 0
+        for n, entry in enumerate(entries, start=1):
+            self._add(n - 1, entry)
         self.several = len(self._servers.keys() - {""}) > 1
-        self._choose_versions()
-        lost = {*self._older.tolist(), *self._withdrawn.tolist()}
-        once: dict[tuple[Coded, ...], tuple[Coded, ...]] = {}
-        codes = {
-            self._named(server, name): once.setdefault(codes, codes)
-            for place, server, name, codes in self._codes
-            if place not in lost
-        }
-        stays: dict[str, str] = {}
-        for place, server, _, name, stay in sorted(self._stays, key=lambda link: link[2]):
-            if place not in lost:  # the stay that ends first
-                stays.setdefault(self._named(server, name), self._named(server, stay))
-        merges = {
-            self._named(server, old): self._named(server, new)
-            for place, server, old, new in self._merges
-            if place not in lost
-        }
-        self.known = Known(codes, stays, _ends(merges))
+        self.lost = self._lost(n)
+        self.known = self._known()
+        del self._seen, self._links
 
-    def _choose_versions(self) -> None:
-        """Find out which entries have a newer version, and which were deleted."""
-        keys, place = np.array(self._keys, np.int64), np.array(self._places, np.int64)
-        server = np.array(self._server_of, np.int64) if self.several else np.zeros_like(keys)
-        numbers, updated = np.array(self._numbers), np.array(self._updated)
-        order = np.lexsort((place, numbers, updated, server, keys))
+    def _add(self, place: int, entry: Entry) -> None:
+        kind, own = kind_of(entry.resource), text(entry.resource, "id")
+        server = self._servers.setdefault(entry.server, len(self._servers))
+        if kind not in READ or own is None:
+            return
+        key = hash(f"{kind}/{own}")
+        self._seen.extend((key, server, *_version(entry), place, entry.is_there))
+        if entry.is_there:
+            links = _links(entry.resource, kind, own)
+            self._links += [(*link, entry.server, place) for link in links]
+
+    def _lost(self, n: int) -> NDArray[np.int8]:
+        """(n,) which entries have a newer version, and which were deleted."""
+        seen = np.frombuffer(self._seen, np.int64).reshape(-1, 6)
+        keys, server, updated, number, place, is_there = seen.T
+        server = server * self.several
+        order = np.lexsort((place, number, updated, server, keys))
         keys, server, place = keys[order], server[order], place[order]
         is_newest = np.ones(len(keys), dtype=bool)
         is_newest[:-1] = (keys[1:] != keys[:-1]) | (server[1:] != server[:-1])
-        deletes = np.array(self._deletes, bool)[order]
-        resource = np.cumsum(is_newest) - is_newest
-        is_gone = deletes[is_newest][resource]
-        self._older = np.sort(place[~is_newest & ~is_gone & ~deletes])
-        self._withdrawn = np.sort(place[is_gone & ~deletes])
+        newest = np.flatnonzero(is_newest)[np.cumsum(is_newest) - is_newest]
+        lost = np.zeros(n, dtype=np.int8)
+        lost[place[~is_newest]] = LOST.index("older_version")
+        lost[place[is_there[order][newest] == 0]] = LOST.index("withdrawn")
+        return lost
 
-    def _named(self, server: str, name: str) -> str:
-        """A name or an id as it stands in the resources that are read."""
-        kind, slash, own = name.rpartition("/")
-        return f"{kind}{slash}{qualified(server, own)}" if self.several else name
+    def _known(self) -> Known:
+        """What those entries say that count."""
+        known = Known()
+        for _, table, name, value, server, place in sorted(self._links, key=lambda link: link[0]):
+            if self.lost[place]:
+                continue
+            if self.several:
+                kind, slash, own = name.rpartition("/")
+                name = f"{kind}{slash}{qualified(server, own)}"
+                value = qualified(server, value) if isinstance(value, str) else value
+            getattr(known, table).setdefault(
+                name, value
+            )  # of several stays the one that ends first
+        return known
 
-    def lost(self, first: int, n: int) -> tuple[Bools, Bools]:
-        """Of n entries from a place on: which have a newer version, and which were deleted."""
-        return _within(self._older, first, n), _within(self._withdrawn, first, n)
+
+def _version(entry: Entry) -> tuple[int, int]:
+    """What tells versions of a resource apart: when it was updated, and its number. The higher is the newer."""
+    meta, note = next(iter(walk(entry.resource, "meta")), None), entry.note
+    updated = text(meta, "lastUpdated") or text(note, "response.lastModified")
+    number = text(meta, "versionId") or (text(note, "response.etag") or "").strip('W/"')
+    is_whole = number.isascii() and number.isdigit() and len(number) < 19
+    return _instant_us(updated), int(number) if is_whole else -1
 
 
-def _within(places: Ints, first: int, n: int) -> Bools:
-    found = np.zeros(n, dtype=bool)
-    low, high = np.searchsorted(places, [first, first + n])
-    found[places[low:high] - first] = True
-    return found
+def _instant_us(written: str | None) -> int:
+    """A FHIR instant as µs since 1970; -1 for what is none.
 
-
-def _ends(merged: Mapping[str, str]) -> dict[str, str]:
-    """Old ids → the id at the end of their chain; a circle is left as it is.
-
-    >>> _ends({"a": "b", "b": "c", "x": "y", "y": "x"})
-    {'a': 'c', 'b': 'c'}
+    >>> _instant_us("1970-01-01T01:00:01+01:00"), _instant_us("2015-02"), _instant_us(None)
+    (1000000, -1, -1)
     """
-    found = {}
-    for old in merged:
-        met, new = {old}, merged[old]
-        while new in merged and new not in met:
-            met.add(new)
-            new = merged[new]
-        if new not in met:
-            found[old] = new
-    return found
+    try:
+        moment = datetime.fromisoformat(written or "")
+    except ValueError:
+        return -1
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def survey(entries: Iterable[Entry]) -> Survey:
-    """A finished survey of some entries."""
-    made = Survey()
-    for entry in entries:
-        made.add(entry)
-    made.finish()
-    return made
+def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
+    """What a resource says of others: order, table of `Known`, the other's name there, value."""
+    if kind == "Medication":
+        yield 0, "codes", own, codings(resource.get("code"))
+    elif kind == "Encounter":
+        end = _instant_us(text(resource, "period.end") or text(resource, "period.start"))
+        for path in ("diagnosis.condition.reference", "reasonReference.reference"):
+            for reference in texts(resource, path):
+                other, name = referred(reference) or ("", "")
+                if name:
+                    yield end, "stays", f"{other or 'Condition'}/{name}", own
+    elif kind == "Patient":
+        for link in walk(resource, "link"):
+            found, type_ = referred_id(link, "other", "Patient"), text(link, "type")
+            if found is not None and type_ == "replaced-by":
+                yield 0, "merged", own, found
+            elif found is not None and type_ == "replaces":
+                yield 0, "merged", found, own

@@ -1,24 +1,30 @@
 """OMOP's concept ids → MEDS codes with descriptions and parents, from the tables of the vocabulary."""
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, as_whole
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
-from ehrsequencing.readers.meds_writer import CodeFacts
-from ehrsequencing.readers.omop.source import Source
-from ehrsequencing.readers.omop.tables import (
-    ancestor_rows,
-    concept_rows,
-    relationship_kinds,
-    relationship_rows,
-)
-from ehrsequencing.readers.rows import clean_codes
+from ehrsequencing.readers.code_book import CodeFacts
+from ehrsequencing.readers.registry import Import
+from ehrsequencing.readers.rows import clean_codes, joined
+from ehrsequencing.readers.table_files import SourceTable
 
+VOCABULARY_TABLES = {
+    "concept": ("concept_id", "vocabulary_id", "concept_code"),
+    "concept_ancestor": (
+        "ancestor_concept_id",
+        "descendant_concept_id",
+        "min_levels_of_separation",
+    ),
+    "concept_relationship": ("concept_id_1", "concept_id_2", "relationship_id", "invalid_reason"),
+}
 # Concepts that every OMOP database uses, even without a row in its table concept: code and description.
 KNOWN = {8507: ("Gender//M", "MALE"), 8532: ("Gender//F", "FEMALE")}
-_NULL = pa.scalar(None, pa.string())
 
 
 class Concepts:
@@ -28,17 +34,15 @@ class Concepts:
     end, only for the concepts that were used.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, tables: Mapping[str, Sequence[SourceTable]], job: Import) -> None:
+        self._tables, self._job = tables, job
         ids, codes = [np.zeros(0, np.int64)], [pa.array([], pa.string())]
-        for part in source.tables.get("concept", []):
-            for batch in source.stream(concept_rows(part.table).drop("concept_name"), part):
-                joined = pc.binary_join_element_wise(
-                    batch["vocabulary_id"], batch["concept_code"], "//"
-                )
-                good = pc.and_(batch["concept_id"].is_valid(), joined.is_valid())
-                ids.append(batch["concept_id"].filter(good).to_numpy())
-                codes.extend(clean_codes(joined.filter(good)).chunks)
+        for block in self._blocks("concept"):
+            number = block.whole("concept_id")
+            code = joined(block.text("vocabulary_id"), block.text("concept_code"))
+            good = pc.and_(number.is_valid(), code.is_valid())
+            ids.append(number.filter(good).to_numpy())
+            codes.extend(clean_codes(code.filter(good)).chunks)
         ids.append(np.array(sorted(KNOWN), np.int64))  # last, so that the table's own rows win
         codes.append(pa.array([KNOWN[i][0] for i in sorted(KNOWN)], pa.string()))
         every, first = np.unique(np.concatenate(ids), return_index=True)
@@ -46,6 +50,15 @@ class Concepts:
         self._codes = pa.concat_arrays(codes).take(pa.array(first))
         self._used = np.zeros(0, dtype=np.int64)
         self._bases: dict[str, str] = {}  # a code with a unit, a value or an end → the code without
+
+    def _blocks(self, name: str) -> Iterator[Block]:
+        """The rows of a table of the vocabulary, all of which count as kept."""
+        if name in self._tables:
+            counts = self._job.report.row_counts.table(name)
+            self._job.survey(self._tables[name], counts, ())
+            for block in self._job.blocks(self._tables[name], counts, VOCABULARY_TABLES[name], {}):
+                self._job.report.row_counts.keep(block.source.to_numpy())
+                yield block
 
     @property
     def unnamed(self) -> int:
@@ -60,24 +73,22 @@ class Concepts:
 
     def _names(self, ids: Ints, family: str = "OMOP") -> pa.Array:
         own = pa.array([f"{family}//{i}" for i in ids.tolist()], pa.string())
-        at = np.searchsorted(self._ids, ids)
-        at[at == len(self._ids)] = 0
-        return pc.if_else(pa.array(self._ids[at] == ids), self._codes.take(pa.array(at)), own)
+        return pc.coalesce(self._codes.take(pc.index_in(pa.array(ids), pa.array(self._ids))), own)
 
-    def short_codes(self, concept_id: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.Array]:
+    def short_codes(self, concept_id: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         """(n,) codes without their vocabulary (null for an id of null or 0), and (n,) whether the table has the id."""
-        ids, inverse = np.unique(pc.fill_null(concept_id, 0).to_numpy(), return_inverse=True)
-        short = pc.replace_substring_regex(self._names(ids), r"^.*?//", "")
-        short = pc.if_else(pa.array(ids == 0), _NULL, short)
-        known = np.isin(ids, self._ids)[inverse]
-        return pa.chunked_array([short.take(pa.array(inverse))]), pa.array(known)
+        ids = pc.fill_null(concept_id, 0)
+        names = self._names(ids.to_numpy())
+        short = pc.replace_substring_regex(names, r"^.*?//", "")
+        short = pc.if_else(pc.equal(ids, 0), NO_TEXT, short)
+        return short, pc.is_in(ids, value_set=pa.array(self._ids))
 
     def derived(self, code: pa.ChunkedArray, suffix: pa.ChunkedArray) -> pa.ChunkedArray:
         """CODE//SUFFIX where there is a suffix, else CODE; the longer code gets CODE as its parent."""
-        longer = clean_codes(pc.binary_join_element_wise(code, suffix, "//"))
-        pairs = pa.table({"longer": longer, "code": code}).filter(longer.is_valid())
-        for pair in pairs.group_by(["longer", "code"], use_threads=False).aggregate([]).to_pylist():
-            self._bases[pair["longer"]] = pair["code"]
+        longer = clean_codes(joined(code, suffix))
+        made = longer.is_valid()
+        pairs = zip(longer.filter(made).to_pylist(), code.filter(made).to_pylist(), strict=True)
+        self._bases.update(pairs)
         return pc.coalesce(longer, code)
 
     def with_end(self, code: pa.ChunkedArray) -> None:
@@ -85,16 +96,11 @@ class Concepts:
         self._bases |= {f"{base}{END_SUFFIX}": base for base in pc.unique(code).to_pylist()}
 
     def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
-        """Descriptions and parents of the codes in `seen` and of all their ancestors."""
+        """Descriptions and parents of the codes that were named, and of all their ancestors."""
         parents = self._parents()
-        ids = np.unique(
-            np.r_[self._used, [n for child, ups in parents.items() for n in (child, *ups)]].astype(
-                np.int64
-            )
-        )
-        code_of = (
-            dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True)) if len(ids) else {}
-        )
+        met = {*self._used.tolist(), *parents, *(up for ups in parents.values() for up in ups)}
+        ids = np.array(sorted(met), dtype=np.int64)
+        code_of = dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True))
         described = self._descriptions(ids)
         facts: dict[str, CodeFacts] = {}
         nothing = CodeFacts()
@@ -114,45 +120,43 @@ class Concepts:
         order = np.lexsort((parents, children))
         children, parents = children[order], parents[order]
         out: dict[int, list[int]] = {}
-        frontier = self._used
-        while len(frontier):
-            low, high = (np.searchsorted(children, frontier, side) for side in ("left", "right"))
-            for child, a, b in zip(frontier.tolist(), low.tolist(), high.tolist(), strict=True):
-                out[child] = sorted(set(parents[a:b].tolist()))
-            frontier = np.array(
-                sorted({up for c in frontier.tolist() for up in out[c]} - set(out)), dtype=np.int64
-            )
+        wanted = self._used
+        while len(wanted):
+            low, high = (np.searchsorted(children, wanted, side) for side in ("left", "right"))
+            for child, a, b in zip(wanted.tolist(), low.tolist(), high.tolist(), strict=True):
+                out[child] = list(dict.fromkeys(parents[a:b].tolist()))
+            above = {up for child in wanted.tolist() for up in out[child]}
+            wanted = np.array(sorted(above - out.keys()), dtype=np.int64)
         return {child: ups for child, ups in out.items() if ups}
 
     def _edges(self) -> tuple[Ints, Ints]:
         """(m,) children and (m,) parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
-        ancestors = self._source.tables.get("concept_ancestor", [])
-        kinds = relationship_kinds(bool(ancestors))
-        found = [(part, ancestor_rows(part.table)) for part in ancestors]
-        relationships = self._source.tables.get("concept_relationship", [])
-        found += [(part, relationship_rows(part.table, kinds)) for part in relationships]
-        children, parents = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for part, expression in found:
-            for batch in self._source.stream(expression, part):
-                whole = batch.filter(pc.and_(batch["child"].is_valid(), batch["parent"].is_valid()))
-                differs = whole.filter(pc.not_equal(whole["child"], whole["parent"]))
-                children.append(differs["child"].to_numpy())
-                parents.append(differs["parent"].to_numpy())
-        return np.concatenate(children), np.concatenate(parents)
+        kinds = ["Maps to"] if "concept_ancestor" in self._tables else ["Is a", "Maps to"]
+        edges = [np.zeros((2, 0), np.int64)]
+
+        def add(child: pa.ChunkedArray, parent: pa.ChunkedArray, chosen: pa.ChunkedArray) -> None:
+            keep = pc.fill_null(pc.and_(chosen, pc.not_equal(child, parent)), False)
+            edges.append(np.array([child.filter(keep).to_numpy(), parent.filter(keep).to_numpy()]))
+
+        for block in self._blocks("concept_ancestor"):
+            direct = pc.equal(block.whole("min_levels_of_separation"), 1)
+            child = block.whole("descendant_concept_id")
+            add(child, block.whole("ancestor_concept_id"), direct)
+        for block in self._blocks("concept_relationship"):
+            of_kind = pc.is_in(block.text("relationship_id"), value_set=pa.array(kinds))
+            valid = pc.is_null(block.text("invalid_reason"))
+            child = block.whole("concept_id_1")
+            add(child, block.whole("concept_id_2"), pc.and_(of_kind, valid))
+        children, parents = np.concatenate(edges, axis=1)
+        return children, parents
 
     def _descriptions(self, ids: Ints) -> dict[int, str]:
         out = {number: description for number, (_, description) in KNOWN.items()}
-        for part in self._source.tables.get("concept", []):
-            for batch in self._source.stream(
-                concept_rows(part.table).select("concept_id", "concept_name"), part
-            ):
-                wanted = pc.is_in(batch["concept_id"], value_set=pa.array(ids))
-                rows = batch.filter(pc.and_(wanted, batch["concept_name"].is_valid()))
-                out |= dict(
-                    zip(
-                        rows["concept_id"].to_pylist(),
-                        rows["concept_name"].to_pylist(),
-                        strict=True,
-                    )
-                )
+        for table in self._tables.get("concept", []):
+            for block in table.blocks(["concept_id", "concept_name"]):
+                number = as_whole(block["concept_id"])
+                wanted = pc.is_in(number, value_set=pa.array(ids))
+                names = as_text(block["concept_name"]).filter(wanted).to_pylist()
+                pairs = zip(number.filter(wanted).to_pylist(), names, strict=True)
+                out |= {i: text for i, text in pairs if text is not None}
         return out

@@ -1,38 +1,101 @@
-"""Read OMOP tables and add their rows, with codes by concept, to a MEDS writer."""
+"""Read OMOP tables, from files or a database, and add their rows, with codes by concept, to a MEDS writer."""
 
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.core.arrays import Ints
-from ehrsequencing.readers.cells import Block, dates_us
+from ehrsequencing.config import ImportConfig
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, dates_us, is_text
 from ehrsequencing.readers.import_report import TableCounts
-from ehrsequencing.readers.meds_writer import MedsWriter
-from ehrsequencing.readers.omop.concepts import Concepts
-from ehrsequencing.readers.omop.source import Part, Source, open_source
-from ehrsequencing.readers.omop.sql import source_sql
-from ehrsequencing.readers.omop.survey import survey, survey_lines
-from ehrsequencing.readers.omop.tables import (
-    BIRTH_PARTS,
-    EVENT_TABLES,
-    PERSON_CONCEPTS,
-    TABLES,
-    VOCABULARY_TABLES,
-    EventTable,
-    date_stems,
-    rows_of,
+from ehrsequencing.readers.omop.concepts import VOCABULARY_TABLES, Concepts
+from ehrsequencing.readers.omop.database import (
+    database_tables,
+    local_path,
+    looks_like_database,
+    public_name,
 )
-from ehrsequencing.readers.omop.url import local_path
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role, combinations
+from ehrsequencing.readers.rows import Role, combinations, make_rows, together
+from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
 
-_BIRTH = ("birth_datetime", "year_of_birth")
+
+@dataclass(frozen=True)
+class EventTable:
+    """The columns of an event table. A column that a source lacks is read as null."""
+
+    domain: str  # the last part of the code OMOP//0//DOMAIN for rows without a concept
+    concept: str  # stem of the columns {stem}_concept_id and {stem}_source_concept_id
+    start: str  # stem of the columns {stem}_datetime and {stem}_date
+    end: str | None = None  # the same, if the end is read
+    role: Role = Role.EVENT
+    valued: bool = False  # whether there are columns with values and units
+
+
+EVENT_TABLES = {
+    "visit_occurrence": EventTable("VISIT", "visit", "visit_start", "visit_end", Role.VISIT),
+    "visit_detail": EventTable(
+        "VISIT_DETAIL", "visit_detail", "visit_detail_start", "visit_detail_end", Role.SPAN
+    ),
+    "condition_occurrence": EventTable("CONDITION", "condition", "condition_start"),
+    "drug_exposure": EventTable("DRUG", "drug", "drug_exposure_start"),
+    "procedure_occurrence": EventTable("PROCEDURE", "procedure", "procedure"),
+    "measurement": EventTable("MEASUREMENT", "measurement", "measurement", valued=True),
+    "observation": EventTable("OBSERVATION", "observation", "observation", valued=True),
+    "device_exposure": EventTable("DEVICE", "device", "device_exposure_start"),
+}
+_PERSONS_TABLES = ("person", "observation_period", *EVENT_TABLES, "death")
+TABLES = (*_PERSONS_TABLES, *VOCABULARY_TABLES)
+# files of custom concepts
+_ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}
+_PERSON_CONCEPTS = ("gender", "race", "ethnicity")
+_BIRTH_PARTS = ("year_of_birth", "month_of_birth", "day_of_birth")
+_VALUED = (
+    "value_as_number",
+    "operator_concept_id",
+    "value_as_string",
+    "value_as_concept_id",
+    "unit_concept_id",
+    "unit_source_value",
+)
+_STEMS = {  # of dates
+    "person": ("birth",),
+    "observation_period": ("observation_period_start", "observation_period_end"),
+    "death": ("death",),
+    **{name: tuple(filter(None, (spec.start, spec.end))) for name, spec in EVENT_TABLES.items()},
+}
 # concepts of `operator_concept_id` by which a number is only a bound
 _BOUNDS = {4171756: "<", 4171754: "<=", 4172704: ">", 4171755: ">="}
-_NULL = pa.scalar(None, pa.string())
+# a whole number as it is written in one way only: 0012 and 12 may be two persons
+_NUMBER_ID = r"^\s*(0|-?[1-9]\d*)(\.0*)?\s*$"
+_NAME, _QUOTED = re.compile(r"[a-z_][a-z0-9_]*"), re.compile(r"'[^']*'")
+
+
+def source_sql(source: str) -> list[str]:
+    """Every statement of an import of a database, in its dialect, each with a comment that names its table.
+
+    The database is opened to see which tables and columns it has; no row is read.
+
+    Raises:
+        EhrseqError: As an import; or the source is a folder, which is read without SQL.
+    """
+    shown: list[str] = []
+    job = Import("omop", Path(), ImportConfig(), None)
+    with _opened(source, job, shown) as tables:
+        concepts = _read_tables(tables, job, lambda rows: None)
+        concepts.facts(set())
+    if "://" not in source:
+        fix = "name a database: postgres://… or duckdb://FILE"
+        raise EhrseqError("files are read without SQL", where=source, fix=fix)
+    return list(dict.fromkeys(shown))
 
 
 @reader(
@@ -42,63 +105,179 @@ _NULL = pa.scalar(None, pa.string())
     sql=source_sql,
 )
 def import_omop(source: str, job: Import) -> None:
-    """Read a folder with one file per table, or a URL that Ibis can open; see `Reader` and `open_source`."""
-    report = job.report
-    with open_source(source) as found:
-        report.missing += [name for name in TABLES if name not in found.tables]
-        report.notes += _renamed_columns(found)
+    """Read a folder with one file per table, or a database; see `Reader`."""
+    with _opened(source, job) as tables:
+        job.report.missing += [name for name in TABLES if name not in tables]
         with job.writer(local_path(source), encounter=pa.int64()) as writer:
-            for name in VOCABULARY_TABLES:
-                if any(part.csv is not None for part in found.tables.get(name, [])):
-                    survey_lines(found, report.row_counts.table(name), report)
-            concepts = Concepts(found)
+            concepts = _read_tables(tables, job, writer.add)
             writer.code_facts = concepts.facts
-            for counts in job.tables(
-                [n for n in TABLES if n in found.tables and n not in VOCABULARY_TABLES]
-            ):
-                _read(found, counts, writer, concepts, job)
             if concepts.unnamed:
                 what = "concepts of the data are not in a table concept: their codes are OMOP//concept_id"
-                report.notes.append(f"{concepts.unnamed:,} {what}")
+                job.report.notes.append(f"{concepts.unnamed:,} {what}")
 
 
-def _renamed_columns(source: Source) -> list[str]:
-    parts = [part for parts in source.tables.values() for part in parts]
-    return [
-        f"{part.file or part.where}: column {old} was read as {new}"
-        for part in parts
-        for new, old in part.renamed
-    ]
+# ---- the source --------------------------------------------------------------------------------
+
+Tables = Mapping[str, list[SourceTable]]  # several files of a folder, or with custom concepts
 
 
-def _read(
-    source: Source, counts: TableCounts, writer: MedsWriter, concepts: Concepts, job: Import
-) -> None:
-    """Add the rows of one table to the writer."""
-    name, parts = counts.name, source.tables[counts.name]
-    dates = survey(source, counts, job)
-    counts.columns |= _reason_columns(name, parts)
-    if name == "person" and not any(set(_BIRTH) & set(part.table.columns) for part in parts):
-        job.report.cautions.append(
-            "person has neither birth_datetime nor year_of_birth: every age is unknown"
-        )
-    spec = EVENT_TABLES.get(name)
-    counts.required |= {f"{spec.concept}_concept_id"} if spec is not None else set()
-    for part in parts:
-        counts.begin(part.file)
-        for batch in source.stream(rows_of(part.table, name), part):
-            block = Block(batch, counts, dates=dates)
+@contextmanager
+def _opened(source: str, job: Import, shown: list[str] | None = None) -> Iterator[Tables]:
+    """The tables of a folder or a database by name, with the names of OMOP's columns.
+
+    Raises:
+        EhrseqError: The source cannot be opened, or lacks the table person.
+    """
+    known = {*TABLES, *_ALIASES}
+    if "://" in source:
+        with database_tables(source, known, shown) as found:
+            one_file_each((name, Path(table.where)) for name, table in found)
+            yield _by_name(found, source, job)
+        return
+    folder = Path(source)
+    if not folder.is_dir():
+        if looks_like_database(source) and not folder.exists():
+            what = "SOURCE is neither a folder nor the URL of a database"
+            fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE"
+            raise EhrseqError(what, fix=fix)
+        fix = "name a folder of OMOP tables, or a URL"
+        raise EhrseqError("is not a folder", where=source, fix=fix)
+    files: list[tuple[str, SourceTable]] = []
+    for name, path in one_file_each(_files(folder, known)).items():
+        for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
+            shown_as = file.relative_to(folder).as_posix()
+            files.append((name, open_table(file, name=shown_as, missing=("NULL", "\\N"))))
+    yield _by_name(files, source, job)
+
+
+def _files(folder: Path, known: set[str]) -> Iterator[tuple[str, Path]]:
+    """Tables, each with its file, or with its folder of Parquet files as Spark writes them."""
+    for path in sorted(folder.iterdir()):
+        name, _, kind = path.name.lower().partition(".")
+        is_file = kind in ("parquet", "csv", "csv.gz") and path.is_file()
+        if name in known and (is_file or any(path.glob("*.parquet"))):
+            yield name, path
+
+
+def _by_name(found: Sequence[tuple[str, SourceTable]], source: str, job: Import) -> Tables:
+    tables: dict[str, list[SourceTable]] = {}
+    for alias, table in found:
+        name = _ALIASES.get(alias, alias)
+        job.report.notes += _rename_expressions(table, _columns(name))
+        tables.setdefault(name, []).append(table)
+    if "person" not in tables:
+        fix = "name a folder or schema with OMOP tables"
+        raise EhrseqError("holds no table person", where=public_name(source), fix=fix)
+    return tables
+
+
+def _rename_expressions(table: SourceTable, wanted: list[str]) -> list[str]:
+    """Take a header that is an SQL expression for the one missing column that it mentions; what to note about it.
+
+    Raises:
+        EhrseqError: It mentions several, or several mention the same one.
+    """
+    notes = []
+    for header in [name for name in table.names if not _NAME.fullmatch(name)]:
+        words = set(_NAME.findall(_QUOTED.sub("", header)))
+        meant = sorted(words & set(wanted))
+        taken = [name for name in meant if table.has(name)]
+        if len(meant) > 1 or taken:
+            what = f"column {header!r} names {' and '.join(meant)}"
+            fix = f"rename it, or another one, to the column that it holds: {' or '.join(meant)}"
+            raise EhrseqError(what, where=table.where, fix=fix)
+        if meant:
+            table.names[meant[0]] = table.names.pop(header)
+            table.texts |= {meant[0]} if header in table.texts else frozenset()
+            notes.append(f"{table.file or table.where}: column {header} was read as {meant[0]}")
+    return notes
+
+
+def _dates(name: str) -> list[str]:
+    """The columns of a table that hold dates."""
+    return [f"{stem}_{kind}" for stem in _STEMS[name] for kind in ("datetime", "date")]
+
+
+def _columns(name: str) -> list[str]:
+    """The columns of a table that are read."""
+    if name in VOCABULARY_TABLES:
+        return [*VOCABULARY_TABLES[name], "concept_name"]
+    spec, columns = EVENT_TABLES.get(name), ["person_id", *_dates(name)]
+    stems = _PERSON_CONCEPTS if name == "person" else (spec.concept,) if spec else ()
+    columns += [f"{stem}{kind}_concept_id" for stem in stems for kind in ("", "_source")]
+    columns += _BIRTH_PARTS if name == "person" else ()
+    columns += ("visit_occurrence_id",) if spec else ()
+    columns += _VALUED if spec and spec.valued else ()
+    return columns
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -> Concepts:
+    """Add the rows of all tables of persons; returns the concepts that they use."""
+    concepts = Concepts(tables, job)
+    for counts in job.tables([name for name in _PERSONS_TABLES if name in tables]):
+        name, files = counts.name, tables[counts.name]
+        spec, dates = EVENT_TABLES.get(name), _dates(name)
+        _check(files, counts, spec, job)
+        orders = job.survey(files, counts, dates)
+        if name == "person":
+            _refuse_names(files)
+        for block in job.blocks(files, counts, _columns(name), orders):
+            base = {"subject_id": block.whole("person_id"), "source": block.source}
             if spec is not None:
-                writer.add(_events(block, spec, concepts, job))
+                add(_events(block, base, spec, concepts, job))
             elif name == "person":
-                writer.add(_persons(block, concepts))
+                add(_persons(block, base, concepts))
             elif name == "death":
-                rows = {"time": _moment(block, "death")}
-                writer.add(_with_role(block, rows, Role.DEATH, DEATH))
+                add(make_rows(Role.DEATH, base, DEATH, time=_moment(block, "death")))
             else:
-                start, end = (_moment(block, f"observation_period_{at}") for at in ("start", "end"))
-                rows = {"time": start, "end": end}
-                writer.add(_with_role(block, rows, Role.OBSERVED, None))
+                start, end = (_moment(block, stem) for stem in _STEMS[name])
+                add(make_rows(Role.OBSERVED, base, None, time=start, end=end))
+    return concepts
+
+
+def _check(
+    files: list[SourceTable], counts: TableCounts, spec: EventTable | None, job: Import
+) -> None:
+    """Refuse files without a needed column, and say which columns the reasons for dropping a row concern."""
+    name, needed = counts.name, [["person_id"]]
+
+    def has(column: str) -> bool:
+        return any(file.has(column) for file in files)
+
+    if name == "person":
+        if not has("birth_datetime") and not has("year_of_birth"):
+            what = "person has neither birth_datetime nor year_of_birth: every age is unknown"
+            job.report.cautions.append(what)
+    else:
+        stems = [spec.start] if spec else _STEMS[name]
+        needed += [[f"{stem}_date", f"{stem}_datetime"] for stem in stems]
+        times = [f"{stems[0]}_{kind}" for kind in ("datetime", "date")]
+        counts.columns["no_time"] = " or ".join(filter(has, times))
+    if spec is not None:
+        needed.append([f"{spec.concept}_concept_id", f"{spec.concept}_source_concept_id"])
+        counts.required.add(f"{spec.concept}_concept_id")
+    counts.columns |= {"no_person": "person_id", "unknown_person": "person_id"}
+    for file in files:
+        if not any(map(file.has, _columns(name))):
+            fix = "give it OMOP's column names as its first line"
+            raise EhrseqError(f"has none of the columns of {name}", where=file.where, fix=fix)
+        file.check(*needed)
+
+
+def _refuse_names(files: list[SourceTable]) -> None:
+    """Refuse person ids that are not whole numbers."""
+    for file in files:
+        bad = 0
+        for block in file.blocks(["person_id"] if "person_id" in file.texts else []):
+            good = pc.match_substring_regex(block["person_id"], _NUMBER_ID)
+            bad += pc.sum(pc.invert(good)).as_py() or 0
+        if bad:
+            what = f"column person_id holds text instead of whole numbers ({bad:,} ids)"
+            fix = "number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table"
+            raise EhrseqError(what, where=file.where, fix=fix)
 
 
 def _moment(block: Block, stem: str) -> pa.ChunkedArray:
@@ -109,85 +288,59 @@ def _moment(block: Block, stem: str) -> pa.ChunkedArray:
 def _concept(block: Block, stem: str) -> pa.ChunkedArray:
     """(n,) the standard concept, else the source concept, else 0."""
     own = pc.fill_null(block.whole(f"{stem}_source_concept_id"), 0)
-    standard = block.whole(f"{stem}_concept_id")
-    return pc.if_else(pc.equal(pc.fill_null(standard, 0), 0), own, standard)
+    standard = pc.fill_null(block.whole(f"{stem}_concept_id"), 0)
+    return pc.if_else(pc.equal(standard, 0), own, standard)
 
 
-def _reason_columns(name: str, parts: list[Part]) -> dict[str, str]:
-    """Reason for dropping a row of this table → the column concerned."""
-    there = {column for part in parts for column in part.table.columns}
-    start = [f"{stem}_{kind}" for stem in date_stems(name)[:1] for kind in ("datetime", "date")]
-    dates = " or ".join(column for column in start if column in there)
-    return {"no_person": "person_id", "unknown_person": "person_id"} | (
-        {"no_time": dates} if dates else {}
-    )
-
-
-def _with_role(
-    block: Block, columns: dict[str, Any], role: Role, code: str | pa.Array | pa.ChunkedArray | None
-) -> pa.Table:
-    """Rows for the writer, one for each row of the block; the absent columns are null."""
-    n = len(block)
-    codes = pa.array([code] * n, pa.string()) if code is None or isinstance(code, str) else code
-    base = {"subject_id": block.whole("person_id"), "source": block.source}
-    roles = pa.array(np.full(n, int(role), dtype=np.int8))
-    return pa.table({**base, **columns, "role": roles, "code": codes})
-
-
-def _persons(block: Block, concepts: Concepts) -> pa.Table:
+def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Table:
     """Persons with their births, and sex, race and ethnicity without a time."""
-    missing = zip((block.whole(part) for part in BIRTH_PARTS), (-1, 1, 1), strict=True)
-    written = dates_us(*(_ints(column, none) for column, none in missing))
+    parts = zip((block.whole(part) for part in _BIRTH_PARTS), (-1, 1, 1), strict=True)
+    written = dates_us(*(pc.fill_null(column, none).to_numpy() for column, none in parts))
     born = pc.coalesce(block.times("birth_datetime"), written)
-    parts = [_with_role(block, {"time": born}, Role.PERSON, BIRTH)]
-    for name in PERSON_CONCEPTS:
+    rows = [make_rows(Role.PERSON, base, BIRTH, time=born)]
+    for name in _PERSON_CONCEPTS:
         concept = _concept(block, name)
         code = concepts.codes(concept, family=name.capitalize())
-        rows = _with_role(block, {}, Role.STATIC, code)
-        parts.append(rows.filter(pc.not_equal(concept, 0)))
-    return pa.concat_tables(parts, promote_options="default")
+        rows.append(make_rows(Role.STATIC, base, code, pc.not_equal(concept, 0)))
+    return together(rows)
 
 
-def _ints(column: pa.ChunkedArray, missing: int) -> Ints:
-    return np.asarray(pc.fill_null(column, missing).to_numpy(), dtype=np.int64)
-
-
-def _events(block: Block, spec: EventTable, concepts: Concepts, job: Import) -> pa.Table:
+def _events(
+    block: Block, base: Mapping[str, Any], spec: EventTable, concepts: Concepts, job: Import
+) -> pa.Table:
     """Rows of an event table with their codes: VOCABULARY//CODE, with //UNIT or //VALUE where there is one.
 
     Codes are made once for each combination of concept, unit and value, of which there are few.
     """
+    columns = {
+        "time": _moment(block, spec.start),
+        "encounter_id": block.whole("visit_occurrence_id"),
+    }
     keys = {"concept_id": _concept(block, spec.concept)}
-    number = text = None
+    if spec.end is not None:
+        columns["end"] = _moment(block, spec.end)
     if spec.valued:
-        number, text = _values(block, job)
+        columns["numeric_value"], columns["text_value"] = _values(block, job)
         keys |= {
             "unit_id": block.whole("unit_concept_id"),
             "unit": block.coded("unit_source_value"),
             "value_id": block.whole("value_as_concept_id"),
-            "numbered": pc.is_valid(number),
+            "numbered": pc.is_valid(columns["numeric_value"]),
         }
     few, place = combinations(keys)
     unmapped = pc.equal(few["concept_id"], 0)
     is_unmapped = np.asarray(unmapped)[place]
     job.report.counts["unmapped"] += int(is_unmapped.sum())
     code = pc.if_else(unmapped, f"OMOP//0//{spec.domain}", concepts.codes(few["concept_id"]))
-    columns = {
-        "time": _moment(block, spec.start),
-        "encounter_id": block.whole("visit_occurrence_id"),
-    }
-    if spec.end is not None:
-        columns["end"] = _moment(block, spec.end)
     if spec.valued:
         suffix = pc.if_else(few["numbered"], _units(few, concepts), _value_codes(few, concepts))
-        code = concepts.derived(code, pc.if_else(unmapped, _NULL, suffix))
-        nothing = pa.scalar(None, pa.float64())
-        columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), nothing, number)
-        columns["text_value"] = text
-    if spec.end:
+        code = concepts.derived(code, pc.if_else(unmapped, NO_TEXT, suffix))
+        number = columns["numeric_value"]
+        columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
+    if spec.end is not None:
         concepts.with_end(code)
     coded = pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks())
-    return _with_role(block, columns, spec.role, coded)
+    return make_rows(spec.role, base, coded, **columns)
 
 
 def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -196,24 +349,26 @@ def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray
     operator = block.whole("operator_concept_id")
     sign = pc.index_in(operator, pa.array([*_BOUNDS], pa.int64()))
     bound = pc.and_(pc.is_valid(sign), pc.is_valid(number))
-    bounds = 0 if operator.null_count == len(block) else pc.sum(bound).as_py() or 0
-    if bounds or block.is_text("value_as_number"):
-        job.report.counts["bound"] += bounds
+    job.report.count("bound", bound)
+    cells = (
+        block.rows["value_as_number"] if "value_as_number" in block.rows.column_names else number
+    )
+    if is_text(cells.type) or pc.any(bound).as_py():
         written, signs = block.text("value_as_number"), pa.array([*_BOUNDS.values()])
         signed = pc.binary_join_element_wise(signs.take(sign.combine_chunks()), written, "")
-        unread = pc.and_(pc.is_valid(written), pc.is_null(number))
-        text = pc.coalesce(text, pc.if_else(bound, signed, pc.if_else(unread, written, _NULL)))
-        number = pc.if_else(bound, pa.scalar(None, pa.float64()), number)
+        unread = pc.if_else(pc.is_null(number), written, NO_TEXT)
+        text = pc.coalesce(text, pc.if_else(bound, signed, unread))
+        number = pc.if_else(bound, NO_NUMBER, number)
     return number, text
 
 
 def _units(batch: pa.Table, concepts: Concepts) -> pa.ChunkedArray:
     """The unit as its concept's code (mg/dL), else as the source wrote it, else as its concept's number."""
     named, known = concepts.short_codes(batch["unit_id"])
-    return pc.coalesce(pc.if_else(known, named, _NULL), batch["unit"], named)
+    return pc.coalesce(pc.if_else(known, named, NO_TEXT), batch["unit"].cast(pa.string()), named)
 
 
 def _value_codes(batch: pa.Table, concepts: Concepts) -> pa.ChunkedArray:
     """The code of the value's concept, null without one."""
     given = pc.fill_null(pc.not_equal(batch["value_id"], 0), False)
-    return pc.if_else(given, concepts.codes(pc.fill_null(batch["value_id"], 0)), _NULL)
+    return pc.if_else(given, concepts.codes(pc.fill_null(batch["value_id"], 0)), NO_TEXT)

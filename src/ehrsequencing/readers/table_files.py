@@ -1,0 +1,341 @@
+"""Tables of a source as blocks of their columns: CSV and Parquet files, after a look at header and content.
+
+The lines of a CSV file show how many rows its parser lost.
+"""
+
+import csv
+import gzip
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.cells import is_text
+
+BLOCK_BYTES = 1 << 23  # also the longest line
+BLOCK_ROWS = 500_000
+_MAGIC = {
+    b"PAR1": "Parquet",
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "a zip archive or a spreadsheet",
+    b"%PDF": "PDF",
+}
+
+
+@dataclass
+class SourceTable:
+    """A table of a source.
+
+    Attributes:
+        where: Its name for messages.
+        file: Its name in the report; None in a database, where rows have no order.
+        names: Its columns, in lower case → as the source writes them.
+        texts: Those that hold text, in lower case.
+    """
+
+    where: str
+    file: str | None
+    names: dict[str, str]
+    texts: frozenset[str]
+
+    def blocks(self, wanted: Iterable[str]) -> Iterator[pa.Table]:
+        """Blocks of those of the columns that are there, whatever their case, under the names given.
+
+        Raises:
+            EhrseqError: The source cannot be read.
+        """
+        columns = {name: self.names[name.lower()] for name in wanted if self.has(name)}
+        if not columns:
+            return
+        for block in self.read(list(dict.fromkeys(columns.values()))):
+            yield pa.table({name: block[column] for name, column in columns.items()})
+
+    def read(self, columns: list[str]) -> Iterator[pa.Table]:
+        """Blocks of some columns under the names of the source; text is of the type string."""
+        raise NotImplementedError
+
+    def lost_rows(self) -> tuple[int, int | None]:
+        """How many rows the last `blocks` could not parse, and the line of the first."""
+        return 0, None
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a column, in any case."""
+        return name.lower() in self.names
+
+    def check(self, *needed: Sequence[str]) -> None:
+        """Refuse a table that lacks every column of a group.
+
+        Raises:
+            EhrseqError: With the columns that may be meant.
+        """
+        for group in needed:
+            if not any(map(self.has, group)):
+                near = get_close_matches(group[0].lower(), self.names, n=2, cutoff=0.6)
+                meant = f"did you mean {' or '.join(near)}?"
+                fix = meant if near else f"its columns are {', '.join(self.names)}"
+                what = f"has no column {' or '.join(group)}"
+                raise EhrseqError(what, where=self.where, fix=fix)
+
+
+def one_file_each(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    """Tables by name; two files of one table, such as `person.csv` and `person.csv.gz`, are refused."""
+    found: dict[str, Path] = {}
+    for table, path in files:
+        if table in found:
+            what = f"{found[table].name} and {path.name} both hold the table {table}"
+            raise EhrseqError(what, where=str(path.parent), fix="remove or rename one of them")
+        found[table] = path
+    return found
+
+
+def open_table(path: Path, *, name: str | None = None, missing: Sequence[str] = ()) -> SourceTable:
+    """Look at a file of a table: Parquet by its ending, else CSV, plain or gz.
+
+    Args:
+        path: The file.
+        name: What the report calls it; default: its name.
+        missing: Texts that mean null, besides empty text.
+
+    Raises:
+        EhrseqError: The file is empty, holds something else than its ending says, or cannot be read.
+    """
+    ending = path.suffix.lower()
+    expected = {".parquet": "Parquet", ".gz": "gzip"}.get(ending, "CSV")
+    with _reading(path, "check the file"), open(path, "rb") as file:
+        start = file.read(4)
+    actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
+    if not start and expected != "Parquet":
+        raise _is_empty(path)
+    if actual != expected:
+        held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
+        fix = "give the file the ending of what it holds"
+        raise EhrseqError(f"holds {held}", where=str(path), fix=fix)
+    if expected != "Parquet":
+        return _csv_table(path, name or path.name, missing)
+    with _reading(path, _WHOLE):
+        schema = pq.read_schema(path)
+    names = lower_names(schema.names, where=str(path))
+    texts = frozenset(low for low, column in names.items() if holds_text(schema.field(column).type))
+    return ParquetTable(str(path), name or path.name, names, texts, path, missing)
+
+
+_WHOLE = "check that the file is whole"
+_AS_CSV = "write it as UTF-8 CSV with a header line"
+
+
+@contextmanager
+def _reading(path: Path, fix: str) -> Iterator[None]:
+    """Name the file in an error of whoever reads it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
+        what = "cannot be read as CSV" if fix == _AS_CSV else "cannot be read"
+        raise EhrseqError(what, where=str(path), fix=fix) from error
+
+
+def _is_empty(path: Path) -> EhrseqError:
+    fix = "remove the file, or give it a header line"
+    return EhrseqError("is empty", where=str(path), fix=fix)
+
+
+def lower_names(columns: Sequence[str], *, where: str) -> dict[str, str]:
+    """Columns in lower case and without outer blanks → as they are.
+
+    Raises:
+        EhrseqError: Two have the same name, but for the case.
+    """
+    names = {name.strip().strip("\ufeff").lower(): name for name in columns}
+    if len(names) < len(columns):
+        raise EhrseqError("two of its columns have the same name", where=where, fix="rename one")
+    return names
+
+
+def holds_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds text, in whatever form."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return is_text(kind) or pa.types.is_string_view(kind) or pa.types.is_binary(kind)
+
+
+@dataclass
+class ParquetTable(SourceTable):
+    """A Parquet file."""
+
+    path: Path
+    missing: Sequence[str]
+
+    def read(self, columns: list[str]) -> Iterator[pa.Table]:
+        """As every table."""
+        with _reading(self.path, _WHOLE):
+            file = pq.ParquetFile(self.path, coerce_int96_timestamp_unit="us")
+            for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
+                yield pa.table({name: self._cells(batch[name]) for name in columns})
+
+    def _cells(self, column: pa.Array) -> pa.Array:
+        """A column without the cells that mean null."""
+        column = column.cast(pa.string()) if holds_text(column.type) else column
+        if not self.missing:
+            return column
+        is_missing = pc.is_in(column.cast(pa.string()), value_set=pa.array(self.missing))
+        return pc.if_else(is_missing, pa.scalar(None, column.type), column)
+
+
+# ---- CSV ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class CsvTable(SourceTable):
+    """A CSV file and what its lines show. The header is line 1.
+
+    A line with all its delimiters and an even number of quotes is a row. Two lines with an odd number begin and end a
+    row. If every line has all its delimiters and no field is quoted, any quote is a stray one, and the file is read
+    without quoting.
+    """
+
+    path: Path
+    header: list[str]
+    missing: Sequence[str]
+    delimiter: str
+    lines: "_Lines"
+    parsed: int = 0  # rows of the last reading, as the next one
+    rejected: int = 0
+
+    @property
+    def has_quotes(self) -> bool:
+        """Whether fields may be quoted; Athena's files with tabs never are."""
+        return self.delimiter != "\t" and (self.lines.quoted or self.lines.first_uneven is not None)
+
+    def read(self, columns: list[str]) -> Iterator[pa.Table]:
+        """As every table; counts the rows."""
+        self.parsed = self.rejected = 0
+        convert = pacsv.ConvertOptions(
+            column_types=dict.fromkeys(columns, pa.string()),
+            include_columns=columns,
+            null_values=["", *self.missing],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=True,
+        )
+        parse = pacsv.ParseOptions(
+            delimiter=self.delimiter,
+            quote_char='"' if self.has_quotes else False,
+            newlines_in_values=self.has_quotes,
+            invalid_row_handler=self._skip,
+        )
+        options = pacsv.ReadOptions(column_names=self.header, skip_rows=1, block_size=BLOCK_BYTES)
+        for batch in _batches(self.path, options, parse, convert):
+            self.parsed += len(batch)
+            yield pa.Table.from_batches([batch])
+
+    def _skip(self, _: pacsv.InvalidRow) -> str:
+        self.rejected += 1
+        return "skip"
+
+    def lost_rows(self) -> tuple[int, int | None]:
+        """A stray quote turns many lines into one field. They count as rows, since each has all its delimiters."""
+        lines, met = self.lines, self.parsed + self.rejected
+        rows = max(lines.whole + (lines.odd + 1) // 2 if self.has_quotes else lines.filled, met)
+        line = lines.first_uneven if self.rejected else lines.first_odd
+        return rows - self.parsed, line
+
+
+@dataclass
+class _Lines:
+    """What the lines after the header show, block by block."""
+
+    delimiter: str
+    columns: int
+    filled: int = 0
+    whole: int = 0  # with all delimiters and an even number of quotes
+    odd: int = 0  # with an odd number of quotes
+    first_odd: int | None = None  # number of the line
+    first_uneven: int | None = None  # that with too few or too many delimiters
+    quoted: bool = False  # whether a field is
+
+    def add(self, number: int, block: pa.Array) -> None:
+        """Look at the next lines, the first of which has this number."""
+        filled = np.asarray(pc.greater(pc.binary_length(block), 0))
+        marks = np.asarray(pc.count_substring(block, self.delimiter))
+        quotes = np.asarray(pc.count_substring(block, '"'))
+        is_odd, uneven = quotes % 2 == 1, filled & (marks != self.columns - 1)
+        self.filled += int(filled.sum())
+        self.whole += int((filled & (marks >= self.columns - 1) & ~is_odd).sum())
+        self.odd += int(is_odd.sum())
+        if self.first_odd is None and is_odd.any():
+            self.first_odd = number + int(is_odd.argmax())
+        if self.first_uneven is None and uneven.any():
+            self.first_uneven = number + int(uneven.argmax())
+        if quotes.any() and not self.quoted:
+            mark = "\\t" if self.delimiter == "\t" else f"[{self.delimiter}]"
+            field = rf'(^|{mark})\s*"([^"]|"")*"\s*({mark}|$)'
+            some = block.filter(pa.array(quotes > 0))
+            self.quoted = bool(pc.any(pc.match_substring_regex(some, field)).as_py())
+
+
+def _csv_table(path: Path, name: str, missing: Sequence[str]) -> CsvTable:
+    """Scan the header and the lines of a CSV file."""
+    with _reading(path, _AS_CSV), _open_text(path) as file:
+        line = file.readline(BLOCK_BYTES)
+        if len(line) >= BLOCK_BYTES:  # the first line of a gzip file may be as long as it likes
+            raise OSError
+        delimiter = next((d for d in "\t;|" if d in line and d * 2 not in line), ",")
+        file.seek(0)
+        part = iter(lambda: file.readline(BLOCK_BYTES), "")
+        header = _whole_names(next(csv.reader(part, delimiter=delimiter), []))
+    if not header:
+        raise _is_empty(path)
+    header = [column or f"unnamed_{place}" for place, column in enumerate(header)]
+    names = lower_names(header, where=str(path))
+    lines, number = _Lines(delimiter, len(names)), 2
+    read = pacsv.ReadOptions(column_names=["line"], skip_rows=1, block_size=BLOCK_BYTES)
+    parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
+    convert = pacsv.ConvertOptions(column_types={"line": pa.binary()}, strings_can_be_null=False)
+    for batch in _batches(path, read, parse, convert):
+        lines.add(number, batch["line"])
+        number += len(batch)
+    texts = frozenset(names)
+    return CsvTable(str(path), name, names, texts, path, header, missing, delimiter, lines)
+
+
+def _batches(
+    path: Path,
+    read: pacsv.ReadOptions,
+    parse: pacsv.ParseOptions,
+    convert: pacsv.ConvertOptions,
+) -> Iterator[pa.RecordBatch]:
+    """The blocks of a CSV file; none where it has only a header."""
+    options = {"read_options": read, "parse_options": parse, "convert_options": convert}
+    with _reading(path, _AS_CSV):
+        try:
+            stream = pacsv.open_csv(path, **options)
+        except pa.ArrowInvalid as error:
+            if str(error).startswith("Empty CSV file"):
+                return
+            raise
+        with stream:
+            yield from stream
+
+
+def _open_text(path: Path) -> TextIO:
+    """Open a UTF-8 text file, plain or gz."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _whole_names(names: Iterable[str]) -> list[str]:
+    """The names of a header; an expression with commas, as in date(x,'unixepoch'), is one name."""
+    joined: list[str] = []
+    for name in names:
+        if joined and joined[-1].count("(") > joined[-1].count(")"):
+            joined[-1] += f",{name}"
+        else:
+            joined.append(name.strip())
+    return joined
