@@ -126,13 +126,13 @@ def kernel(device: torch.device, subjects: int) -> list[Row]:
         for plan, dtype in ((plain, torch.float32), (ragged, torch.bfloat16)):
             qkv = [x.to(dtype).requires_grad_() for x in rounded]
             out = attend(*qkv, plan, heads=4).float()
-            outputs.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
-        off = [
-            float((b.float() - a.float()).norm() / a.float().norm())
-            for a, b in zip(*outputs, strict=True)
-        ]
-        kind = type(ragged).__name__
-        rows.append({"section": "kernel", "rows": name, "plan": kind, "off": off[0], "gradients_off": max(off[1:])})  # fmt: skip
+            gradients = torch.autograd.grad((out * weight).sum(), qkv)
+            outputs.append([x.detach().float() for x in (out, *gradients)])
+        off = [float((b - a).norm() / a.norm()) for a, b in zip(*outputs, strict=True)]
+        rows.append({
+            "section": "kernel", "rows": name, "plan": type(ragged).__name__, "off": off[0],
+            "gradients_off": max(off[1:]),
+        })  # fmt: skip
     return rows
 
 
@@ -176,7 +176,9 @@ def steps(
         for n in subjects:
             batch = labelled(n, seed=3)
             for precision in PRECISIONS:
-                seconds, mib = step_seconds(model_of(size=size).to(device), batch, device, precision)
+                seconds, mib = step_seconds(
+                    model_of(size=size).to(device), batch, device, precision
+                )
                 yield {
                     "section": "step", "size": size, "precision": precision, "subjects": n,
                     "visits": batch.n_visits, "codes": batch.n_codes, "ms": 1e3 * seconds,
@@ -259,14 +261,19 @@ def main() -> None:
     device, on_gpu = torch.device(asked.device), asked.device == "cuda"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     asked.out.mkdir(parents=True, exist_ok=True)
-    about = {**machine(), "device": torch.cuda.get_device_name() if on_gpu else "cpu", "tf32": False}
+    about = {
+        **machine(),
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "tf32": False,
+    }
     print(json.dumps(about), flush=True)
     rows: list[Row] = []
 
     def keep(found: Iterator[Row] | list[Row]) -> None:
         for row in found:
             rows.append(row)
-            print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}), flush=True)  # fmt: skip
+            short = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
+            print(json.dumps(short), flush=True)
             write_json(asked.out / "gpu.json", {"machine": about, "rows": rows})
 
     sizes = ("medium", "large") if on_gpu else ("small",)
@@ -277,7 +284,9 @@ def main() -> None:
     keep([{"section": "peak", **{name: rate / 1e12 for name, rate in rates.items()}}])
     keep(steps(device, sizes, (64, 2048) if on_gpu else (8,), rates))
     keep(epochs(asked.prepared, asked.out / "run", sizes, count=3 if on_gpu else 1))
-    off = max(max(row["loss_off"], row["gradients_off"]) for row in rows if row["section"] == "equal")
+    off = max(
+        max(row["loss_off"], row["gradients_off"]) for row in rows if row["section"] == "equal"
+    )
     rough = max((row["gradients_off"] for row in rows if row["section"] == "kernel"), default=0.0)
     print(f"float32 off by {off:.2g} (at most 1e-4), the bf16 kernel by {rough:.2g} (at most 0.02)")
     sys.exit(int(off > 1e-4 or rough > 0.02))
