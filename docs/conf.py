@@ -31,6 +31,8 @@ suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 
 default_role = "code"
 autodoc_member_order = "bysource"
+# scikit-learn adds these to an estimator
+autodoc_default_options = {"exclude-members": "set_fit_request, set_score_request"}
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 napoleon_numpy_docstring = False

@@ -11,7 +11,8 @@ import zlib
 from base64 import b64decode
 from collections.abc import Iterator, MutableSequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -21,6 +22,7 @@ from ehrsequencing import config, metrics
 from ehrsequencing.api.data import PreparedData
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.config.base import format_days, parse_days
 
 INVENTORIES = {
     "torch": "https://docs.pytorch.org/docs/stable/",
@@ -77,13 +79,22 @@ def api_page() -> str:
     missing = set(ehrsequencing.__all__) - listed - {"__version__", "metrics"}
     if missing:
         raise RuntimeError(f"docs/generate.py lists no group for {', '.join(sorted(missing))}")
-    lines = ["# Python API", "", "`import ehrsequencing as eh` gives these names; [Python](../python.md) shows them"]
+    lines = [
+        "# Python API",
+        "",
+        "`import ehrsequencing as eh` gives these names; [Python](../python.md) shows them",
+    ]
     lines += ["in use.", ""]
     for title, names in API.items():
         lines += [f"## {title}", "", *_directives([f"ehrsequencing.{name}" for name in names])]
     lines += ["## What these return", ""]
     lines += _directives([f"{kind.__module__}.{kind.__qualname__}" for kind in RESULTS])
-    lines += ["## Metrics", "", "Plain arrays in, a number out. [Metrics](../metrics.md) has the definitions.", ""]
+    lines += [
+        "## Metrics",
+        "",
+        "Plain arrays in, a number out. [Metrics](../metrics.md) has the definitions.",
+        "",
+    ]
     lines += _directives([f"ehrsequencing.metrics.{name}" for name in metrics.__all__])
     return "\n".join(lines)
 
@@ -110,7 +121,12 @@ def literal_blocks(
     for number, line in enumerate(lines):
         before = found[-1] if found else ""
         above = next((old for old in reversed(found) if old.strip()), "")
-        starts = line.startswith("    ") and not before.strip() and above and not above.startswith((" ", ":", ".."))
+        starts = (
+            line.startswith("    ")
+            and not before.strip()
+            and above
+            and not above.startswith((" ", ":", ".."))
+        )
         if starts and number:
             found += ["::", ""]
         found.append(line)
@@ -123,17 +139,25 @@ def literal_blocks(
 def settings_page() -> str:
     """Every section of a study file and of an import file: setting, values, default, meaning."""
     lines = ["# Settings", ""]
-    lines += ["Give them in a YAML file (`--config study.yaml`) or on the command line as `section.key=value`. An unknown"]
-    lines += ["setting is an error that names what comes close. This page is generated from the classes.", ""]
+    lines += [
+        "Give them in a YAML file (`--config study.yaml`) or on the command line as `section.key=value`. An unknown"
+    ]
+    lines += [
+        "setting is an error that names what comes close. This page is generated from the classes.",
+        "",
+    ]
     sections = dict(_sections(config.StudyConfig))
     for name, kind in {**sections, "import": config.ImportConfig}.items():
-        lines += [f"## {name}", "", (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " "), ""]
+        lines += [
+            f"## {name}",
+            "",
+            (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " "),
+            "",
+        ]
         lines += ["| setting | values | default | |", "|---|---|---|---|"]
         meanings = _meanings(kind)
         for key, field in kind.model_fields.items():
-            if _model_of(field.annotation) is not None:
-                meanings.setdefault(key, f"see [{key}](#{name}-{key})" if name == "task" else "")
-            row = (f"`{key}`", _values(field.annotation), _default(field), meanings.get(key, ""))
+            row = (f"`{key}`", _values(field), _default(field), meanings.get(key, ""))
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -150,17 +174,47 @@ def _sections(kind: type[BaseModel], before: str = "") -> Iterator[tuple[str, ty
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
     inner = getattr(annotation, "__args__", ()) or (annotation,)
-    return next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next(
+        (one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None
+    )
 
 
-def _values(annotation: Any) -> str:
-    """A type as a reader of YAML knows it."""
-    text = annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
-    text = re.sub(r"Annotated\[(\w+(?:\[[^\]]*\])?(?: \| \w+)*), .*?\]$", r"\1", text.replace("typing.", ""))
-    text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace(", ", " / "), text)
-    text = re.sub(r"ehrsequencing\.[\w.]*\.", "", text).replace("'", "").replace("NoneType", "null")
-    text = re.sub(r"\bNone\b", "null", text)
-    return f"`{text}`" if len(text) < 90 else ""
+WORDS = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true / false",
+    type(None): "null",
+}
+
+
+def _values(field: Any) -> str:
+    """What a setting may be, as a reader of YAML knows it."""
+    if _is_duration(field):
+        return "duration"
+    return _words(field.annotation)
+
+
+def _is_duration(field: Any) -> bool:
+    return any(getattr(one, "func", None) is parse_days for one in field.metadata)
+
+
+def _words(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " / ".join(f"`{value}`" for value in inner)
+    if origin in (tuple, list):
+        return "list"
+    if origin is dict:
+        return "mapping"
+    if origin is Annotated:
+        is_days = any(getattr(one, "func", None) is parse_days for one in inner[1:])
+        return "duration" if is_days else _words(inner[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_words(one) for one in inner)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return WORDS.get(annotation, "")
 
 
 def _default(field: Any) -> str:
@@ -169,6 +223,8 @@ def _default(field: Any) -> str:
     value = field.default if field.default is not PydanticUndefined else field.default_factory()
     if isinstance(value, BaseModel):
         return ""
+    if _is_duration(field) and isinstance(value, float):
+        return f"`{format_days(value)}`"
     return f"`{json.dumps(value, default=str)}`"
 
 
@@ -185,8 +241,13 @@ def _meanings(kind: type[BaseModel]) -> dict[str, str]:
             if not line.strip().startswith("# ") or "----" in line:
                 break
             above.insert(0, line.strip().removeprefix("# "))
-        text = " ".join(part for part in [*above, *beside] if part and not part.startswith("type: ignore"))
-        found[node.target.id] = re.sub(r"([<>{}*_])", r"\\\1", text)
+        text = " ".join(
+            part for part in [*above, *beside] if part and not part.startswith("type: ignore")
+        )
+        # what is not code must not be read as markup
+        found[node.target.id] = re.sub(
+            r"`[^`]*`|[<>{}*_]", lambda m: m[0] if len(m[0]) > 1 else f"\\{m[0]}", text
+        )
     return found
 
 
@@ -207,7 +268,9 @@ def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]
             with tempfile.TemporaryDirectory() as folder:
                 os.environ["TMPDIR"] = folder
                 resources = {"metadata": {"path": folder}}
-                nbclient.NotebookClient(book, timeout=NOTEBOOK_SECONDS, resources=resources).execute()
+                nbclient.NotebookClient(
+                    book, timeout=NOTEBOOK_SECONDS, resources=resources
+                ).execute()
                 del os.environ["TMPDIR"]
             book.metadata["source"] = content
             nbformat.write(book, done)
@@ -228,7 +291,11 @@ def _picture(book: dict[str, Any], path: Path) -> str | None:
 
 def gallery_index(found: list[tuple[str, str, str | None]]) -> str:
     """Cards with a picture each."""
-    lines = ["# Gallery", "", "Notebooks of `examples/`, run when this site was made. The records are simulated."]
+    lines = [
+        "# Gallery",
+        "",
+        "Notebooks of `examples/`, run when this site was made. The records are simulated.",
+    ]
     lines += ["", "::::{grid} 1 2 2 2", ":gutter: 3", ""]
     for name, title, picture in found:
         lines += [f":::{{grid-item-card}} {title}", f":link: gallery/{name}", ":link-type: doc"]
@@ -252,10 +319,14 @@ def inventory(library: str, links: dict[str, tuple[str, str]]) -> bytes:
 
 
 def link_to_repository(app: object, name: str, source: list[str]) -> None:
-    """A link that leaves `docs/`, or goes to a page that is not on the site, becomes the file's name in the repository."""
+    """A link out of `docs/`, or to a page that is not on the site, becomes the name of the file in the repository."""
     if name.startswith("_generated"):
         return
-    source[0] = re.sub(r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1 (`\2` in the repository)", source[0])
     source[0] = re.sub(
-        r"\[([^\]]*)\]\(((?:decisions\.md|lab-notes)[^)#]*)[^)]*\)", r"\1 (`docs/\2` in the repository)", source[0]
+        r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1 (`\2` in the repository)", source[0]
+    )
+    source[0] = re.sub(
+        r"\[([^\]]*)\]\(((?:decisions\.md|lab-notes)[^)#]*)[^)]*\)",
+        r"\1 (`docs/\2` in the repository)",
+        source[0],
     )
