@@ -10,7 +10,7 @@ RUN python -m pip install --no-cache-dir --no-compile --extra-index-url "$TORCH_
  && rm -r /source
 
 # Any user may run it (--user), so home and caches lie where everybody may write.
-RUN useradd --create-home ehrseq
+RUN useradd --create-home ehrseq && install -d -m 1777 /work
 USER ehrseq
 ENV HOME=/tmp XDG_CACHE_HOME=/tmp/cache PYTHONDONTWRITEBYTECODE=1
 WORKDIR /work
