@@ -21,8 +21,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.intersphinx",
 ]
-# laboratory notes stay in the repository
-exclude_patterns = ["_build", "lab-notes", "decisions.md", "conftest.py"]
+# these stay in the repository
+exclude_patterns = ["lab-notes", "decisions.md", "written-by-hand.md"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `generate.py` has run them

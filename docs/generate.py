@@ -326,7 +326,7 @@ def link_to_repository(app: object, name: str, source: list[str]) -> None:
         r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1 (`\2` in the repository)", source[0]
     )
     source[0] = re.sub(
-        r"\[([^\]]*)\]\(((?:decisions\.md|lab-notes)[^)#]*)[^)]*\)",
+        r"\[([^\]]*)\]\(((?:decisions\.md|written-by-hand\.md|lab-notes)[^)#]*)[^)]*\)",
         r"\1 (`docs/\2` in the repository)",
         source[0],
     )
