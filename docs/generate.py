@@ -255,7 +255,7 @@ def _meanings(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]:
-    """Run the notebooks that changed; name, title, and the first picture of each."""
+    """Run the notebooks that changed; name, title, and a picture of each."""
     import nbclient
     import nbformat
 
@@ -280,13 +280,15 @@ def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]
 
 
 def _picture(book: dict[str, Any], path: Path) -> str | None:
-    """Write the first picture of a notebook; its name, or None where it has none."""
-    for cell in book["cells"]:
-        for output in cell.get("outputs", []):
-            if "image/png" in output.get("data", {}):
-                path.write_bytes(b64decode(output["data"]["image/png"]))
-                return path.name
-    return None
+    """Write the picture of a notebook that shows most, by its size; its name, or None where it has none."""
+    outputs = [output for cell in book["cells"] for output in cell.get("outputs", [])]
+    found = [
+        output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})
+    ]
+    if not found:
+        return None
+    path.write_bytes(b64decode(max(found, key=len)))
+    return path.name
 
 
 def gallery_index(found: list[tuple[str, str, str | None]]) -> str:
@@ -300,7 +302,7 @@ def gallery_index(found: list[tuple[str, str, str | None]]) -> str:
     for name, title, picture in found:
         lines += [f":::{{grid-item-card}} {title}", f":link: gallery/{name}", ":link-type: doc"]
         lines += [f":img-top: gallery/{picture}"] if picture else []
-        lines += [":img-alt: First picture of the notebook"] if picture else []
+        lines += [":img-alt: A picture of the notebook"] if picture else []
         lines += [":::", ""]
     lines += ["::::", "", "```{toctree}", ":hidden:", ""]
     lines += [f"{title} <gallery/{name}>" for name, title, _ in found]
