@@ -43,6 +43,28 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert {name.removesuffix(".md") for name in pages()} - listed == {"index"}
 
 
+def test_every_link_of_every_page_resolves() -> None:
+    """As GitHub shows them; the site's build checks its own."""
+    broken = []
+    for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
+        if "_generated" in path.parts:
+            continue
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            file, _, anchor = link.partition("#")
+            target = path.parent / file if file else path
+            if link.startswith("http"):
+                continue
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{path.name}: {link}")
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
 def test_settings_are_found_with_their_meaning() -> None:
     page = _generator().settings_page()
     assert "| `window` | duration | `1h` |" in page
