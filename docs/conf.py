@@ -30,6 +30,7 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # nothing from elsewhere
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 
 default_role = "code"
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 # scikit-learn adds these to an estimator
 autodoc_default_options = {"exclude-members": "set_fit_request, set_score_request"}

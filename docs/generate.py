@@ -23,6 +23,7 @@ from ehrsequencing.api.data import PreparedData
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config.base import format_days, parse_days
+from ehrsequencing.models.base import SurvivalModel
 
 INVENTORIES = {
     "torch": "https://docs.pytorch.org/docs/stable/",
@@ -51,7 +52,7 @@ API = {
     "scikit-learn": ["EHRSurvival"],
     "Errors": ["EhrseqError"],
 }  # fmt: skip
-RESULTS = [TrainedRun, PreparedData, EvaluationResult]
+BEHIND = [TrainedRun, PreparedData, EvaluationResult, SurvivalModel]
 NOTEBOOK_SECONDS = 900
 
 
@@ -87,8 +88,8 @@ def api_page() -> str:
     lines += ["in use.", ""]
     for title, names in API.items():
         lines += [f"## {title}", "", *_directives([f"ehrsequencing.{name}" for name in names])]
-    lines += ["## What these return", ""]
-    lines += _directives([f"{kind.__module__}.{kind.__qualname__}" for kind in RESULTS])
+    lines += ["## Classes behind these names", ""]
+    lines += _directives([f"{kind.__module__}.{kind.__qualname__}" for kind in BEHIND])
     lines += [
         "## Metrics",
         "",
@@ -325,10 +326,10 @@ def link_to_repository(app: object, name: str, source: list[str]) -> None:
     if name.startswith("_generated"):
         return
     source[0] = re.sub(
-        r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1 (`\2` in the repository)", source[0]
+        r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1, `\2`", source[0]
     )
     source[0] = re.sub(
         r"\[([^\]]*)\]\(((?:decisions\.md|written-by-hand\.md|lab-notes)[^)#]*)[^)]*\)",
-        r"\1 (`docs/\2` in the repository)",
+        r"\1, `docs/\2`",
         source[0],
     )
