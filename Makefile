@@ -1,10 +1,10 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Each sets up .venv first, once.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests bench
+SOURCES := src tests bench docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-lowest test-faults soak notebooks mutants coverage check bench bench-real bench-encoders bench-oracle docs clean
+.PHONY: demo test test-all test-lowest test-faults soak notebooks mutants coverage check bench bench-real bench-encoders bench-oracle docs site clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -90,5 +90,13 @@ bench-real: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m pytest --doctest-glob "*.md" README.md docs
 
+# The site, in site/html: pages, API, settings, and the notebooks with their outputs (SUBJECTS=300 EPOCHS=2 for a look).
+.venv/site: .venv/core
+	$(PIP) -e ".[docs]"
+	touch $@
+
+site: .venv/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html -d site/doctrees docs site/html
+
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site docs/_generated

@@ -6,6 +6,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if request.path.name == "tutorial.md":
         monkeypatch.chdir(tmp_path)

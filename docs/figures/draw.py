@@ -37,7 +37,15 @@ class Picture:
     parts: list[str] = field(default_factory=list)
 
     def rect(
-        self, x: float, y: float, w: float, h: float, *, fill: str, stroke: str = "none", dash: bool = False
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        *,
+        fill: str,
+        stroke: str = "none",
+        dash: bool = False,
     ) -> None:
         """A box with slightly round corners."""
         style = ' stroke-dasharray="4 3"' if dash else ""
@@ -97,16 +105,31 @@ def who_sees(plan: AttentionPlan, rows: int) -> list[list[bool]]:
 
 # ---- the two architectures -------------------------------------------------------------------------------------------
 
-TOP, BOX, GAP, WIDE = 84, 58, 58, 420  # first glyphs, height of a box, between boxes, width of a column
+TOP, BOX, GAP, WIDE = (
+    84,
+    58,
+    58,
+    420,
+)  # first glyphs, height of a box, between boxes, width of a column
 
 
-def glyphs(picture: Picture, x: float, y: float, counts: tuple[int, ...], *, vectors: bool = False) -> float:
+def glyphs(
+    picture: Picture, x: float, y: float, counts: tuple[int, ...], *, vectors: bool = False
+) -> float:
     """Squares in the colours of their visits, the query's white with a question mark; returns the end."""
     for row, count in enumerate(counts):
         for _ in range(count):
             query = IS_QUERY[row]
             height = 26 if vectors else 18
-            picture.rect(x, y - height / 2, 18, height, fill=WHITE if query else VISITS[row], stroke=INK, dash=query)
+            picture.rect(
+                x,
+                y - height / 2,
+                18,
+                height,
+                fill=WHITE if query else VISITS[row],
+                stroke=INK,
+                dash=query,
+            )
             if query:
                 picture.text(x + 9, y + 5, "?", size=14, bold=True)
             x += 21
@@ -115,7 +138,11 @@ def glyphs(picture: Picture, x: float, y: float, counts: tuple[int, ...], *, vec
 
 
 def column(
-    picture: Picture, x: float, title: str, name: str, stages: list[tuple[int, str, list[str], str, str]]
+    picture: Picture,
+    x: float,
+    title: str,
+    name: str,
+    stages: list[tuple[int, str, list[str], str, str]],
 ) -> None:
     """One architecture: (height in rows, part, its lines, what flows out of it, the shape of that)."""
     picture.text(x + WIDE / 2, 32, title, size=20, bold=True)
@@ -133,13 +160,20 @@ def column(
             flow(picture, x, y + height + GAP / 2, kind, shape)
         y += height + GAP
     picture.line(x + 40, y - GAP + 4, x + 40, y - GAP + 24)
-    picture.text(x + 60, y - GAP + 22, "logits: (N, causes, bins), or (N,) with head=visit", anchor="start")
+    picture.text(
+        x + 60, y - GAP + 22, "logits: (N, causes, bins), or (N,) with head=visit", anchor="start"
+    )
 
 
 def flow(picture: Picture, x: float, y: float, kind: str, shape: str) -> None:
     """An arrow, what flows along it, and its shape."""
     tokens = tuple(max(n, 1) for n in CODES_PER_ROW)
-    counts = {"codes": CODES_PER_ROW, "vectors": CODES_PER_ROW, "tokens": tokens, "rows": (1, 1, 1, 1)}[kind]
+    counts = {
+        "codes": CODES_PER_ROW,
+        "vectors": CODES_PER_ROW,
+        "tokens": tokens,
+        "rows": (1, 1, 1, 1),
+    }[kind]
     picture.line(x + 40, y - 25, x + 40, y + 26)
     glyphs(picture, x + 56, y, counts, vectors=kind != "codes")
     picture.text(x + WIDE, y + 5, shape, anchor="end")
@@ -192,12 +226,34 @@ def matrix(picture: Picture, x: float, y: float, title: tuple[str, str], seen: l
             picture.rect(left + CELL * j + 1, top + CELL * i + 1, CELL - 2, CELL - 2, fill=fill)
     for i in range(1, n):
         if len(set(owner)) < n and owner[i] != owner[i - 1]:  # several codes a visit
-            picture.line(left + CELL * i, top, left + CELL * i, top + CELL * n, color=GREY, width=1, arrow=False)
-            picture.line(left, top + CELL * i, left + CELL * n, top + CELL * i, color=GREY, width=1, arrow=False)
+            picture.line(
+                left + CELL * i,
+                top,
+                left + CELL * i,
+                top + CELL * n,
+                color=GREY,
+                width=1,
+                arrow=False,
+            )
+            picture.line(
+                left,
+                top + CELL * i,
+                left + CELL * n,
+                top + CELL * i,
+                color=GREY,
+                width=1,
+                arrow=False,
+            )
 
 
 def visits_matrix(
-    picture: Picture, x: float, y: float, title: tuple[str, str], *, window: int, ahead: bool = False
+    picture: Picture,
+    x: float,
+    y: float,
+    title: tuple[str, str],
+    *,
+    window: int,
+    ahead: bool = False,
 ) -> None:
     """A plan over visits: seven visits, a query after the third and one at the end."""
     is_query = [False, False, False, True, False, False, False, False, True]
@@ -208,7 +264,9 @@ def visits_matrix(
     matrix(picture, x, y, title, seen, names, list(range(len(names))), is_query)
 
 
-def tokens_matrix(picture: Picture, x: float, y: float, title: tuple[str, str], *, reach: int | None) -> None:
+def tokens_matrix(
+    picture: Picture, x: float, y: float, title: tuple[str, str], *, reach: int | None
+) -> None:
     """A plan over codes: of flat tokens with a reach, or within visits without one."""
     asked = (False, False, False, True, False, False) if reach is not None else (False,) * 5
     batch = subject_batch((3, 1, 2, 0, 2, 1) if reach is not None else (3, 1, 2, 2, 1), asked)
@@ -226,18 +284,32 @@ def tokens_matrix(picture: Picture, x: float, y: float, title: tuple[str, str], 
 
 def attention_masks() -> None:
     """The masks of the timeline, of the flat model and of the mini-transformer."""
-    picture = Picture(920, 690, "Who sees whom: attention of the timeline, the flat model and the mini-transformer")
+    picture = Picture(
+        920,
+        690,
+        "Who sees whom: attention of the timeline, the flat model and the mini-transformer",
+    )
     picture.rect(20, 16, 16, 16, fill=BLUE)
     picture.text(44, 30, "a visit or code (row) sees this one (column)", anchor="start")
     picture.rect(380, 16, 16, 16, fill=ORANGE)
     picture.text(404, 30, "a query sees it; nobody sees a query but itself", anchor="start")
     visits_matrix(picture, 20, 60, ("Timeline, causal", "default: max_visits=512"), window=512)
-    visits_matrix(picture, 325, 60, ("Timeline, sliding window", "max_visits=3: itself and two before"), window=3)
+    visits_matrix(
+        picture,
+        325,
+        60,
+        ("Timeline, sliding window", "max_visits=3: itself and two before"),
+        window=3,
+    )
     visits_matrix(picture, 630, 60, ("Timeline, bidirectional", "pretraining only; training refuses it"), window=512,
                   ahead=True)  # fmt: skip
-    tokens_matrix(picture, 20, 365, ("Flat, causal by visit", "default: max_tokens=2048"), reach=2048)
+    tokens_matrix(
+        picture, 20, 365, ("Flat, causal by visit", "default: max_tokens=2048"), reach=2048
+    )
     tokens_matrix(picture, 325, 365, ("Flat, whole visits back", "max_tokens=5"), reach=5)
-    tokens_matrix(picture, 630, 365, ("Mini-transformer", "codes of one visit see one another"), reach=None)
+    tokens_matrix(
+        picture, 630, 365, ("Mini-transformer", "codes of one visit see one another"), reach=None
+    )
     picture.text(20, 675, "Numbers are visits, letters are codes (lines part their visits), “?” is a query. Drawn from "
                  "the plans that the models run.", size=14, anchor="start", fill=GREY)  # fmt: skip
     picture.save("who-sees-whom.svg")
@@ -250,16 +322,22 @@ SCORES = (0.85, 0.45, 0.30)  # the example of the attention-pooling seed
 
 def importance() -> None:
     """Independent scoring beside the mini-transformer."""
-    weights: list[float] = segment_softmax(torch.tensor(SCORES), torch.tensor([0, 3]), torch.zeros(3).long()).tolist()
+    weights: list[float] = segment_softmax(
+        torch.tensor(SCORES), torch.tensor([0, 3]), torch.zeros(3).long()
+    ).tolist()
     picture = Picture(
-        920, 470, "Attention pooling scores each code alone; in the mini-transformer codes see one another"
+        920,
+        470,
+        "Attention pooling scores each code alone; in the mini-transformer codes see one another",
     )
     picture.text(225, 32, "Attention pooling", size=20, bold=True)
     picture.text(225, 54, "visit_encoder=attention", fill=GREY)
     picture.text(695, 32, "Mini-transformer", size=20, bold=True)
     picture.text(695, 54, "visit_encoder=transformer", fill=GREY)
     picture.line(460, 20, 460, 450, color=PALE, width=2, arrow=False)
-    for i, (score, weight, color) in enumerate(zip(SCORES, weights, (SKY, GREEN, ORANGE), strict=True)):
+    for i, (score, weight, color) in enumerate(
+        zip(SCORES, weights, (SKY, GREEN, ORANGE), strict=True)
+    ):
         x = 95 + 130 * i
         code(picture, x, 96, "ABC"[i], color)
         picture.line(x, 118, x, 150)

@@ -20,7 +20,9 @@ HERE = Path(__file__).parent
 def at_visit(row: dict[str, Any], k: int) -> Patient:
     """The patient as of the k-th prediction time."""
     patient = patient_of(row | {"now": k})
-    return replace(patient, visits=[visit for visit in patient.visits if visit.day <= patient.times_days[-1]])
+    return replace(
+        patient, visits=[visit for visit in patient.visits if visit.day <= patient.times_days[-1]]
+    )
 
 
 def rise(patient: Patient) -> float:
@@ -32,11 +34,15 @@ def main(demo: Path, out: Path) -> None:
     """Draw the patient of a demo's run."""
     metrics = json.loads((demo / "run" / "metrics.json").read_text(encoding="utf-8"))
     cause = metrics["causes"][0]
-    had_event = [row for row in metrics["trajectories"] if row["event"] and row["event"]["cause"] == cause]
+    had_event = [
+        row for row in metrics["trajectories"] if row["event"] and row["event"]["cause"] == cause
+    ]
     row = max(had_event, key=lambda row: len(row["times_days"]))
     seen = [at_visit(row, k) for k in row["curve_at"] if 0 < k <= row["now"]]
     patient = [one for one in seen if rise(one) > 0][-1]
-    figure = patient_figure(patient, title="One simulated patient: what was recorded, predicted, and what happened")
+    figure = patient_figure(
+        patient, title="One simulated patient: what was recorded, predicted, and what happened"
+    )
     out.write_text(standalone(figure) + "\n", encoding="utf-8")
 
 

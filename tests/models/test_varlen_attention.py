@@ -15,6 +15,7 @@ import torch.nn.attention.varlen
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import attention, attention_spans
@@ -238,6 +239,16 @@ def test_which_devices_go_ragged(
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: dtype)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert attention.is_ragged(torch.device(device)) == ragged
+
+
+@pytest.mark.parametrize(("version", "ragged"), [("2.9.1", False), ("2.10.0", False), ("2.11.0+cu130", True)])
+def test_an_older_torch_stays_dense(version: str, ragged: bool, monkeypatch: Patch) -> None:
+    """Its kernel takes no window."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert attention.is_ragged(torch.device("cuda")) == ragged
 
 
 def test_gathering_rows_that_do_not_repeat() -> None:

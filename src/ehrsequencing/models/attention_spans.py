@@ -1,6 +1,6 @@
 """Ragged attention in spans of rows of any length without a pad, by `torch.nn.attention.varlen`.
 
-The kernel exists on CUDA and in half precision only; sums and softmax are in float32.
+The kernel exists on CUDA, in half precision and from torch 2.11 on (with a window); sums and softmax are in float32.
 """
 
 from dataclasses import dataclass, replace
@@ -24,6 +24,8 @@ def is_ragged(device: torch.device) -> bool:
     Elsewhere it runs in dense blocks, in float32.
     """
     if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return False
+    if torch.__version__ < "2.11":
         return False
     half = torch.get_autocast_dtype("cuda").itemsize == 2
     return half and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -24,6 +24,7 @@ from ehrsequencing.models.hazards import LINEAR_ABOVE, exposure
 from ehrsequencing.models.segments import constant, dropout
 
 BLOCK_ELEMENTS = 2**18  # hazards of one block: 1 MiB in float32, which stays in the cache
+GPU_BLOCK_ELEMENTS = 2**24  # on a GPU, where every block waits for the device: 64 MiB
 SMALLEST_HAZARD = 1e-12  # per day; where a code's bias starts in a bin where nothing is known
 PRIOR_EVENTS = 20.0  # how many events a code's own hazard in a bin must have to weigh as much as the shape of all codes
 
@@ -303,7 +304,8 @@ def _sweep(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Terms (P,) of all cells, and the gradients of their weighted sum by `left` and `right`."""
     n, n_codes = len(left), len(right)
-    step = max(1, BLOCK_ELEMENTS // max(n_codes, 1))
+    elements = GPU_BLOCK_ELEMENTS if left.is_cuda else BLOCK_ELEMENTS
+    step = max(1, elements // max(n_codes, 1))
     lows = list(range(0, n, step))
     bounds = torch.searchsorted(cell, torch.tensor([*lows, n], device=cell.device)).tolist()
     out, of_left, of_right = torch.empty_like(days), torch.empty_like(left), torch.zeros_like(right)

@@ -1,0 +1,71 @@
+"""Settings of the site: `make site`. What it generates is in `generate.py` beside this file."""
+
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import generate
+
+from ehrsequencing import __version__
+
+project, author, release = "ehrsequencing", "The ehrsequencing authors", __version__
+project_copyright = "2026, the ehrsequencing authors"
+extensions = [
+    "myst_nb",
+    "sphinx_design",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.intersphinx",
+]
+# these stay in the repository
+exclude_patterns = ["lab-notes", "decisions.md", "written-by-hand.md"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # `generate.py` has run them
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # nothing from elsewhere
+suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
+
+default_role = "code"
+toc_object_entries_show_parents = "hide"
+autodoc_member_order = "bysource"
+# scikit-learn adds these to an estimator
+autodoc_default_options = {"exclude-members": "set_fit_request, set_score_request"}
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+# the inventories are written by hand, so that no build reads the network
+intersphinx_mapping = {
+    name: (address, str(HERE / "_generated" / f"{name}.inv"))
+    for name, address in generate.INVENTORIES.items()
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "ehrsequencing"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "header_links_before_dropdown": 7,
+    "navbar_align": "left",
+    "show_prev_next": True,
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+html_sidebars: dict[str, list[str]] = {"index": [], "faq": []}
+
+
+def setup(app: Sphinx) -> None:
+    """Write what is generated, before Sphinx looks for pages."""
+    generate.everything(HERE)
+    app.connect("autodoc-process-docstring", generate.literal_blocks)
+    app.connect("source-read", generate.link_to_repository)

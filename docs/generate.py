@@ -1,0 +1,335 @@
+"""Pages that are made and not written: the API, all settings, the gallery, and inventories of three other libraries."""
+
+import ast
+import hashlib
+import inspect
+import json
+import os
+import re
+import tempfile
+import zlib
+from base64 import b64decode
+from collections.abc import Iterator, MutableSequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+import ehrsequencing
+from ehrsequencing import config, metrics
+from ehrsequencing.api.data import PreparedData
+from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.config.base import format_days, parse_days
+from ehrsequencing.models.base import SurvivalModel
+
+INVENTORIES = {
+    "torch": "https://docs.pytorch.org/docs/stable/",
+    "pandas": "https://pandas.pydata.org/docs/",
+    "sklearn": "https://scikit-learn.org/stable/",
+}
+LINKS = {  # name → role and page; all that the docstrings and pages need
+    "torch": {
+        "torch.Tensor": ("py:class", "tensors.html#$"),
+        "torch.nn.Module": ("py:class", "generated/torch.nn.Module.html#$"),
+        "torch.nn.Linear": ("py:class", "generated/torch.nn.Linear.html#$"),
+        "torch.device": ("py:class", "tensor_attributes.html#$"),
+    },
+    "pandas": {"pandas.DataFrame": ("py:class", "reference/api/$.html#$")},
+    "sklearn": {
+        "sklearn.base.BaseEstimator": ("py:class", "modules/generated/$.html#$"),
+        "sklearn.model_selection.GridSearchCV": ("py:class", "modules/generated/$.html#$"),
+    },
+}
+API = {
+    "From records to a run": ["read_meds", "prepare", "fit", "pretrain", "load"],
+    "Evaluation": ["evaluate", "score"],
+    "Models": [
+        "HierarchicalBEHRTForSurvival", "BEHRTForSurvival", "ModelConfig", "VisitBatch", "visit_encoder",
+    ],
+    "scikit-learn": ["EHRSurvival"],
+    "Errors": ["EhrseqError"],
+}  # fmt: skip
+BEHIND = [TrainedRun, PreparedData, EvaluationResult, SurvivalModel]
+NOTEBOOK_SECONDS = 900
+
+
+def everything(docs: Path) -> None:
+    """Write all generated files into `_generated`, those of the gallery only where a notebook has changed."""
+    out = docs / "_generated"
+    out.mkdir(exist_ok=True)
+    written = {"api.md": api_page(), "settings.md": settings_page()}
+    gallery = list(executed(docs.parent / "examples", out / "gallery"))
+    written["gallery-index.md"] = gallery_index(gallery)
+    for name, text in written.items():
+        path = out / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for library, links in LINKS.items():
+        (out / f"{library}.inv").write_bytes(inventory(library, links))
+
+
+# ---- the API -----------------------------------------------------------------------------------------------------
+
+
+def api_page() -> str:
+    """All public names, by what one does with them; a name that no group lists is an error."""
+    listed = {name for names in API.values() for name in names}
+    missing = set(ehrsequencing.__all__) - listed - {"__version__", "metrics"}
+    if missing:
+        raise RuntimeError(f"docs/generate.py lists no group for {', '.join(sorted(missing))}")
+    lines = [
+        "# Python API",
+        "",
+        "`import ehrsequencing as eh` gives these names; [Python](../python.md) shows them",
+    ]
+    lines += ["in use.", ""]
+    for title, names in API.items():
+        lines += [f"## {title}", "", *_directives([f"ehrsequencing.{name}" for name in names])]
+    lines += ["## Classes behind these names", ""]
+    lines += _directives([f"{kind.__module__}.{kind.__qualname__}" for kind in BEHIND])
+    lines += [
+        "## Metrics",
+        "",
+        "Plain arrays in, a number out. [Metrics](../metrics.md) has the definitions.",
+        "",
+    ]
+    lines += _directives([f"ehrsequencing.metrics.{name}" for name in metrics.__all__])
+    return "\n".join(lines)
+
+
+def _directives(names: list[str]) -> list[str]:
+    """An `autodoc` directive for each name."""
+    lines = []
+    for name in names:
+        value: Any = ehrsequencing
+        for part in name.split(".")[1:]:
+            value = getattr(value, part)
+        kind = "class" if inspect.isclass(value) else "function"
+        settings = inspect.isclass(value) and issubclass(value, BaseModel)
+        members = ["   :members:"] if kind == "class" and not settings else []
+        lines += ["```{eval-rst}", f".. auto{kind}:: {name}", *members, "```", ""]
+    return lines
+
+
+def literal_blocks(
+    app: object, what: str, name: str, value: object, options: object, lines: MutableSequence[str]
+) -> None:
+    """In docstrings an indented block after a blank line is a formula or a command, and keeps its spaces."""
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        before = found[-1] if found else ""
+        above = next((old for old in reversed(found) if old.strip()), "")
+        starts = (
+            line.startswith("    ")
+            and not before.strip()
+            and above
+            and not above.startswith((" ", ":", ".."))
+        )
+        if starts and number:
+            found += ["::", ""]
+        found.append(line)
+    lines[:] = found
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+def settings_page() -> str:
+    """Every section of a study file and of an import file: setting, values, default, meaning."""
+    lines = ["# Settings", ""]
+    lines += [
+        "Give them in a YAML file (`--config study.yaml`) or on the command line as `section.key=value`. An unknown"
+    ]
+    lines += [
+        "setting is an error that names what comes close. This page is generated from the classes.",
+        "",
+    ]
+    sections = dict(_sections(config.StudyConfig))
+    for name, kind in {**sections, "import": config.ImportConfig}.items():
+        lines += [
+            f"## {name}",
+            "",
+            (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " "),
+            "",
+        ]
+        lines += ["| setting | values | default | |", "|---|---|---|---|"]
+        meanings = _meanings(kind)
+        for key, field in kind.model_fields.items():
+            row = (f"`{key}`", _values(field), _default(field), meanings.get(key, ""))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _sections(kind: type[BaseModel], before: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """The sections of a class of settings, those within sections after them."""
+    for name, field in kind.model_fields.items():
+        inner = _model_of(field.annotation)
+        if inner is not None:
+            yield f"{before}{name}", inner
+            yield from _sections(inner, f"{before}{name}.")
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    inner = getattr(annotation, "__args__", ()) or (annotation,)
+    return next(
+        (one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None
+    )
+
+
+WORDS = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true / false",
+    type(None): "null",
+}
+
+
+def _values(field: Any) -> str:
+    """What a setting may be, as a reader of YAML knows it."""
+    if _is_duration(field):
+        return "duration"
+    return _words(field.annotation)
+
+
+def _is_duration(field: Any) -> bool:
+    return any(getattr(one, "func", None) is parse_days for one in field.metadata)
+
+
+def _words(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " / ".join(f"`{value}`" for value in inner)
+    if origin in (tuple, list):
+        return "list"
+    if origin is dict:
+        return "mapping"
+    if origin is Annotated:
+        is_days = any(getattr(one, "func", None) is parse_days for one in inner[1:])
+        return "duration" if is_days else _words(inner[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_words(one) for one in inner)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return WORDS.get(annotation, "")
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default if field.default is not PydanticUndefined else field.default_factory()
+    if isinstance(value, BaseModel):
+        return ""
+    if _is_duration(field) and isinstance(value, float):
+        return f"`{format_days(value)}`"
+    return f"`{json.dumps(value, default=str)}`"
+
+
+def _meanings(kind: type[BaseModel]) -> dict[str, str]:
+    """The comment beside or above each field in the source of its class."""
+    source = inspect.getsource(kind).splitlines()
+    found = {}
+    for node in ast.parse("\n".join(source)).body[0].body:  # type: ignore[attr-defined]
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        beside = [line.partition("  # ")[2] for line in source[node.lineno - 1 : node.end_lineno]]
+        above: list[str] = []
+        for line in reversed(source[: node.lineno - 1]):
+            if not line.strip().startswith("# ") or "----" in line:
+                break
+            above.insert(0, line.strip().removeprefix("# "))
+        text = " ".join(
+            part for part in [*above, *beside] if part and not part.startswith("type: ignore")
+        )
+        # what is not code must not be read as markup
+        found[node.target.id] = re.sub(
+            r"`[^`]*`|[<>{}*_]", lambda m: m[0] if len(m[0]) > 1 else f"\\{m[0]}", text
+        )
+    return found
+
+
+# ---- the gallery -------------------------------------------------------------------------------------------------
+
+
+def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]:
+    """Run the notebooks that changed; name, title, and a picture of each."""
+    import nbclient
+    import nbformat
+
+    out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(examples.glob("*.ipynb")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        done = out / path.name
+        if not done.is_file() or json.loads(done.read_text())["metadata"].get("source") != content:
+            book = nbformat.read(path, as_version=4)
+            with tempfile.TemporaryDirectory() as folder:
+                os.environ["TMPDIR"] = folder
+                resources = {"metadata": {"path": folder}}
+                nbclient.NotebookClient(
+                    book, timeout=NOTEBOOK_SECONDS, resources=resources
+                ).execute()
+                del os.environ["TMPDIR"]
+            book.metadata["source"] = content
+            nbformat.write(book, done)
+        book = json.loads(done.read_text())
+        title = "".join(book["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
+        yield path.stem, title, _picture(book, out / f"{path.stem}.png")
+
+
+def _picture(book: dict[str, Any], path: Path) -> str | None:
+    """Write the picture of a notebook that shows most, by its size; its name, or None where it has none."""
+    outputs = [output for cell in book["cells"] for output in cell.get("outputs", [])]
+    found = [
+        output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})
+    ]
+    if not found:
+        return None
+    path.write_bytes(b64decode(max(found, key=len)))
+    return path.name
+
+
+def gallery_index(found: list[tuple[str, str, str | None]]) -> str:
+    """Cards with a picture each."""
+    lines = [
+        "# Gallery",
+        "",
+        "Notebooks of `examples/`, run when this site was made. The records are simulated.",
+    ]
+    lines += ["", "::::{grid} 1 2 2 2", ":gutter: 3", ""]
+    for name, title, picture in found:
+        lines += [f":::{{grid-item-card}} {title}", f":link: gallery/{name}", ":link-type: doc"]
+        lines += [f":img-top: gallery/{picture}"] if picture else []
+        lines += [":img-alt: A picture of the notebook"] if picture else []
+        lines += [":::", ""]
+    lines += ["::::", "", "```{toctree}", ":hidden:", ""]
+    lines += [f"{title} <gallery/{name}>" for name, title, _ in found]
+    return "\n".join([*lines, "```", ""])
+
+
+# ---- links -------------------------------------------------------------------------------------------------------
+
+
+def inventory(library: str, links: dict[str, tuple[str, str]]) -> bytes:
+    """An inventory of another library's names, as intersphinx reads it."""
+    head = f"# Sphinx inventory version 2\n# Project: {library}\n# Version: \n"
+    head += "# The remainder of this file is compressed using zlib.\n"
+    rows = "".join(f"{name} {role} 1 {page} -\n" for name, (role, page) in links.items())
+    return head.encode() + zlib.compress(rows.encode())
+
+
+def link_to_repository(app: object, name: str, source: list[str]) -> None:
+    """A link out of `docs/`, or to a page that is not on the site, becomes the name of the file in the repository."""
+    if name.startswith("_generated"):
+        return
+    source[0] = re.sub(
+        r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1, `\2`", source[0]
+    )
+    source[0] = re.sub(
+        r"\[([^\]]*)\]\(((?:decisions\.md|written-by-hand\.md|lab-notes)[^)#]*)[^)]*\)",
+        r"\1, `docs/\2`",
+        source[0],
+    )
