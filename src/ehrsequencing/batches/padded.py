@@ -108,6 +108,7 @@ def pack_flat(codes: Tensor, ages: Tensor, visit_ids: Tensor, mask: Tensor) -> d
         "subject_offsets": _offsets((slots // max(shape[1], 1)).bincount(minlength=shape[0])),
         "age_years": _floating(ages.flatten()[tokens[visit_offsets[:-1]]]),
         "delta_days": torch.zeros(len(slots), device=codes.device),
+        "visit_ids": slots % max(shape[1], 1),
         "padded_shape": shape,
         "slots": slots,
     }
@@ -138,14 +139,23 @@ def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
+def _require_tensor(given: object, name: str) -> None:
+    if not isinstance(given, Tensor):
+        raise bad_field(f"a tensor: torch.as_tensor({name})", type(given).__name__, where=name)
+
+
 def _require_ids(codes: Tensor, dimensions: int, name: str) -> None:
+    _require_tensor(codes, name)
     if codes.dim() != dimensions or codes.is_floating_point() or codes.dtype == torch.bool:
         axes = {"codes": {3: "(B, V, C)", 2: "(B, L)"}[dimensions], "static_codes": "(B, M)"}[name]
         raise bad_field(f"{axes} token ids", described(codes), where=name)
 
 
 def _require_shape(tensor: Tensor | None, shape: tuple[int, ...], name: str) -> None:
-    if tensor is not None and tuple(tensor.shape) != shape:
+    if tensor is None:
+        return
+    _require_tensor(tensor, name)
+    if tuple(tensor.shape) != shape:
         as_codes = "" if name.startswith("static") else ", as codes"
         raise bad_field(f"shape {shape}{as_codes}", described(tensor), where=name)
 

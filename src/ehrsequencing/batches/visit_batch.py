@@ -13,12 +13,22 @@ after the real visits that it may see and before the next one; several queries m
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ehrsequencing.batches.padded import bad_field, described, pack_flat, pack_padded
+
+class PaddedVisits(NamedTuple):
+    """Padded visits, in the order of the arguments of `VisitBatch.from_padded`."""
+
+    codes: Tensor  # (B, V, C) token ids, 0 in pads
+    code_mask: Tensor  # (B, V, C) True = real
+    ages: Tensor  # (B, V) years
+    time_deltas: Tensor  # (B, V) days since the visit before
+    visit_mask: Tensor  # (B, V) True = real
+
 
 _INT, _FLOAT, _BOOL = (torch.int64,), (torch.float32, torch.float64), (torch.bool,)
 _FILLED_IN: Any = None  # default of a field that `__post_init__` makes from the others
@@ -52,6 +62,7 @@ class VisitBatch:
         visits_skipped: (S,) real visits of each subject before its first one here; or None, which means 0. A long
             record is cut into parts that begin in its middle (`ehrsequencing.batches.loader`).
         tokens_skipped: (S,) codes of those visits, an empty visit counting as one; or None, which means 0.
+        visit_ids: (N,) the visit ids that `from_flat` was given, for flat BEHRT's visit embedding; None: `visit_index`.
         padded_shape: (B, V) of the padded tensors that the batch was made from; or None.
         slots: (N,) position of each visit in the flattened (B, V); or None.
 
@@ -91,6 +102,7 @@ class VisitBatch:
     code_types: Tensor | None = field(default=None, kw_only=True)
     visits_skipped: Tensor | None = field(default=None, kw_only=True)
     tokens_skipped: Tensor | None = field(default=None, kw_only=True)
+    visit_ids: Tensor | None = field(default=None, kw_only=True)
     padded_shape: tuple[int, int] | None = field(default=None, kw_only=True)
     slots: Tensor | None = field(default=None, kw_only=True)
 
@@ -264,7 +276,7 @@ class VisitBatch:
     ) -> "VisitBatch":
         """Pack flat token sequences (flat BEHRT's contract).
 
-        The tokens of one visit id form the visit, in their order; visits are in order of their ids. A visit's age
+        The tokens of one visit id form the visit, in their order; visits are in order of their ids, and keep them. A visit's age
         is that of its first token, and its gap is 0 (the contract has none). Slots are (b, visit_id) of a (B, V)
         with V = largest real id + 1.
 
@@ -306,6 +318,37 @@ class VisitBatch:
             .view(*shape, *trailing)
         )
 
+    def codes_to_padded(self, per_code: Tensor) -> Tensor:
+        """Put results of codes back: (K, ...) → (B, V, C, ...), with 0 in pads; C is the most codes of a visit.
+
+        Raises:
+            EhrseqError: `per_code` has not K rows.
+        """
+        if per_code.dim() == 0 or per_code.shape[0] != self.n_codes:
+            expected = f"{self.n_codes} rows, one a code"
+            raise bad_field(expected, described(per_code), where="per_code")
+        most, trailing = int(self.codes_per_visit.max()) if self.n_visits else 0, per_code.shape[1:]
+        rank = torch.arange(self.n_codes, device=self.codes.device)
+        rank = rank - self.visit_offsets[:-1][self.visit_of_code]
+        slots = self.visit_of_code * most + rank
+        of_visits = per_code.new_zeros(self.n_visits * most, *trailing)
+        of_visits = of_visits.index_copy(0, slots, per_code)
+        return self.to_padded(of_visits.view(self.n_visits, most, *trailing))
+
+    def padded(self) -> PaddedVisits:
+        """The visits as padded tensors, for a network of one's own; `from_padded(*batch.padded())` packs them again.
+
+        Numbers of codes, codes without a time and labels are not among them: `to_padded` and `codes_to_padded` pad
+        any field.
+        """
+        return PaddedVisits(
+            self.codes_to_padded(self.codes),
+            self.codes_to_padded(torch.ones_like(self.codes, dtype=torch.bool)),
+            self.to_padded(self.age_years),
+            self.to_padded(self.delta_days),
+            self.to_padded(torch.ones_like(self.is_query)),
+        )
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "VisitBatch":
         """Move every tensor to a device; the batch itself where it is there already."""
         if self.codes.device == torch.device(device):
@@ -330,7 +373,7 @@ class VisitBatch:
     # ---- self-check --------------------------------------------------------------------------------------------
 
     def _check_types(self) -> None:
-        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots"}
+        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots", "visit_ids"}
         optional |= {*_LABELS, *_SKIPPED, *_OUTCOMES}
         for name, dtypes in _DTYPES.items():
             tensor = getattr(self, name)
@@ -359,7 +402,7 @@ class VisitBatch:
     def _check_shapes(self) -> None:
         k, n, s = self.n_codes, self.n_visits, self.n_subjects
         expected: dict[str, tuple[int, ...]] = {
-            **dict.fromkeys(("age_years", "delta_days", "is_query", "slots", *_LABELS), (n,)),
+            **dict.fromkeys(("age_years", "delta_days", "is_query", "slots", "visit_ids", *_LABELS), (n,)),
             "static_offsets": (s + 1,),
             **dict.fromkeys(_SKIPPED, (s,)),
             "values": (k, 2),
@@ -419,7 +462,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "is_query": _BOOL,
     **_LABELS,
     **_OUTCOMES,
-    **dict.fromkeys(("code_types", *_SKIPPED, "slots"), _INT),
+    **dict.fromkeys(("code_types", *_SKIPPED, "slots", "visit_ids"), _INT),
 }
 
 
