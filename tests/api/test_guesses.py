@@ -93,8 +93,7 @@ def names(example_folder: Path) -> dict[str, Any]:
         "FunctionTransformer": FunctionTransformer, "GroupKFold": GroupKFold, "cross_val_score": cross_val_score,
         "known": lambda frame: frame[frame.code != "NOTHING"], "hazards": torch.full((1, 3), 0.5),
         "fitted": eh.EHRSurvival(task=here("task.yaml"), **tiny).fit(rows),
-        "parts": "CodeEmbedding MeanPoolingVisitEncoder AttnPoolingVisitEncoder TransformerVisitEncoder VisitTimeEmbedding "
-        "TimelineEncoder SurvivalHead DiscreteTimeSurvivalLoss BEHRTEmbedding".split(),
+        "parts": ["CodeEmbedding", "MeanPoolingVisitEncoder", "AttnPoolingVisitEncoder", "TransformerVisitEncoder", "VisitTimeEmbedding", "TimelineEncoder", "SurvivalHead", "DiscreteTimeSurvivalLoss", "BEHRTEmbedding"],
     }  # fmt: skip
 
 

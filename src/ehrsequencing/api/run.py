@@ -11,6 +11,7 @@ import pandas as pd
 from ehrsequencing.api import plots
 from ehrsequencing.api.data import data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
+from ehrsequencing.api.hazard_ratios import cause_number, hazard_ratios
 from ehrsequencing.api.predictions import (
     attention_table,
     days_of,
@@ -264,6 +265,41 @@ class TrainedRun(Run):
                 say=_warn_of,
             )
         return Path(out)
+
+    def hazard_ratios(
+        self,
+        cause: str | None = None,
+        *,
+        bootstrap: int = 100,
+        seed: int = 0,
+        prepared: str | os.PathLike[str] | None = None,
+    ) -> pd.DataFrame:
+        """Hazard ratios of the landmark Cox model, the rival that `evaluate` compares the run with.
+
+        They are penalised (ridge), so that they are shrunk towards 1; intervals come from resampled subjects with the
+        same ridge, and do not cover what the penalty hides. They are associations, not effects.
+
+        Args:
+            cause: Default: the task's first outcome.
+            bootstrap: Resamples of training subjects; 0: no intervals.
+            seed: Of the resamples.
+            prepared: The prepared set that the run was trained on, if it has moved.
+
+        Returns:
+            One row a covariate, the largest first: `covariate`, `hazard_ratio` of one standard deviation, `low`,
+            `high`, `sd`. `attrs["note"]` says that they are penalised.
+
+        Raises:
+            EhrseqError: There is no such cause, or nobody had it.
+
+        Example:
+            >>> table = eh.load("runs/hf").hazard_ratios("hf", bootstrap=2)
+            >>> list(table.columns)
+            ['covariate', 'hazard_ratio', 'low', 'high', 'sd']
+        """
+        number = cause_number(self.task, cause)
+        store = self.prepared(None if prepared is None else Path(prepared))
+        return hazard_ratios(self, store, number, bootstrap=bootstrap, seed=seed)
 
     # ---- training and evaluation -------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ehrsequencing.batches.padded import bad_field, described, pack_flat, pack_padded
 
+
 class PaddedVisits(NamedTuple):
     """Padded visits, in the order of the arguments of `VisitBatch.from_padded`."""
 
@@ -373,7 +374,15 @@ class VisitBatch:
     # ---- self-check --------------------------------------------------------------------------------------------
 
     def _check_types(self) -> None:
-        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots", "visit_ids"}
+        optional = {
+            "static_codes",
+            "static_offsets",
+            "is_query",
+            "values",
+            "code_types",
+            "slots",
+            "visit_ids",
+        }
         optional |= {*_LABELS, *_SKIPPED, *_OUTCOMES}
         for name, dtypes in _DTYPES.items():
             tensor = getattr(self, name)
@@ -402,7 +411,9 @@ class VisitBatch:
     def _check_shapes(self) -> None:
         k, n, s = self.n_codes, self.n_visits, self.n_subjects
         expected: dict[str, tuple[int, ...]] = {
-            **dict.fromkeys(("age_years", "delta_days", "is_query", "slots", "visit_ids", *_LABELS), (n,)),
+            **dict.fromkeys(
+                ("age_years", "delta_days", "is_query", "slots", "visit_ids", *_LABELS), (n,)
+            ),
             "static_offsets": (s + 1,),
             **dict.fromkeys(_SKIPPED, (s,)),
             "values": (k, 2),

@@ -8,6 +8,19 @@ from ehrsequencing.config import parts
 from ehrsequencing.config.base import Settings
 from ehrsequencing.config.parts import idle_settings
 
+# what other libraries call our settings
+_ELSEWHERE = {
+    "d_model": "dim",
+    "hidden_size": "dim",
+    "n_heads": "heads",
+    "num_attention_heads": "heads",
+    "n_layers": "layers",
+    "num_hidden_layers": "layers",
+    "num_layers": "layers",
+    "hidden_dropout_prob": "dropout",
+    "max_position_embeddings": "max_visits",
+    "n_codes": "vocab_size",
+}
 VisitEncoder = Annotated[str, AfterValidator(parts.visit_encoder.checked)]
 
 
@@ -55,8 +68,12 @@ class ModelConfig(Settings):
     delta_bin_days: float = Field(default=7.0, gt=0)  # delta_bins=linear: width of a bin
     # delta_bins=linear: from here on the last bin is open
     delta_top_days: float = Field(default=365.0, gt=0)
-    max_visits: int = Field(default=512, ge=1)  # attention window: a visit and the max_visits - 1 before it
-    max_tokens: int = Field(default=2048, ge=1)  # flat: attention window in tokens, cut at whole visits
+    max_visits: int = Field(
+        default=512, ge=1
+    )  # attention window: a visit and the max_visits - 1 before it
+    max_tokens: int = Field(
+        default=2048, ge=1
+    )  # flat: attention window in tokens, cut at whole visits
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
     value_bins: int = Field(default=5, ge=2)  # values=interpolate: number of knots
     frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that are not trained
@@ -67,6 +84,8 @@ class ModelConfig(Settings):
     def _expand(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        for name in set(data) & set(_ELSEWHERE):
+            raise ValueError(f"unknown setting {name!r}: did you mean {_ELSEWHERE[name]}?")
         sizes = {"small": (64, 4, 2), "medium": (128, 4, 4), "large": (256, 8, 6)}
         size = sizes.get(str(data.get("size")))
         of_size = {} if size is None else dict(zip(("dim", "heads", "layers"), size, strict=True))

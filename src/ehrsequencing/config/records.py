@@ -15,7 +15,9 @@ class VisitsConfig(Settings):
     """How events are grouped into visits."""
 
     by: Literal["day", "window", "gap", "encounter"] = "day"
-    window: Days = Field(default=1 / 24, gt=0)  # by=window: length of the window, aligned to midnight
+    window: Days = Field(
+        default=1 / 24, gt=0
+    )  # by=window: length of the window, aligned to midnight
     gap: Days = Field(default=1.0, gt=0)  # by=gap: so long without an event starts a new visit
     column: str = "hadm_id"  # by=encounter: the column that names the encounter
     ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end

@@ -29,7 +29,9 @@ class TrainingConfig(Settings):
     subjects_per_step: int | None = Field(default=48, ge=1)
     # most visits and queries in a batch, unless one subject has more
     visit_budget: int = Field(default=2048, ge=1)
-    min_steps: int = Field(default=10, ge=1)  # per epoch; in small cohorts the budget shrinks to reach it
+    min_steps: int = Field(
+        default=10, ge=1
+    )  # per epoch; in small cohorts the budget shrinks to reach it
     # Learning rate of predicting a masked code of a visit from its other codes, relative to learning_rate; 0 = off.
     masked_codes: float = Field(default=0.3, ge=0)
     learning_rate: float = Field(default=5e-4, gt=0)
@@ -38,14 +40,20 @@ class TrainingConfig(Settings):
     # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
     decay_steps: int | None = Field(default=300, ge=1)  # null: it never falls
     clip_norm: float = Field(default=1.0, gt=0)
-    ema: float = Field(default=0.9999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
-    ema_warmup: int = Field(default=4, ge=2)  # the decay at step t is at most (1 + t) / (ema_warmup + t)
+    ema: float = Field(
+        default=0.9999, ge=0, lt=1
+    )  # decay of the averaged weights; 0 = no averaging
+    ema_warmup: int = Field(
+        default=4, ge=2
+    )  # the decay at step t is at most (1 + t) / (ema_warmup + t)
     precision: Literal["32", "bf16"] = "32"
     # stop after so many epochs without a better tuning NLL, warm-up excluded
     patience: int = Field(default=6, ge=1)
     # tuning NLL at all prediction times, or only at landmarks
     early_stop: Literal["visits", "landmarks"] = "visits"
-    checkpoint_steps: int = Field(default=200, ge=1)  # save every so many steps, and after each epoch
+    checkpoint_steps: int = Field(
+        default=200, ge=1
+    )  # save every so many steps, and after each epoch
     checkpoint_seconds: float = Field(default=15.0, ge=0)  # shortest time between two checkpoints
     # strength of the final recalibration (prior SD of the correction); 0 = off
     recalibration: float = Field(default=0.05, ge=0)
