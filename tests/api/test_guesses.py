@@ -16,16 +16,17 @@ MODEL = {"dim": 16, "heads": 2, "layers": 1}
 SHORT = {"epochs": 1, "min_steps": 2}
 WORKS = {
     # ---- lifelines and R: a table, curves, hazard ratios, a table for a paper ----
-    "data, task = eh.from_table(flat, subject='id', time='day', event='status', out='t1')": "task.causes == ('event',)",
-    "data, task = eh.from_table(polars, subject='id', time='day', event='status', out='t2')": "(data / 'data').is_dir()",
-    "data, task = eh.from_table(named, subject='id', time='date', event='status', out='t3', horizons=['1y'])":
+    "data, task = eh.from_table(flat, subject='id', time='day', event='status', out='t')": "task.causes == ('status',)",
+    "data, task = eh.from_table(polars, subject='id', time='day', event='status', out='t')": "(data / 'data').is_dir()",
+    "data, task = eh.from_table(named, subject='id', time='date', event='status', out='t', horizons=['1y'])":
         "task.causes == ('relapse', 'death')",
     "eh.check('meds', task='task.yaml')": "'prediction times' in str(value)",
     "eh.metrics.concordance(T, E, risk, horizon=365)": "0 <= value <= 1",
     "eh.metrics.cumulative_incidence(T, E, at=[30, 365])": "value.shape == (2,)",
-    "eh.metrics.aalen_johansen(T, E)": "value(365) == eh.metrics.cumulative_incidence(T, E, at=[365])[0]",
+    "eh.aalen_johansen(T, E)": "value(365) == eh.metrics.cumulative_incidence(T, E, at=[365])[0]",
     "ev.aalen_johansen('hf')": "(value.low <= value.y).all() and (value.y <= value.high).all()",
-    "run.hazard_ratios(bootstrap=2)": "{'hazard_ratio', 'low', 'high'} <= set(value) and 'penalised' in value.attrs['note']",
+    "run.hazard_ratios(bootstrap=2)":
+        "{'hazard_ratio', 'low', 'high'} <= set(value) and 'penalised' in value.attrs['note']",
     "ev.table1()": "'age' in ' '.join(value.frame.index)",
     "ev.table2().to_latex()": "value.startswith(r'\\begin{tabular}')",
     "ev.table2().to_markdown()": "value.startswith('|')",
@@ -62,7 +63,7 @@ TOLD = {
     "eh.ModelConfig(vocab_size=10, hidden_size=64)": r"did you mean dim\?",
     "model(torch.ones(2, 3, 4).long())": r"VisitBatch\.from_padded\(codes, code_mask, ages, time_deltas, visit_mask\)",
     "run.predict_proba('meds')": r"run\.predict",
-    "run.predict('meds', at='first')": r"last, all",
+    "run.predict('meds', at='first')": r"use all, last or a date",
     "cross_val_score(EHRSurvival(task='task.yaml', **tiny), rows, cv=2, error_score='raise')": r"GroupKFold",
 }
 
@@ -83,7 +84,7 @@ def names(example_folder: Path) -> dict[str, Any]:
     run, prepared = eh.load(here("runs/hf")), eh.prepare(here("meds"), here("task.yaml"), out=here("prepared"))
     named = flat.assign(
         date=pd.Timestamp("2015-03-01") + pd.to_timedelta(flat.day, "D"),
-        status=flat.status.map({0: "alive", 1: "relapse"}).where(flat.id % 3 != 2, "death"),
+        status=np.where(flat.status == 0, "alive", np.where(flat.id % 3 == 2, "death", "relapse")),
     )
     return {
         "eh": eh, "np": np, "torch": torch, "flat": flat, "polars": polars.from_pandas(flat), "named": named,
@@ -93,7 +94,10 @@ def names(example_folder: Path) -> dict[str, Any]:
         "FunctionTransformer": FunctionTransformer, "GroupKFold": GroupKFold, "cross_val_score": cross_val_score,
         "known": lambda frame: frame[frame.code != "NOTHING"], "hazards": torch.full((1, 3), 0.5),
         "fitted": eh.EHRSurvival(task=here("task.yaml"), **tiny).fit(rows),
-        "parts": ["CodeEmbedding", "MeanPoolingVisitEncoder", "AttnPoolingVisitEncoder", "TransformerVisitEncoder", "VisitTimeEmbedding", "TimelineEncoder", "SurvivalHead", "DiscreteTimeSurvivalLoss", "BEHRTEmbedding"],
+        "parts": [
+            "CodeEmbedding", "MeanPoolingVisitEncoder", "AttnPoolingVisitEncoder", "TransformerVisitEncoder",
+            "VisitTimeEmbedding", "TimelineEncoder", "SurvivalHead", "DiscreteTimeSurvivalLoss", "BEHRTEmbedding",
+        ],
     }  # fmt: skip
 
 

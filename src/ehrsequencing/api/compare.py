@@ -1,4 +1,4 @@
-"""`compare`: runs and seeds side by side on the same people; and the pooling of one run's evaluations at several sites."""
+"""`compare`: runs and seeds side by side on the same people; `pool_sites`: one run's evaluations at several sites."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ehrsequencing.api.curves import main_horizon
 from ehrsequencing.api.evaluation import long_table
+from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
+from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes, write_json
@@ -30,14 +33,33 @@ class RunComparison:
     """Several runs on the same people.
 
     Attributes:
-        metrics: One row for each run, landmark, cause, horizon and metric, with its 95 % interval.
-        differences: The first run minus each other one, paired.
+        result: The task, and the long rows of `metrics` and `differences`, as in `metrics.json`.
         subjects: How many people all runs answer for.
     """
 
-    metrics: pd.DataFrame
-    differences: pd.DataFrame
+    result: dict[str, Any]
     subjects: int
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row for each run, landmark, cause, horizon and metric, with its 95 % interval."""
+        return long_table(self.result["metrics"], "model")
+
+    @property
+    def differences(self) -> pd.DataFrame:
+        """The first run minus each other one, paired."""
+        return long_table(self.result["differences"], "against")
+
+    def table(self) -> PaperTable:
+        """The runs beside one another, for the first cause and landmark and the main horizon."""
+        task = self.result["task"]
+        place = {
+            "landmark": task.landmarks[0],
+            "cause": task.causes[0],
+            "horizon": main_horizon(task.horizons),
+        }
+        title = f"{place['cause']} by {format_days(place['horizon'])}"
+        return accuracy_table(self.result["metrics"], place, title=title)
 
 
 def compare(
@@ -88,7 +110,7 @@ def compare(
         rows = common.rows
         draws = draw_subjects(len(common.timelines), bootstrap, seed)
         for landmark in task.landmarks:
-            at = rows.at_landmark(landmark)
+            at = common.at_landmark(landmark)
             at = at[in_all[at]]
             if not len(at):
                 continue
@@ -108,7 +130,8 @@ def compare(
         fix = "prepare them from the same records with the same splits"
         raise EhrseqError("the runs have no person in common", where=f"split {split}", fix=fix)
     subjects = len(np.unique(rows.subject[in_all]))
-    return RunComparison(long_table(metrics, "model"), long_table(differences, "against"), subjects)
+    result = {"task": task, "metrics": metrics, "differences": differences}
+    return RunComparison(result, subjects)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -60,7 +60,8 @@ def from_table(
     Example:
         >>> import pandas as pd
         >>> import ehrsequencing as eh
-        >>> rows = [(who, day, who % 7 + day / 100, int(day == 90 and who % 2)) for who in range(80) for day in (0, 30, 90)]
+        >>> days = [(who, day) for who in range(80) for day in (0, 30, 90)]
+        >>> rows = [(who, day, who % 7 + day / 100, int(day == 90 and who % 2)) for who, day in days]
         >>> frame = pd.DataFrame(rows, columns=["id", "day", "bilirubin", "died"])
         >>> data, task = eh.from_table(frame, subject="id", time="day", event="died", out="flat")
         >>> task.name, task.causes, task.horizons
@@ -123,7 +124,7 @@ def from_table(
 
 
 def _event_names(column: pd.Series, name: str) -> pd.Series:
-    """The event of each row, missing where there is none; numbers become NAME, NAME_2, …"""
+    """The event of each row, missing where there is none; the number 2 becomes NAME_2."""
     if pd.api.types.is_numeric_dtype(column):
         named = column.map(lambda value: name if value == 1 else f"{name}_{value:g}")
         return named.where(column.fillna(0) != 0)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, enough_people
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.registry import in_columns, taken
@@ -34,7 +34,7 @@ class PaperTable:
     def to_markdown(self) -> str:
         """The table in Markdown."""
         rows = [["", *self.frame.columns], ["---"] * (1 + len(self.frame.columns))]
-        rows += [[str(name), *cells] for name, cells in zip(self.frame.index, self.frame.values)]
+        rows += [[str(name), *cells] for name, cells in self.frame.T.items()]
         return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
     def to_latex(self) -> str:
@@ -100,7 +100,7 @@ class _People:
             return f"{self.count(people)} ({100 * people / self.total:.0f})"
         return count_text(people) if people < SMALLEST_COUNT else "–"
 
-    def quartiles(self, values: Floats | Ints) -> str:
+    def quartiles(self, values: ArrayLike) -> str:
         known = np.asarray(values, dtype=np.float64)
         known = known[np.isfinite(known)]
         if len(known) < (1 if self.is_simulated else SMALLEST_COUNT):

@@ -1,4 +1,4 @@
-"""Records in Python: imports from other formats, `check`, `codes`, `simulate`; the commands of these names call them."""
+"""Records in Python: imports from other formats, `check`, `codes`, `simulate`. The commands call them."""
 
 import os
 from collections.abc import Mapping

@@ -31,6 +31,18 @@ from ehrsequencing.explorer import ExplorerSettings
 from ehrsequencing.prediction.predict import RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 
+# what other libraries call our methods
+_ELSEWHERE = {
+    "predict_proba": "predict(data, horizons=['1y'])",
+    "predict_survival_function": "predict(data, horizons=…), or EHRSurvival for step functions",
+    "predict_partial_hazard": "predict(data, horizons=['1y'])",
+    "summary": "hazard_ratios(), and run.evaluation.metrics",
+    "print_summary": "hazard_ratios(), and run.evaluation.metrics",
+    "score": "evaluation.metrics, or eh.evaluate(run, data=…)",
+    "state_dict": "model.state_dict()",
+    "save_pretrained": "model.save_pretrained(path)",
+}
+
 
 class TrainedRun(Run):
     """A trained run: predictions, plots and tables.
@@ -326,6 +338,10 @@ class TrainedRun(Run):
         """The evaluation that is in the run's folder; None where there is none, or its file has been edited."""
         result = read_result(self.folder)
         return None if result is None else EvaluationResult(result, self.folder, run=self)
+
+    def __getattr__(self, name: str) -> Any:
+        meant = f": write run.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"a run has no attribute {name!r}{meant}")
 
     def __repr__(self) -> str:
         now, parts, c = Run(self.folder), [f"task {self.task.name}"], "not evaluated yet"

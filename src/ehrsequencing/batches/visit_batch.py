@@ -277,9 +277,9 @@ class VisitBatch:
     ) -> "VisitBatch":
         """Pack flat token sequences (flat BEHRT's contract).
 
-        The tokens of one visit id form the visit, in their order; visits are in order of their ids, and keep them. A visit's age
-        is that of its first token, and its gap is 0 (the contract has none). Slots are (b, visit_id) of a (B, V)
-        with V = largest real id + 1.
+        The tokens of one visit id form the visit, in their order; visits are in order of their ids, and keep them. A
+        visit's age is that of its first token, and its gap is 0 (the contract has none). Slots are (b, visit_id) of
+        a (B, V) with V = largest real id + 1.
 
         Args:
             codes: (B, L) token ids.
