@@ -41,6 +41,12 @@ class RunComparison:
     subjects: int
 
     @property
+    def causes(self) -> tuple[str, ...]:
+        """Names of the causes, the cause of interest first."""
+        causes: tuple[str, ...] = self.result["task"].causes
+        return causes
+
+    @property
     def metrics(self) -> pd.DataFrame:
         """One row for each run, landmark, cause, horizon and metric, with its 95 % interval."""
         return long_table(self.result["metrics"], "model")

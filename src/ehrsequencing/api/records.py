@@ -1,7 +1,7 @@
 """Records in Python: imports from other formats, `check`, `codes`, `simulate`. The commands call them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import yaml
 
 from ehrsequencing.api.data import meds_folder, tasks_of
 from ehrsequencing.api.progress import bar
-from ehrsequencing.config import ImportConfig, StudyConfig, validated
+from ehrsequencing.config import ImportConfig, StudyConfig, TaskConfig, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.readers.import_report import ImportReport
@@ -126,8 +126,15 @@ def check(data: Any, task: Any = None, *, progress: bool = True, **sections: Any
         1786
     """
     study = validated(StudyConfig, sections, where="check")
+    return check_study(data, study, tasks_of(task), progress=progress)
+
+
+def check_study(
+    data: Any, study: StudyConfig, tasks: Sequence[TaskConfig], *, progress: bool = True
+) -> DataCheck:
+    """`check` with all settings in one study."""
     with meds_folder(data) as folder, bar("checking", show=progress) as tick:
-        return check_data(folder, study=study, tasks=tasks_of(task), progress=tick)
+        return check_data(folder, study=study, tasks=tasks, progress=tick)
 
 
 def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> pd.DataFrame:

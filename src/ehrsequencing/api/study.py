@@ -7,7 +7,7 @@ from typing import Any
 
 from ehrsequencing.api.data import prepare, task_of
 from ehrsequencing.api.evaluate import audit, evaluate
-from ehrsequencing.api.records import check
+from ehrsequencing.api.records import check_study
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig, validated
@@ -71,7 +71,7 @@ def run_study(
     of_records = {name: getattr(study, name) for name in SECTIONS}
     if not (out / "prepared" / MANIFEST).is_file():
         say("1/5  checking the records")
-        for line in str(check(data, task, progress=progress, **of_records)).splitlines():
+        for line in str(check_study(data, study, [task], progress=progress)).splitlines():
             say(f"     {line}")
         say("2/5  preparing visits, codes and labels")
     prepared = prepare(data, task, out=out / "prepared", progress=progress, **of_records)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, NaiveDatetime
+from pydantic import BaseModel, ConfigDict, FailFast, Field, NaiveDatetime
 
 PROBLEM_TYPE = "application/problem+json"
 INT64 = 2**63
@@ -37,7 +37,7 @@ class PredictRequest(BaseModel):
     """The record of one subject, and what is asked about it."""
 
     model_config = ConfigDict(extra="forbid")
-    rows: list[Row] = Field(min_length=1, description="In any order")
+    rows: Annotated[list[Row], FailFast()] = Field(min_length=1, description="In any order")
     at: str = Field(
         "last",
         pattern=r"^(all|last|\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?)$",
@@ -163,5 +163,8 @@ def problem_of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     what = known.get(first["type"], str(first["msg"]))
     more = f" ({len(errors) - 1} more such errors)" if len(errors) > 1 else ""
     return Problem(
-        422, what + more, where=".".join(parts), fix="see /openapi.json for the shape of a request"
+        413 if first["type"] == "too_long" else 422,
+        what + more,
+        where=".".join(parts),
+        fix="see /openapi.json for the shape of a request",
     )
