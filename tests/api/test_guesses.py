@@ -11,6 +11,7 @@ import torch
 
 import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
+from helpers.flat_frames import flat_table
 
 MODEL = {"dim": 16, "heads": 2, "layers": 1}
 SHORT = {"epochs": 1, "min_steps": 2}
@@ -99,17 +100,6 @@ def names(example_folder: Path) -> dict[str, Any]:
             "VisitTimeEmbedding", "TimelineEncoder", "SurvivalHead", "DiscreteTimeSurvivalLoss", "BEHRTEmbedding",
         ],
     }  # fmt: skip
-
-
-def flat_table() -> pd.DataFrame:
-    """60 people with a laboratory value at each of four days, who relapse on the last of them if it was high."""
-    rng, rows = np.random.default_rng(1), []
-    for person in range(60):
-        level = rng.normal(size=4).cumsum()
-        for visit in range(4):
-            has_event = visit == 3 and level[-2] > 0
-            rows.append((person, 100 * visit + person % 7, level[visit], "fm"[person % 2], int(has_event)))
-    return pd.DataFrame(rows, columns=["id", "day", "albumin", "sex", "status"])
 
 
 @pytest.mark.parametrize("guess", WORKS)

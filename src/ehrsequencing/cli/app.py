@@ -134,8 +134,15 @@ def simulate(
     from ehrsequencing.config import read_settings
 
     settings = read_settings(config, overrides or ())
-    given = {"subjects": subjects, "seed": seed, "truth": truth, "overwrite": overwrite}
-    write(out, progress=shown(), **given, **settings)
+    write(
+        out,
+        subjects=subjects,
+        seed=seed,
+        truth=truth,
+        overwrite=overwrite,
+        progress=shown(),
+        **settings,
+    )
     task = out / "task.yaml"
     say(f"{subjects:,} simulated subjects, with their true risks")
     finish(

@@ -162,9 +162,6 @@ def problem_of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     }
     what = known.get(first["type"], str(first["msg"]))
     more = f" ({len(errors) - 1} more such errors)" if len(errors) > 1 else ""
-    return Problem(
-        413 if first["type"] == "too_long" else 422,
-        what + more,
-        where=".".join(parts),
-        fix="see /openapi.json for the shape of a request",
-    )
+    status = 413 if first["type"] == "too_long" else 422
+    fix = "see /openapi.json for the shape of a request"
+    return Problem(status, what + more, where=".".join(parts), fix=fix)
