@@ -43,7 +43,7 @@ def failing(error: BaseException) -> Result:
         (TypeError("patient 4711 born 1950"), 3, "ehrseq: unexpected TypeError in "),
         (RecursionError("4711"), 3, "ehrseq: unexpected RecursionError"),
         (MemoryError(), 3, "ehrseq: unexpected MemoryError"),
-        (OSError(28, "No space left on device"), 3, "ehrseq: unexpected OSError: No space left on device"),
+        (OSError(28, "No space left on device"), 2, "ehrseq: the output cannot be written: No space left on device"),
         (KeyboardInterrupt(), 130, "ehrseq: interrupted"),
     ],
 )

@@ -72,7 +72,7 @@ def run_study(
     if not (out / "prepared" / MANIFEST).is_file():
         say("1/5  checking the records")
         for line in str(check_study(data, study, [task], progress=progress)).splitlines():
-            say(f"     {line}")
+            say(line)
         say("2/5  preparing visits, codes and labels")
     prepared = prepare(data, task, out=out / "prepared", progress=progress, **of_records)
     if not (folder / MANIFEST).is_file():

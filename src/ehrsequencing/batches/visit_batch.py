@@ -13,23 +13,20 @@ after the real visits that it may see and before the next one; several queries m
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ehrsequencing.batches.padded import bad_field, described, pack_flat, pack_padded
-
-
-class PaddedVisits(NamedTuple):
-    """Padded visits, in the order of the arguments of `VisitBatch.from_padded`."""
-
-    codes: Tensor  # (B, V, C) token ids, 0 in pads
-    code_mask: Tensor  # (B, V, C) True = real
-    ages: Tensor  # (B, V) years
-    time_deltas: Tensor  # (B, V) days since the visit before
-    visit_mask: Tensor  # (B, V) True = real
-
+from ehrsequencing.batches.padded import (
+    PaddedVisits,
+    bad_field,
+    check_offsets,
+    described,
+    pack_flat,
+    pack_padded,
+    pad_codes,
+)
 
 _INT, _FLOAT, _BOOL = (torch.int64,), (torch.float32, torch.float64), (torch.bool,)
 _FILLED_IN: Any = None  # default of a field that `__post_init__` makes from the others
@@ -250,20 +247,11 @@ class VisitBatch:
             >>> batch.codes.tolist(), batch.to_padded(batch.visit_index + 1).tolist()
             ([0, 1, 2, 7], [[1, 2], [0, 1]])
         """
-        per_visit = {
-            "at_risk": at_risk,
-            "duration_days": duration_days,
-            "cause": cause,
-            "entry_days": entry_days,
-        }
+        labels = dict(zip(_LABELS, (at_risk, duration_days, cause, entry_days), strict=True))
         return cls(
             **pack_padded(
-                codes,
-                code_mask,
-                ages,
-                time_deltas,
-                visit_mask,
-                per_visit={**per_visit, "is_query": is_query},
+                PaddedVisits(codes, code_mask, ages, time_deltas, visit_mask),
+                per_visit={**labels, "is_query": is_query},
                 values=values,
                 code_types=code_types,
                 static_codes=static_codes,
@@ -328,20 +316,10 @@ class VisitBatch:
         if per_code.dim() == 0 or per_code.shape[0] != self.n_codes:
             expected = f"{self.n_codes} rows, one a code"
             raise bad_field(expected, described(per_code), where="per_code")
-        most, trailing = int(self.codes_per_visit.max()) if self.n_visits else 0, per_code.shape[1:]
-        rank = torch.arange(self.n_codes, device=self.codes.device)
-        rank = rank - self.visit_offsets[:-1][self.visit_of_code]
-        slots = self.visit_of_code * most + rank
-        of_visits = per_code.new_zeros(self.n_visits * most, *trailing)
-        of_visits = of_visits.index_copy(0, slots, per_code)
-        return self.to_padded(of_visits.view(self.n_visits, most, *trailing))
+        return self.to_padded(pad_codes(per_code, self.visit_offsets, self.visit_of_code))
 
     def padded(self) -> PaddedVisits:
-        """The visits as padded tensors, for a network of one's own; `from_padded(*batch.padded())` packs them again.
-
-        Numbers of codes, codes without a time and labels are not among them: `to_padded` and `codes_to_padded` pad
-        any field.
-        """
+        """The visits as padded tensors, for a network of one's own; `from_padded(*batch.padded())` packs them again."""
         return PaddedVisits(
             self.codes_to_padded(self.codes),
             self.codes_to_padded(torch.ones_like(self.codes, dtype=torch.bool)),
@@ -432,9 +410,9 @@ class VisitBatch:
             raise bad_field("come together", "one of them is missing", where="padded_shape, slots")
 
     def _check_contents(self) -> None:
-        _check_offsets("visit_offsets", self.visit_offsets, self.n_codes)
-        _check_offsets("subject_offsets", self.subject_offsets, self.n_visits)
-        _check_offsets("static_offsets", self.static_offsets, len(self.static_codes))
+        check_offsets("visit_offsets", self.visit_offsets, self.n_codes)
+        check_offsets("subject_offsets", self.subject_offsets, self.n_visits)
+        check_offsets("static_offsets", self.static_offsets, len(self.static_codes))
         for name in ("codes", "static_codes", "code_types", "cause", *_SKIPPED):
             tensor = getattr(self, name)
             if tensor is not None and len(tensor) and int(tensor.min()) < 0:
@@ -475,13 +453,6 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     **_OUTCOMES,
     **dict.fromkeys(("code_types", *_SKIPPED, "slots", "visit_ids"), _INT),
 }
-
-
-def _check_offsets(name: str, offsets: Tensor, total: int) -> None:
-    if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets.diff() < 0).any()):
-        raise bad_field(
-            f"offsets that start at 0, never fall and end at {total}", "something else", where=name
-        )
 
 
 def _owners(offsets: Tensor, total: int) -> Tensor:

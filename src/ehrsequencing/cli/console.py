@@ -232,7 +232,10 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
         text = str(error)
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         text = f"the output cannot be written: {reason}"
-        _drop_stdout()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_stdout()
     elif isinstance(error, OSError) and error.filename is not None and reason:
         text = f"{os.fsdecode(error.filename)}: {reason}"
     else:
@@ -357,7 +360,9 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
     hints = typing.get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
-    def with_shared_options(*, quiet: bool, as_json: bool, debug: bool, **given: Any) -> None:
+    def with_shared_options(
+        *, quiet: bool, as_json: bool, debug: bool, help_all: object = None, **given: Any
+    ) -> None:
         with output_of(command, as_json=as_json, quiet=quiet), errors(debug):
             if command != "train":
                 _refuse_torchrun(command)

@@ -162,6 +162,9 @@ def problem_of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     }
     what = known.get(first["type"], str(first["msg"]))
     more = f" ({len(errors) - 1} more such errors)" if len(errors) > 1 else ""
-    status = 413 if first["type"] == "too_long" else 422
+    if first["type"] == "too_long" and parts[-1] == "rows":
+        what = f"more than {first['ctx']['max_length']:,} rows"
+        fix = "leave out rows that the model does not read"
+        return Problem(413, what, where="rows", fix=fix)
     fix = "see /openapi.json for the shape of a request"
-    return Problem(status, what + more, where=".".join(parts), fix=fix)
+    return Problem(422, what + more, where=".".join(parts), fix=fix)
