@@ -8,7 +8,6 @@ print(eh.codes("records/").head(5))
 
 task = {
     "name": "death",
-    "title": "Death within two years after the first visit",
     "index": {"first_visit": True},
     "outcome": {"death": "MEDS_DEATH"},
     "censoring": {"dataset_end": True},

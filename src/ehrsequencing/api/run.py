@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -339,9 +339,11 @@ class TrainedRun(Run):
         result = read_result(self.folder)
         return None if result is None else EvaluationResult(result, self.folder, run=self)
 
-    def __getattr__(self, name: str) -> Any:
-        meant = f": write run.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise AttributeError(f"a run has no attribute {name!r}{meant}")
+    if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            meant = f": write run.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"a run has no attribute {name!r}{meant}")
 
     def __repr__(self) -> str:
         now, parts, c = Run(self.folder), [f"task {self.task.name}"], "not evaluated yet"

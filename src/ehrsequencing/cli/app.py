@@ -174,8 +174,9 @@ def codes(
         text, overrides = "", [text]
     study = read_study(config, overrides, "codes")
     found = find(data, text, progress=shown(), **dict(study.data))
-    lines = found.head(top).fillna("hidden").to_string(index=False, max_colwidth=45)
-    say(lines)
+    first = found[["code", "subjects", "rows", "description"]].head(top).fillna("hidden")
+    first["description"] = first.description.str.slice(0, 45).str.ljust(45)
+    say(first.to_string(index=False))
     if len(found) > top:
         say(f"and {len(found) - top:,} more (--top {len(found)} prints all)")
     result = {"text": text, "codes": found.to_dict("records")}

@@ -162,16 +162,14 @@ def _effect(row: dict[str, Any], risk: float, described: dict[str, str]) -> str:
     name = f"visit {row['visit']} on {row['time'].date()}" if row["visit"] is not None else ""
     if row["code"]:
         name = _named(row["code"], described)
-    if row["with_code"]:
-        name = f"{name} and {_named(row['with_code'], described)}"
     added = row["change_in_risk"]
     points = f"{_signed(100 * added):>7} points"
+    if row["with_code"]:
+        differs = _signed(100 * row["interaction"])
+        return f"{points}  {name} and {row['with_code']} (differs by {differs})"
     if row["kind"] == "since the prediction time before":
         return f"{points}  {name}"
-    text = f"{points}: with {name} {risk:.1%}, without {risk - added:.1%}"
-    if row["interaction"] is not None:
-        text += f" (differs by {_signed(100 * row['interaction'])})"
-    return text
+    return f"{points}: with {name} {risk:.1%}, without {risk - added:.1%}"
 
 
 def _named(code: str, described: dict[str, str]) -> str:
