@@ -44,6 +44,7 @@ from ehrsequencing.serve.schemas import (
 )
 from ehrsequencing.serve.security import Access, Guard, Limits, access_to, bearer
 
+IDLE_SECONDS = 5  # after which a connection without a whole head of a request is closed
 DRAIN_SECONDS = 5  # that open requests have to end when the server stops
 _STATUSES = {
     400: "The body cannot be read",
@@ -229,7 +230,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when no whole head of a request arrives within `timeout_keep_alive` seconds."""
+    """A connection that is closed when no whole head of a request arrives within `IDLE_SECONDS`."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -270,7 +271,7 @@ def server(
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=5,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         limit_concurrency=16 * predictor.limits.waiting,
         h11_max_incomplete_event_size=16 * 2**10,
