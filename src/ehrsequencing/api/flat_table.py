@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from ehrsequencing.api.data import as_table, task_of
 from ehrsequencing.api.predictions import days_of
@@ -69,45 +70,33 @@ def from_table(
     """
     table = as_table(frame).to_pandas()
     for name in filter(None, (subject, time, event, start)):
-        if name not in table.columns:
-            near = get_close_matches(name, list(table.columns), n=1) or list(table.columns)
-            what = f"the frame has no column {name!r}"
-            raise EhrseqError(what, where="from_table", fix=f"name one of {', '.join(near)}")
+        _require_column(table, name)
     table = table.dropna(subset=[subject, time])
     names = _event_names(table[event], event)
-    causes = sorted(
-        names.dropna().value_counts().index, key=lambda name: name not in (event, interest)
-    )
+    frequent = list(names.dropna().value_counts().index)
+    causes = sorted(frequent, key=lambda name: name not in (event, interest))
     if not causes or (interest is not None and interest != causes[0]):
         fix = f"its events are {', '.join(causes) or 'none'}"
         raise EhrseqError(f"nobody has the event in {event!r}", where="from_table", fix=fix)
-    is_number = pd.api.types.is_numeric_dtype(table[time])
-    measured = table[start or time]
-    if start is None and table[subject].is_unique:
-        if not is_number:
-            fix = "name the column of the beginning with start="
-            raise EhrseqError("a date needs a beginning", where="from_table", fix=fix)
-        measured = table[time] * 0
-    kept = [name for name in table.columns if name not in {subject, time, event, start}]
-    covariates = table[kept].assign(**{_SUBJECT: table[subject], _TIME: measured})
-    marks = pd.concat(
-        [
-            _marks(table[subject], measured, "ENROLLMENT", first=True),
-            _marks(table[subject], table[time], "END_OF_FOLLOWUP", first=False),
-            *(_marks(table[subject][rows], table[time][rows], f"EVENT//{name}", first=True)
-              for name, rows in ((name, names == name) for name in causes)),
-        ]
-    )  # fmt: skip
-    when: Any = {"column": _TIME, "unit": "d", "since": _ORIGIN} if is_number else _TIME
+    measured = _measured(table, subject=subject, time=time, start=start)
+    covariates = table.drop(columns=[subject, time, event, *([start] if start else [])])
+    marks = [
+        _marks(table[subject], measured, "ENROLLMENT", first=True),
+        _marks(table[subject], table[time], "END_OF_FOLLOWUP", first=False),
+    ]
+    for name in causes:
+        has_it = table[names == name]
+        marks.append(_marks(has_it[subject], has_it[time], f"EVENT//{name}", first=True))
+    rows = covariates.assign(**{_SUBJECT: table[subject], _TIME: measured})
+    elapsed: Any = {"column": _TIME, "unit": "d", "since": _ORIGIN}
     columns = {
         "subject": _SUBJECT,
-        "time": when,
-        "events": [{"code_from": _CODE}, *(_event_map(covariates[name]) for name in kept)],
+        "time": elapsed if is_numeric_dtype(table[time]) else _TIME,
+        "events": [{"code_from": _CODE}, *(_event_map(covariates[name]) for name in covariates)],
     }
     with private_folder() as folder:
         file = folder / "table.parquet"
-        rows = pd.concat([covariates, marks], ignore_index=True)
-        rows.to_parquet(file, index=False)
+        pd.concat([rows, *marks], ignore_index=True).to_parquet(file, index=False)
         import_csv(file, out, map=columns, overwrite=overwrite, progress=False)
     if horizons is None:
         horizons = _quartiles(table[subject], measured, table[time], names == causes[0])
@@ -123,9 +112,28 @@ def from_table(
     return Path(out), task_of(task)
 
 
+def _require_column(table: pd.DataFrame, name: str) -> None:
+    if name not in table.columns:
+        near = get_close_matches(name, list(table.columns), n=1) or list(table.columns)
+        what = f"the frame has no column {name!r}"
+        raise EhrseqError(what, where="from_table", fix=f"name one of {', '.join(near)}")
+
+
+def _measured(table: pd.DataFrame, *, subject: str, time: str, start: str | None) -> pd.Series:
+    """When each row was measured: at its start, at day 0 in a table with one row a subject, else at its time."""
+    if start is not None:
+        return table[start]
+    if not table[subject].is_unique:
+        return table[time]
+    if not is_numeric_dtype(table[time]):
+        fix = "name the column of the beginning with start="
+        raise EhrseqError("one row a subject needs a beginning", where="from_table", fix=fix)
+    return table[time] * 0
+
+
 def _event_names(column: pd.Series, name: str) -> pd.Series:
     """The event of each row, missing where there is none; the number 2 becomes NAME_2."""
-    if pd.api.types.is_numeric_dtype(column):
+    if is_numeric_dtype(column):
         named = column.map(lambda value: name if value == 1 else f"{name}_{value:g}")
         return named.where(column.fillna(0) != 0)
     text = column.astype("string")
@@ -141,7 +149,7 @@ def _marks(subject: pd.Series, time: pd.Series, code: str, *, first: bool) -> pd
 def _event_map(column: pd.Series) -> dict[str, str]:
     """How a covariate is read: a number as a value, anything else as a code of its own."""
     name = str(column.name)
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+    if is_numeric_dtype(column) and not is_bool_dtype(column):
         return {"code": name, "value": name}
     return {"code": name, "code_from": name}
 
@@ -151,7 +159,7 @@ def _quartiles(
 ) -> list[float]:
     """Quartiles of the days from the first measurement to the first event, in whole days."""
     wait = time[has_event].groupby(subject[has_event]).min() - measured.groupby(subject).min()
-    if not pd.api.types.is_numeric_dtype(wait):
+    if not is_numeric_dtype(wait):
         wait = wait / pd.Timedelta(days=1)
     days = np.unique(np.maximum(np.ceil(np.nanquantile(wait, [0.25, 0.5, 0.75])), 1.0))
     return [float(day) for day in days]
