@@ -115,6 +115,8 @@ def run(
         then=["predict", found.folder, data, "--at", "last", "--out", out / "predictions.parquet"],
         result=main_results(metrics) | {"leaks": checks["leaks"]},
     )
+    if checks["leaks"]:
+        warn(f"the audit found leaks: see {found.folder / 'report.html'}")
 
 
 @app.command(example="ehrseq simulate sim --subjects 4000 --seed 0", panel=DATA)
