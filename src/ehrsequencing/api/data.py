@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ehrsequencing.api.progress import bar
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, load_task, validated
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -23,6 +21,9 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards
 from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
+
+if TYPE_CHECKING:
+    from ehrsequencing.batches.visit_batch import VisitBatch
 
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")
 
@@ -130,7 +131,7 @@ class PreparedData(Prepared):
         head: str = "horizon",
         visit_budget: int = 2048,
         shuffle: int | None = None,
-    ) -> Iterator[VisitBatch]:
+    ) -> "Iterator[VisitBatch]":
         """The subjects of a split as batches with their labels, for a training loop of one's own.
 
         `batch.to_padded(…)` and `batch.padded()` give padded tensors, (B, V) and (B, V, C).
@@ -150,6 +151,10 @@ class PreparedData(Prepared):
             >>> batch.padded().codes.dim(), batch.to_padded(batch.age_years).shape[0] == batch.n_subjects
             (3, True)
         """
+        from ehrsequencing.batches.loader import (
+            SubjectLoader,
+        )  # torch, which reading records does not need
+
         if split not in SPLITS:
             fix = f"use one of {', '.join(SPLITS)}"
             raise EhrseqError(f"{split!r} is no split", where="split", fix=fix)
