@@ -149,7 +149,7 @@ def simulate(
     say(f"{subjects:,} simulated subjects, with their true risks")
     finish(
         wrote={"data": out, "task": task},
-        then=["run", out, "--task", task, "--out", f"{out}-study"],
+        then=["prepare", out, "--task", task, "--out", f"{out}-prepared"],
         result={"subjects": subjects, "seed": seed},
     )
 
