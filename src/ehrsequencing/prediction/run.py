@@ -66,6 +66,9 @@ class Run:
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
             )
         require_facts(folder, self.manifest, _FACTS)
+        if not all(isinstance(code, str) for code in self.manifest["excluded"]):
+            what = "is damaged: its entry 'excluded' is invalid"
+            raise EhrseqError(what, where=str(folder / MANIFEST), fix="copy the whole run folder")
         self.study: StudyConfig = load_study(folder / "config.yaml")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
