@@ -76,14 +76,14 @@ def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFun
         >>> import ehrsequencing as eh
         >>> curve = eh.aalen_johansen([10.0, 20.0, 30.0, 40.0], [1, 2, 0, 1])
         >>> curve(25), curve.y.tolist()
-        (0.25, [0.0, 0.25, 0.25, 0.75, 0.75])
+        (0.25, [0.0, 0.25, 0.25, 0.75])
     """
     duration = np.asarray(time, dtype=np.float64)
     codes = np.asarray(cause, dtype=np.int64)
     n_causes = max(of, int(codes.max(initial=1)))
     found = cumulative_incidence(duration, codes, n_causes=n_causes)
-    x = np.r_[0.0, found.times_days, duration.max(initial=0.0)]
-    y = np.r_[found.values[of - 1], found.values[of - 1, -1]]
+    x = np.unique(np.r_[0.0, found.times_days, duration.max(initial=0.0)])
+    y = found.at(x)[of - 1]
     error = 1.96 * aalen_johansen_se(duration, codes, x, n_causes=n_causes)[of - 1]
     return StepFunction(x, y, low=np.clip(y - error, 0, 1), high=np.clip(y + error, 0, 1))
 
