@@ -7,7 +7,9 @@
 The public names are loaded on first use, so that `import ehrsequencing` and `ehrseq --help` stay fast.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.core.version import __version__
@@ -147,6 +149,17 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_PUBLIC[name]), name)
     meant = f": did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+
+
+class _Face(ModuleType):
+    """This package: `audit` and `simulate` stay functions, although rooms have the same names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
 
 
 def __dir__() -> list[str]:

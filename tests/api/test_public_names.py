@@ -3,6 +3,8 @@
 import doctest
 import subprocess
 import sys
+from importlib import import_module
+from types import ModuleType
 
 import pytest
 
@@ -20,6 +22,8 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert set(eh.__all__) >= NAMES
     assert dir(eh) == sorted(eh.__all__)
     assert all(hasattr(eh, name) for name in dir(eh))
+    import_module("ehrsequencing.audit.audit")  # a room of the same name
+    assert not isinstance(eh.audit, ModuleType)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = eh.nothing
 

@@ -146,7 +146,7 @@ class EvaluationResult:
 
         Example:
             >>> curve = eh.load("runs/hf").evaluation.aalen_johansen("hf")
-            >>> curve.x[0], 0 < curve(365.25) < 1
+            >>> curve(0), 0 < curve(365.25) < 1
             (0.0, True)
         """
         place, _ = place_of(self.result, None, cause, landmark)

@@ -155,8 +155,8 @@ def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> 
 
     Example:
         >>> import ehrsequencing as eh
-        >>> list(eh.codes("meds/", "outcome", progress=False).code)
-        ['DX//OUTCOME']
+        >>> list(eh.codes("meds/", "enrolment", progress=False).code)
+        ['ENROLLMENT']
     """
     study = validated(StudyConfig, {"data": facts}, where="codes")
     with meds_folder(data) as folder, bar("searching", show=progress) as tick:

@@ -148,7 +148,10 @@ def _subject_lines(found: "Explanation", described: dict[str, str]) -> list[str]
         ("code", "what each code adds, in all visits"),
         ("visit", "what each visit adds"),
         ("pair", "what two codes add, and how far that differs from what each adds alone"),
-        ("since the prediction time before", "what has changed since the prediction time before"),
+        (
+            "since the prediction time before",
+            "what has changed since the prediction time before; rows add up",
+        ),
     ):
         rows = [row for row in found.table.to_pylist() if row["kind"] == kind]
         if rows:
