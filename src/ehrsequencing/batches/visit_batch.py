@@ -108,16 +108,12 @@ class VisitBatch:
         self._check_types()
         fill, device = object.__setattr__, self.codes.device  # the class is frozen
         if (self.static_codes is None) != (self.static_offsets is None):
-            raise bad_field(
-                "come together", "one of them is missing", where="static_codes, static_offsets"
-            )
+            where = "static_codes, static_offsets"
+            raise bad_field("come together", "one of them is missing", where=where)
         if self.static_codes is None:
-            fill(self, "static_codes", torch.zeros(0, dtype=torch.int64, device=device))
-            fill(
-                self,
-                "static_offsets",
-                torch.zeros(self.n_subjects + 1, dtype=torch.int64, device=device),
-            )
+            offsets = torch.zeros(self.n_subjects + 1, dtype=torch.int64, device=device)
+            fill(self, "static_codes", offsets.new_zeros(0))
+            fill(self, "static_offsets", offsets)
         if self.is_query is None:
             fill(self, "is_query", torch.zeros(self.n_visits, dtype=torch.bool, device=device))
         self._check_shapes()
@@ -375,13 +371,11 @@ class VisitBatch:
                     where=name,
                 )
             if tensor.device != self.codes.device:
-                raise bad_field(
-                    f"device {self.codes.device}, as codes", str(tensor.device), where=name
-                )
+                expected = f"device {self.codes.device}, as codes"
+                raise bad_field(expected, str(tensor.device), where=name)
             if tensor.dim() != (2 if name == "values" else 1):
-                raise bad_field(
-                    "(K, 2)" if name == "values" else "one dimension", described(tensor), where=name
-                )
+                expected = "(K, 2)" if name == "values" else "one dimension"
+                raise bad_field(expected, described(tensor), where=name)
         for name in ("visit_offsets", "subject_offsets"):
             if not getattr(self, name).shape[0]:
                 raise bad_field("one more entry than rows", "none", where=name)
@@ -418,26 +412,21 @@ class VisitBatch:
             if tensor is not None and len(tensor) and int(tensor.min()) < 0:
                 raise bad_field("nothing below 0", "a negative entry", where=name)
         if not bool((self.delta_days >= 0).all() & self.delta_days.isfinite().all()):
-            raise bad_field(
-                "finite gaps from 0 days", "a negative gap, NaN or infinity", where="delta_days"
-            )
+            came = "a negative gap, NaN or infinity"
+            raise bad_field("finite gaps from 0 days", came, where="delta_days")
         if bool(self.age_years.isinf().any()):
             raise bad_field("years, or NaN where unknown", "infinity", where="age_years")
         if self.values is not None:
             missing = self.values.isnan()
             if bool((missing[:, 0] != missing[:, 1]).any() | self.values.isinf().any()):
-                raise bad_field(
-                    "rank and value both finite or both NaN", "something else", where="values"
-                )
+                expected = "rank and value both finite or both NaN"
+                raise bad_field(expected, "something else", where="values")
         if self.padded_shape is not None and self.slots is not None and len(self.slots):
-            inside = (
-                int(self.slots[0]) >= 0
-                and int(self.slots[-1]) < self.padded_shape[0] * self.padded_shape[1]
-            )
-            if not inside or bool((self.slots.diff() <= 0).any()):
-                raise bad_field(
-                    f"rising positions within {self.padded_shape}", "something else", where="slots"
-                )
+            first, last = int(self.slots[0]), int(self.slots[-1])
+            is_inside = first >= 0 and last < self.padded_shape[0] * self.padded_shape[1]
+            if not is_inside or bool((self.slots.diff() <= 0).any()):
+                expected = f"rising positions within {self.padded_shape}"
+                raise bad_field(expected, "something else", where="slots")
 
 
 _LABELS = {"at_risk": _BOOL, "duration_days": _FLOAT, "cause": _INT, "entry_days": _FLOAT}
