@@ -13,7 +13,7 @@ run = eh.run(
     model={"dim": 16, "heads": 2, "layers": 1},  # a real study leaves these lines out
     training={"epochs": 2, "min_steps": 4},
     evaluation={"bootstrap": 20, "explained_subjects": 0},
-    splits={"train": 0.5, "tuning": 0.1},
+    splits={"train": 0.4, "tuning": 0.1},
 )
 
 ratios = run.hazard_ratios(bootstrap=10)

@@ -21,7 +21,7 @@ small = {"dim": 16, "heads": 2, "layers": 1, "visit_encoder": "saturated"}
 config = eh.ModelConfig(vocab_size=len(data.vocabulary), causes=2, edges_days=(180.0, 730.5), **small)
 model = eh.HierarchicalBEHRTForSurvival(config)
 model.start_at_rates(next(data.batches("train", visit_budget=10**6)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for epoch in range(2):
     model.train()
     for batch in data.batches("train", shuffle=epoch):
@@ -31,7 +31,7 @@ for epoch in range(2):
     model.eval()
     with torch.no_grad():
         tuning = [model.loss(batch).item() for batch in data.batches("tuning")]
-    print(f"epoch {epoch}: tuning NLL {sum(tuning) / len(tuning):.3f}")
+    print(f"epoch {epoch}: tuning NLL {sum(tuning) / len(tuning):.4f}")
 model.save_pretrained("mine/")
 
 batch = next(data.batches("held_out"))

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 
 
-def flat_table() -> pd.DataFrame:
-    """60 people with a laboratory value at each of four days, who relapse on the last of them if it was high."""
+def flat_table(people: int = 60) -> pd.DataFrame:
+    """People with a laboratory value at each of four days, who relapse on the last of them if it was high."""
     rng, rows = np.random.default_rng(1), []
-    for person in range(60):
+    for person in range(people):
         level = rng.normal(size=4).cumsum()
         for visit in range(4):
             has_event = visit == 3 and level[-2] > 0
