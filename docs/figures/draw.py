@@ -191,15 +191,15 @@ def architectures() -> None:
             "up to (V·C)² pairs a layer",
         ], "tokens", "(T, d) states"),
         (1, "aggregate_visits", ["mean of each visit's token states"], "rows", "(N, d) states"),
-        (1, "HazardHead", ["W2 · gelu(W1 · LN)"], "", ""),
+        (1, "SurvivalHead", ["W2 · gelu(W1 · LN)"], "", ""),
     ])  # fmt: skip
     column(picture, 475, "Hierarchical", "HierarchicalBEHRTForSurvival", [
         (1, "CodeEmbedding", ["identity + number (+ place + type)"], "vectors", "(K, d) code vectors"),
         (1, "VisitEncoder", ["attention | mean | transformer | …, then an MLP"], "rows", "(N, d) visit vectors"),
         (1, "VisitTimeEmbedding", ["+ visit index + age + time gap"], "rows", "(N, d) visits in time"),
-        (1, "TransformerTimeline", ["a visit sees itself and those before: V² pairs"],
+        (1, "TimelineEncoder", ["a visit sees itself and those before: V² pairs"],
          "rows", "(N, d) states"),
-        (1, "HazardHead", ["W2 · gelu(W1 · LN)"], "", ""),
+        (1, "SurvivalHead", ["W2 · gelu(W1 · LN)"], "", ""),
     ])  # fmt: skip
     picture.text(25, 692, "One subject: visits of 3, 1 and 2 codes (K = 6) and a query “?” (N = 4 rows; T = 7 tokens, "
                  "the query's marker included).", size=14, anchor="start", fill=GREY)  # fmt: skip

@@ -1,16 +1,34 @@
-"""A hospital analyst: who is at highest risk today, and why is the first of them on the list?"""
+"""A hospital analyst: from OMOP tables to a report, a list of who is at highest risk today, and a picture."""
 
 import ehrsequencing as eh
 
-run = eh.load("runs/hf")
+account = eh.import_omop("omop/", "records/")
+print("\n".join(account.lines()))
+print(eh.codes("records/").head(5))
+
+task = {
+    "name": "death",
+    "index": {"first_visit": True},
+    "outcome": {"death": "MEDS_DEATH"},
+    "censoring": {"dataset_end": True},
+    "horizons": ["1y", "2y"],
+}
+print(eh.check("records/", task))
+
+run = eh.run(
+    "records/",
+    task,
+    out="study/",
+    model={"dim": 16, "heads": 2, "layers": 1},  # a real study leaves these lines out
+    training={"epochs": 2, "min_steps": 4},
+    evaluation={"bootstrap": 20, "baselines": "none"},
+)
 print(run)
+print("open", run.evaluation.report)
 
-risk = run.predict("meds/", at="last", horizons=["90d", "1y"])
-highest = risk.nlargest(10, "hf_1y")
+risk = run.predict("records/", at="last", horizons=["1y"])
+highest = risk.nlargest(10, "death_1y")
 highest.to_csv("highest.csv", index=False)
-
 first = int(highest.subject_id.iloc[0])
-ax = run.plot_risk("meds/", subject=first)
-ax.figure.savefig("first.png", dpi=150)
-weights = run.attention("meds/", subject=first)
-print(weights[weights.time == weights.time.max()].nlargest(5, "weight"))
+run.plot_risk("records/", subject=first).figure.savefig("first.png", dpi=150)
+print(run.explain("records/", subject=first, kind="code").head())

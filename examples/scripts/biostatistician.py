@@ -1,16 +1,32 @@
-"""A biostatistician: outcomes as a flat table, a number checked by hand, a figure for a paper."""
+"""A biostatistician: a flat table with columns that change over time, to hazard ratios and the tables of a paper."""
+
+import pandas as pd
 
 import ehrsequencing as eh
 
-ev = eh.load("runs/hf").evaluation
+frame = pd.read_csv("flat.csv")  # id, day, albumin, sex, status: one row for each visit
+data, task = eh.from_table(frame, subject="id", time="day", event="status", out="flat/", horizons=["200d", "300d"])
+run = eh.run(
+    data,
+    task,
+    out="paper/",
+    model={"dim": 16, "heads": 2, "layers": 1},  # a real study leaves these lines out
+    training={"epochs": 2, "min_steps": 4},
+    evaluation={"bootstrap": 20, "explained_subjects": 0},
+    splits={"train": 0.4, "tuning": 0.1},
+)
+
+ratios = run.hazard_ratios(bootstrap=10)
+print(ratios.attrs["note"], ratios.head(), sep="\n")
+
+ev = run.evaluation
+print(ev.table1().to_markdown())
+print(ev.table2("300d").to_latex())
+
 table = ev.outcomes()
 table.to_csv("outcomes.csv", index=False)  # for R: survival::survfit(Surv(duration_days, factor(cause)) ~ 1)
-
-rows = ev.metrics.query("metric == 'c' and cause == 'hf' and horizon == '1y' and landmark == '0d'")
-ours = rows[rows.model == "ehrsequencing"]
-c = eh.metrics.concordance(table.duration_days, table.cause, table.hf_1y, horizon=365.25)
-print(f"C by 1y: {c:.4f} here, {ours.value.iloc[0]:.4f} in the report")
-
-observed = eh.metrics.cumulative_incidence(table.duration_days, table.cause, at=[365.25, 730.5])
-print("observed:", observed.round(3), "predicted:", table[["hf_1y", "hf_2y"]].mean().round(3).tolist())
-ev.plot_calibration("1y").figure.savefig("calibration.svg")
+c = eh.metrics.concordance(table.duration_days, table.cause, table.status_300d, horizon=300)
+print(f"C by 300 days: {c:.4f}")
+curve = ev.aalen_johansen("status")
+print(f"observed by 300 days: {curve(300):.3f}, predicted: {table.status_300d.mean():.3f}")
+ev.plot_calibration("300d").figure.savefig("calibration.svg")

@@ -7,7 +7,9 @@
 The public names are loaded on first use, so that `import ehrsequencing` and `ehrseq --help` stay fast.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.core.version import __version__
@@ -18,57 +20,146 @@ _PUBLIC = {
     "EhrseqError": "ehrsequencing.core.errors",
     "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
     "ModelConfig": "ehrsequencing.config",
+    "TaskConfig": "ehrsequencing.config",
     "VisitBatch": "ehrsequencing.batches.visit_batch",
+    "aalen_johansen": "ehrsequencing.api.curves",
+    "audit": "ehrsequencing.api.evaluate",
+    "check": "ehrsequencing.api.records",
+    "codes": "ehrsequencing.api.records",
+    "compare": "ehrsequencing.api.compare",
     "evaluate": "ehrsequencing.api.evaluate",
+    "export": "ehrsequencing.api.export",
     "fit": "ehrsequencing.api.training",
+    "from_table": "ehrsequencing.api.flat_table",
+    "import_csv": "ehrsequencing.api.records",
+    "import_fhir": "ehrsequencing.api.records",
+    "import_omop": "ehrsequencing.api.records",
+    "import_synthea": "ehrsequencing.api.records",
     "load": "ehrsequencing.api.run",
+    "pool_sites": "ehrsequencing.api.compare",
     "prepare": "ehrsequencing.api.data",
-    "read_meds": "ehrsequencing.api.data",
-    "score": "ehrsequencing.api.evaluate",
     "pretrain": "ehrsequencing.api.training",
+    "read_meds": "ehrsequencing.api.data",
+    "run": "ehrsequencing.api.study",
+    "score": "ehrsequencing.api.evaluate",
+    "simulate": "ehrsequencing.api.records",
     "visit_encoder": "ehrsequencing.config.parts",
 }
-_PACKAGES = ("metrics",)  # packages of which people use the functions
+_PACKAGES = {
+    "metrics": "ehrsequencing.metrics",
+    "nn": "ehrsequencing.models.nn",
+}  # of which people use the names
+# what other libraries call our functions
+_ELSEWHERE = {
+    "train": "fit",
+    "load_run": "load",
+    "from_pretrained": "load",
+    "read_csv": "import_csv",
+    "Trainer": "fit",
+}
 __all__ = [
     "BEHRTForSurvival",
     "EHRSurvival",
     "EhrseqError",
     "HierarchicalBEHRTForSurvival",
     "ModelConfig",
+    "TaskConfig",
     "VisitBatch",
     "__version__",
+    "aalen_johansen",
+    "audit",
+    "check",
+    "codes",
+    "compare",
     "evaluate",
+    "export",
     "fit",
+    "from_table",
+    "import_csv",
+    "import_fhir",
+    "import_omop",
+    "import_synthea",
     "load",
     "metrics",
+    "nn",
+    "pool_sites",
     "prepare",
     "pretrain",
     "read_meds",
+    "run",
     "score",
+    "simulate",
     "visit_encoder",
 ]
 
 if TYPE_CHECKING:
-    from ehrsequencing import metrics
-    from ehrsequencing.api.data import prepare, read_meds
-    from ehrsequencing.api.estimator import EHRSurvival
-    from ehrsequencing.api.evaluate import evaluate, score
-    from ehrsequencing.api.run import load
-    from ehrsequencing.api.training import fit, pretrain
-    from ehrsequencing.batches.visit_batch import VisitBatch
-    from ehrsequencing.config import ModelConfig
-    from ehrsequencing.config.parts import visit_encoder
-    from ehrsequencing.core.errors import EhrseqError
-    from ehrsequencing.models.behrt import BEHRTForSurvival
-    from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+    from ehrsequencing import metrics as metrics
+    from ehrsequencing.api.compare import compare as compare
+    from ehrsequencing.api.compare import pool_sites as pool_sites
+    from ehrsequencing.api.curves import aalen_johansen as aalen_johansen
+    from ehrsequencing.api.data import prepare as prepare
+    from ehrsequencing.api.data import read_meds as read_meds
+    from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival
+    from ehrsequencing.api.evaluate import audit as audit
+    from ehrsequencing.api.evaluate import evaluate as evaluate
+    from ehrsequencing.api.evaluate import score as score
+    from ehrsequencing.api.export import export as export
+    from ehrsequencing.api.flat_table import from_table as from_table
+    from ehrsequencing.api.records import (
+        check as check,
+    )
+    from ehrsequencing.api.records import (
+        codes as codes,
+    )
+    from ehrsequencing.api.records import (
+        import_csv as import_csv,
+    )
+    from ehrsequencing.api.records import (
+        import_fhir as import_fhir,
+    )
+    from ehrsequencing.api.records import (
+        import_omop as import_omop,
+    )
+    from ehrsequencing.api.records import (
+        import_synthea as import_synthea,
+    )
+    from ehrsequencing.api.records import (
+        simulate as simulate,
+    )
+    from ehrsequencing.api.run import load as load
+    from ehrsequencing.api.study import run as run
+    from ehrsequencing.api.training import fit as fit
+    from ehrsequencing.api.training import pretrain as pretrain
+    from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
+    from ehrsequencing.config import ModelConfig as ModelConfig
+    from ehrsequencing.config import TaskConfig as TaskConfig
+    from ehrsequencing.config.parts import visit_encoder as visit_encoder
+    from ehrsequencing.core.errors import EhrseqError as EhrseqError
+    from ehrsequencing.models import nn as nn
+    from ehrsequencing.models.behrt import BEHRTForSurvival as BEHRTForSurvival
+    from ehrsequencing.models.hierarchical import (
+        HierarchicalBEHRTForSurvival as HierarchicalBEHRTForSurvival,
+    )
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return import_module(f"ehrsequencing.{name}")
+        return import_module(_PACKAGES[name])
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    meant = f": did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+
+
+class _Face(ModuleType):
+    """This package: `audit` and `simulate` stay functions, although rooms have the same names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,8 @@
 import doctest
 import subprocess
 import sys
+from importlib import import_module
+from types import ModuleType
 
 import pytest
 
@@ -10,13 +12,18 @@ import ehrsequencing as eh
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 
-NAMES = {"EHRSurvival", "evaluate", "fit", "load", "metrics", "prepare", "read_meds", "score", "visit_encoder"}
+NAMES = {
+    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "evaluate", "fit", "from_table", "load",
+    "metrics", "prepare", "read_meds", "run", "score", "simulate", "visit_encoder",
+}  # fmt: skip
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert set(eh.__all__) >= NAMES
     assert dir(eh) == sorted(eh.__all__)
     assert all(hasattr(eh, name) for name in dir(eh))
+    import_module("ehrsequencing.audit.audit")  # a room of the same name
+    assert not isinstance(eh.audit, ModuleType)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = eh.nothing
 
@@ -25,8 +32,8 @@ def test_each_has_an_example_that_the_doctests_run() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
     documented += [getattr(eh.metrics, name) for name in eh.metrics.__all__]
-    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk")]
-    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence")]
+    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk", "hazard_ratios")]
+    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "table1")]
     documented += [type(eh.visit_encoder)]
     for one in documented:
         assert any(test.examples for test in finder.find(one, name="x")), one

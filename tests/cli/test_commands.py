@@ -111,6 +111,22 @@ def test_from_records_to_a_report(sim_data: Path, tmp_path: Path) -> None:
     assert pq.read_table(out).num_rows > 0
 
 
+def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Path) -> None:
+    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "evaluation.bootstrap=0")
+    few = ("evaluation.baselines=none", "evaluation.explained_subjects=0")
+    words = ("run", sim_data, "--task", sim_data / "task.yaml", "--out", tmp_path / "study", *tiny, *few)
+    first, again = ehrseq(*words), ehrseq(*words, "--json")
+    assert first.exit_code == again.exit_code == 0, first.output
+    assert [line[:3] for line in first.stdout.splitlines() if line[1:3] == "/5"] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
+    assert json.loads(again.stdout)["wrote"]["report"] == str(tmp_path / "study" / "run" / "report.html")
+    run = tmp_path / "study" / "run"
+    told = ehrseq("compare", run, run, "--bootstrap", 20)
+    assert told.exit_code == 0, told.output
+    assert "minus each other run" in told.stdout
+    assert "two runs or more" in refused("compare", run)
+    assert "needs one task" in refused("run", sim_data, "--out", tmp_path / "other")
+
+
 @pytest.mark.parametrize("mode", ["interpolate", "bins", "none"])
 def test_every_value_mode_goes_to_predictions(sim_data: Path, tmp_path: Path, mode: str) -> None:
     prepared, run = tmp_path / "prepared", tmp_path / "run"

@@ -43,7 +43,7 @@ def failing(error: BaseException) -> Result:
         (TypeError("patient 4711 born 1950"), 3, "ehrseq: unexpected TypeError in "),
         (RecursionError("4711"), 3, "ehrseq: unexpected RecursionError"),
         (MemoryError(), 3, "ehrseq: unexpected MemoryError"),
-        (OSError(28, "No space left on device"), 3, "ehrseq: unexpected OSError: No space left on device"),
+        (OSError(28, "No space left on device"), 2, "ehrseq: the output cannot be written: No space left on device"),
         (KeyboardInterrupt(), 130, "ehrseq: interrupted"),
     ],
 )
@@ -61,11 +61,11 @@ def test_an_unexpected_error_of_a_command_is_3_and_debug_shows_the_traceback(
     def crash(*_: object, **__: object) -> None:
         raise ZeroDivisionError("4711")
 
-    monkeypatch.setattr("ehrsequencing.records.check.check_data", crash)
+    monkeypatch.setattr("ehrsequencing.api.records.check_data", crash)
     done = ehrseq("check", data)
     assert done.exit_code == 3
     assert done.stderr.splitlines() == [
-        "ehrseq: unexpected ZeroDivisionError in app.py, line "
+        "ehrseq: unexpected ZeroDivisionError in records.py, line "
         f"{done.stderr.split('line ')[1].split(' ')[0]} (run again with --debug; please report it)"
     ]
     done = ehrseq("check", data, "--debug")

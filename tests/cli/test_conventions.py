@@ -45,9 +45,11 @@ def has_conventions(command: Any) -> bool:
 @pytest.mark.parametrize("name", ALL)
 def test_every_command_keeps_the_conventions(name: str) -> None:
     assert has_conventions(ALL[name]), "declare it with CommandLine.command, an example, and end it with finish"
-    short, long = ehrseq(*name.split(), "-h"), ehrseq(*name.split(), "--help")
-    assert short.exit_code == long.exit_code == 0
+    short, long, whole = (ehrseq(*name.split(), option) for option in ("-h", "--help", "--help-all"))
+    assert short.exit_code == long.exit_code == whole.exit_code == 0
     assert short.stdout == long.stdout
+    assert "--debug" in whole.stdout
+    assert "--debug" not in short.stdout
     assert all(len(line) <= 100 for line in short.stdout.splitlines())
 
 
@@ -64,6 +66,14 @@ def test_the_example_of_every_command_is_one_that_it_takes(name: str) -> None:
     elif name in COMMANDS:
         refuse_unused(overrides, name)
         load_study(None, overrides)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name in COMMANDS])
+def test_the_setting_that_the_help_shows_is_one_that_the_command_takes(name: str) -> None:
+    (shown,) = (param.help for param in ALL[name].params if param.name == "overrides")
+    setting = shown.split("as in ")[1]
+    refuse_unused([setting], name)
+    load_study(None, [setting])
 
 
 @pytest.mark.parametrize("name", ALL)

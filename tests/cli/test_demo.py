@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.cli import demo
+from ehrsequencing.cli import demo, pretraining_demo
 from ehrsequencing.core.errors import EhrseqError
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10",
         "evaluation.explained_subjects=20")  # fmt: skip
-STAGES = ("1/6", "2/6", "3/6", "4/6", "5/6", "6/6")
+STAGES = ("0/5", "1/5", "2/5", "3/5", "4/5", "5/5")
 
 
 class Killed(BaseException):
@@ -44,17 +44,18 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
             run_demo(out, stop)
         return [line for line in said if line in STAGES]
 
-    assert killed_in("1/6", ".tmp-0000000000000000/data/train/0.parquet") == ["1/6"]
-    assert killed_in("2/6", ".tmp-1111111111111111/rows/0.rows") == ["1/6", "2/6"]
-    assert killed_in("3/6", "run/checkpoints/.tmp-2222222222222222/state.json") == ["2/6", "3/6"]
-    assert killed_in("4/6") == ["3/6", "4/6"]
-    assert killed_in("5/6") == ["4/6", "5/6"]
+    assert killed_in("0/5", ".tmp-0000000000000000/data/train/0.parquet") == ["0/5"]
+    assert killed_in("2/5", ".tmp-1111111111111111/rows/0.rows") == ["0/5", "1/5", "2/5"]
+    assert killed_in("3/5", "run/checkpoints/.tmp-2222222222222222/state.json") == ["1/5", "2/5", "3/5"]
+    assert killed_in("4/5") == ["3/5", "4/5"]
+    assert killed_in("5/5") == ["4/5", "5/5"]
     lines: list[str] = []
     first = run_demo(out, lines.append)
-    assert [line[:3] for line in lines if line[:3] in STAGES] == ["4/6", "5/6", "6/6"]
-    (told,) = (line for line in lines if "of the gain in expected log-likelihood" in line)
+    assert [line[:3] for line in lines if line[:3] in STAGES] == ["5/5"]
+    assert lines[-1] == "Nothing can be concluded from 300 patients: take 1,000 or more."
+    large = demo.summary(first, subjects=4000)
+    (told,) = (line for line in large if "of the gain in expected log-likelihood" in line)
     assert f"reaches {first['oracle']['gain_share_expected']:.0%} of the gain" in told  # not as it happened
-    assert any("over 4 simulations of 4,000 patients" in line for line in lines)
     assert max(map(len, lines)) <= 100
     assert sorted(path.name for path in out.iterdir()) == ["data", "prepared", "run"]
     assert not list(out.rglob(".tmp-*"))
@@ -71,8 +72,8 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
 @pytest.mark.slow
 def test_the_demo_of_pretraining_tells_the_measured_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("model.dim=8", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
-    monkeypatch.setattr(demo, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
-    monkeypatch.setattr(demo, "_TRAINING", small)
+    monkeypatch.setattr(pretraining_demo, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
+    monkeypatch.setattr(pretraining_demo, "_TRAINING", small)
     monkeypatch.setattr(demo, "WORLD", demo.WORLD.model_copy(update={"truth_futures": 4}))
     lines: list[str] = []
     given: dict[str, Any] = {"subjects": 300, "seed": 0, "pretrain": True, "say": lines.append}

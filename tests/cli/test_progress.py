@@ -104,7 +104,9 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
         time.sleep(0.35)
     told = capsys.readouterr()
     assert len(told.err.splitlines()) >= 2
-    assert all(re.fullmatch(r"fitting trees: 25%, \d s so far", line) for line in told.err.splitlines())
+    assert all(
+        re.fullmatch(r"fitting trees: 25%, \d s so far, about \d+ s left", line) for line in told.err.splitlines()
+    )
     assert told.out == ""
     with progress.stages("evaluating") as stage:
         stage("risk curves")

@@ -199,6 +199,7 @@ ARGUMENTS = {
     "codes": ["codes", "nowhere", "text"],
     "check": ["check", "nowhere"],
     "prepare": ["prepare", "nowhere", "--out", "set"],
+    "run": ["run", "nowhere", "--out", "study"],
     "pretrain": ["pretrain", "nowhere", "--out", "run"],
     "train": ["train", "nowhere", "--out", "run"],
     "evaluate": ["evaluate", "nowhere"],

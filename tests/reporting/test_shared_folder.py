@@ -19,6 +19,7 @@ from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting import share
 from ehrsequencing.reporting.share import CARD, share_run
 from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
@@ -69,8 +70,12 @@ def test_it_is_the_same_model_and_names_no_rare_code(run: Path, shared: Path, si
 
 
 @pytest.mark.parametrize("fewest", [1, 10])
-def test_a_run_with_codes_of_fewer_people_is_refused(run: Path, tmp_path: Path, fewest: int) -> None:
+def test_a_run_with_codes_of_fewer_people_is_refused_unless_they_are_simulated(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fewest: int
+) -> None:
     copy = changed(run, tmp_path / "run", {"vocabulary": {"min_subjects": fewest}})
+    assert share_run(copy, tmp_path / "simulated")
+    monkeypatch.setattr(share, "is_json_of", lambda *_: False)  # as of a hospital's records
     with pytest.raises(EhrseqError, match=rf"min_subjects={fewest}.*min_subjects=11"):
         share_run(copy, tmp_path / "shared")
     assert not (tmp_path / "shared").exists()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.serve import app
 from ehrsequencing.serve.predictor import Predictor, Question
 from ehrsequencing.serve.schemas import PROBLEM_TYPE
 from ehrsequencing.serve.security import Access, access_to
@@ -153,6 +154,8 @@ def days(n: int) -> list[dict[str, Any]]:
         ({"rows": []}, 422, "body.rows"),
         ({"rows": [ROW | {"subject_id": 1}, ROW | {"subject_id": 2}]}, 422, "rows"),
         ({"rows": [{"time": None, "code": "SEX//M"}]}, 422, "rows"),
+        (b'{"rows":[{"code":"\\ud800"}]}', 422, "body.rows.0.code"),
+        ({"rows": [{}] * 40}, 422, "body.rows.0.code"),  # the first error ends the reading
         (b"[" * 900, 422, "body"),
         (b"", 422, "body"),
     ],
@@ -179,6 +182,22 @@ def test_a_body_that_has_no_length_is_counted_and_a_slow_one_is_given_up(guarded
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as plain:
         plain.sendall(head.encode() + b"2\r\n[1\r\n")
         assert b" 408 " in plain.recv(1000)
+
+
+def test_connections_that_ask_nothing_are_closed(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "IDLE_SECONDS", 0.3)
+    with running(Predictor(Run(sim_run))) as client:
+        for sent in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "):
+            with socket.create_connection(("127.0.0.1", client.port), timeout=5) as idle:
+                idle.sendall(sent)
+                assert idle.recv(10) == b""
+        assert client.ask("GET", "/health").status == 200
+        landing = client.ask("GET", "/")
+        assert b"ehrseq serve RUN DATA" in landing.body
+        assert landing.headers["content-security-policy"].startswith("default-src 'none'")
+        patient = {"resourceType": "Patient", "id": "\ud800"}
+        bundle = {"resourceType": "Bundle", "entry": [{"resource": patient}]}
+        assert is_problem(client.ask("POST", "/fhir", bundle), 422)
 
 
 def test_too_many_waiting_requests_are_told_to_come_back(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepare import prepare
-from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.simulate import SimulationConfig, dataset, simulate
 from ehrsequencing.simulate.dataset import split_of
 from ehrsequencing.simulate.records import BLOCK
 
@@ -115,7 +115,7 @@ def test_same_seed_same_bytes_and_another_seed_others(data: Path, tmp_path: Path
 def test_a_subject_depends_neither_on_the_number_of_others_nor_on_the_shards(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ehrsequencing.simulate.dataset.SHARD_SUBJECTS", 40)
+    monkeypatch.setattr(dataset, "SHARD_SUBJECTS", 40)
     fewer, subjects = tmp_path / "fewer", BLOCK + 44
     simulate(fewer, subjects=subjects, seed=3, config=QUICK)
     assert rows_by_subject(fewer) == rows_by_subject(data, known=subjects)

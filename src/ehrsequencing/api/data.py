@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,12 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, sha256, write_json
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
 from ehrsequencing.core.version import __version__
-from ehrsequencing.records.meds import MedsReader, find_shards
+from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards
 from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
+
+if TYPE_CHECKING:
+    from ehrsequencing.batches.visit_batch import VisitBatch
 
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")
 
@@ -93,6 +96,12 @@ def task_of(task: Any) -> TaskConfig:
     return load_task(Path(task)) if is_path(task) else validated(TaskConfig, task, where="task")
 
 
+def tasks_of(task: Any) -> list[TaskConfig]:
+    """No task, one, or a list, each as of `task_of`."""
+    given = [] if task is None else task if isinstance(task, list | tuple) else [task]
+    return [task_of(one) for one in given]
+
+
 def data_config(facts: DataConfig | Mapping[str, Any] | None) -> DataConfig | None:
     """What the files of a data set do not tell, as settings."""
     if facts is None or isinstance(facts, DataConfig):
@@ -113,6 +122,50 @@ class PreparedData(Prepared):
         tasks = ", ".join(self.tasks) or "none"
         sizes = f"{subjects:,} subjects, {tokens:,} tokens, tasks: {tasks}"
         return f"PreparedData({str(self.folder)!r}, {sizes})"
+
+    def batches(
+        self,
+        split: str,
+        *,
+        task: str | None = None,
+        head: str = "horizon",
+        visit_budget: int = 2048,
+        shuffle: int | None = None,
+    ) -> "Iterator[VisitBatch]":
+        """The subjects of a split as batches with their labels, for a training loop of one's own.
+
+        `batch.to_padded(…)` and `batch.padded()` give padded tensors, (B, V) and (B, V, C).
+
+        Args:
+            split: `train`, `tuning` or `held_out`.
+            task: Name of the task; the only one by default.
+            head: The model's head: `horizon`, or `visit`, which answers no queries.
+            visit_budget: Most visits and queries in a batch, unless one subject has more.
+            shuffle: Seed of the order of the subjects, another one for each epoch; None: the order of the store.
+
+        Raises:
+            EhrseqError: There is no such task or split.
+
+        Example:
+            >>> batch = next(eh.prepare("meds/", "task.yaml", out="prepared/").batches("train", visit_budget=100))
+            >>> batch.padded().codes.dim(), batch.to_padded(batch.age_years).shape[0] == batch.n_subjects
+            (3, True)
+        """
+        from ehrsequencing.batches.loader import (
+            SubjectLoader,
+        )  # torch, which reading records does not need
+
+        if split not in SPLITS:
+            fix = f"use one of {', '.join(SPLITS)}"
+            raise EhrseqError(f"{split!r} is no split", where="split", fix=fix)
+        records = self.records(task or self.only_task(), split)
+        types = self.vocabulary.code_types
+        loader = SubjectLoader(records, queries=head == "horizon", code_types=types)
+        groups = loader.groups_in_order(visit_budget=visit_budget)
+        if shuffle is not None:
+            groups = loader.shuffled(0, seed=shuffle, visit_budget=visit_budget)
+        for group in groups:
+            yield loader.collate(group).batch
 
 
 def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:
@@ -199,9 +252,7 @@ def prepare(
         (['hf'], 200)
     """
     study = validated(StudyConfig, sections, where="prepare")
-    given = [] if task is None else task if isinstance(task, list | tuple) else [task]
-    tasks = [task_of(one) for one in given]
-    folder = Path(out)
+    tasks, folder = tasks_of(task), Path(out)
     with meds_folder(meds) as source, bar("preparing", show=progress) as tick:
         content = _content(source, study, tasks)
         if (found := _known(folder, content)) is not None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from ehrsequencing.api.data import is_path, meds_folder, prepare, task_of
+from ehrsequencing.api.curves import StepFunction
+from ehrsequencing.api.data import as_table, is_path, meds_folder, prepare, task_of
 from ehrsequencing.api.predictions import days_of, opened
 from ehrsequencing.api.training import fit as fit_run
 from ehrsequencing.core.arrays import Floats
@@ -28,48 +30,14 @@ _POINTS = 100  # of a step function, beside the horizons
 _OF_FRAMES = {"splits": {"by": "hash", "train": 0.85, "tuning": 0.1499}}
 
 
-class StepFunction:
-    """A risk curve as scikit-survival gives it: a function that is constant between its points.
-
-    Attributes:
-        x: (n,) days, increasing, 0 first.
-        y: (n,) values there.
-        domain: The first and the last day.
-
-    Example:
-        >>> curve = StepFunction(np.array([0.0, 30.0, 90.0]), np.array([0.0, 0.1, 0.2]))
-        >>> curve(45.0), curve([0, 90]).tolist()
-        (0.1, [0.0, 0.2])
-    """
-
-    def __init__(self, x: Floats, y: Floats) -> None:
-        self.x, self.y = x, y
-        self.domain = (float(x[0]), float(x[-1]))
-
-    def __call__(self, x: ArrayLike) -> Any:
-        """The value at some days.
-
-        Raises:
-            ValueError: A day is not within the domain.
-        """
-        days = np.asarray(x, dtype=np.float64)
-        if not ((days >= self.domain[0]) & (days <= self.domain[1])).all():
-            raise ValueError(f"x must be within [{self.domain[0]:g}; {self.domain[1]:g}]")
-        found = self.y[np.searchsorted(self.x, days, side="right") - 1]
-        return float(found) if found.ndim == 0 else found
-
-    def __repr__(self) -> str:
-        return (
-            f"StepFunction({len(self.x)} points from {self.domain[0]:g} to {self.domain[1]:g} days)"
-        )
-
-
 class EHRSurvival(BaseEstimator):  # type: ignore[misc]
     """A survival model of health records for users of scikit-learn.
 
-    `X` is MEDS data (a folder, or a frame of MEDS rows) and `y` is the task, from which the labels are made.
+    `X` is MEDS data (a folder, or a frame of MEDS rows). The labels are made from the task, which is given here or as
+    `y`. In `cross_val_score` give `groups=rows.subject_id` and `cv=GroupKFold()`, so that no record is cut in two.
 
     Args:
+        task: The task: its file, its content as a mapping, or a `TaskConfig`.
         preset: `small_cohort`, `medium_cohort` or `domain_shift`.
         model: Settings of the model, as of `ehrsequencing.fit`.
         training: Settings of training.
@@ -95,6 +63,7 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
+        task: Any = None,
         preset: str | None = None,
         model: Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
@@ -102,6 +71,7 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         seed: int = 0,
         out: str | os.PathLike[str] | None = None,
     ) -> None:
+        self.task = task
         self.preset = preset
         self.model = model
         self.training = training
@@ -109,18 +79,22 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         self.seed = seed
         self.out = out
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Prepare the records and fit a run.
 
         Args:
             X: MEDS data. A data set with splits keeps them: its held-out subjects are not used. Of a frame, 15 % of
                 the subjects decide when training stops.
-            y: The task: its file, its content as a mapping, or a `TaskConfig`.
+            y: The task, where it was not given before.
 
         Raises:
             EhrseqError: Data, task or settings cannot be used.
         """
-        task = task_of(y)
+        given = self.task if y is None else y
+        if given is None:
+            fix = "write EHRSurvival(task='task.yaml') or fit(X, 'task.yaml')"
+            raise EhrseqError("has no task", where="EHRSurvival", fix=fix)
+        task = task_of(given)
         if self.out is None:
             kept = ExitStack()
             folder = kept.enter_context(private_folder())
@@ -138,6 +112,7 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
             seed=self.seed,
             progress=False,
         )
+        self.rows_of_ = {} if is_path(X) else _rows_of(X)
         self.causes_, self.horizons_ = self.run_.task.causes, np.array(self.run_.task.horizons)
         grid = np.linspace(self.run_.task.blanking, self.horizons_[-1], _POINTS + 1)[1:]
         self.unique_times_ = np.unique(np.r_[grid, self.horizons_])
@@ -200,10 +175,12 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
             horizon: Default: the last.
 
         Raises:
-            EhrseqError: The task is another one, or nobody is at risk at the landmark.
+            EhrseqError: The task is another one, nobody is at risk at the landmark, or a record was cut in two.
         """
         check_is_fitted(self, "run_")
         task = self.run_.task
+        if not is_path(X):
+            self._refuse_cut_records(_rows_of(X))
         if y is not None and task_of(y) != task:
             fix = "fit another estimator with this task"
             raise EhrseqError("the estimator was fitted with another task", where="score", fix=fix)
@@ -222,3 +199,20 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         return concordance(
             rows.duration_days[at], rows.cause[at].astype(np.int64), risk, horizon=days
         )
+
+    def _refuse_cut_records(self, rows_of: Mapping[int, int]) -> None:
+        """Refuse records of which training had another part, as folds over rows have.
+
+        Raises:
+            EhrseqError: There is one.
+        """
+        if any(self.rows_of_.get(subject, rows) != rows for subject, rows in rows_of.items()):
+            what = "training had other rows of the same subjects"
+            fix = "write cross_val_score(model, rows, groups=rows.subject_id, cv=GroupKFold(5))"
+            raise EhrseqError(what, where="EHRSurvival.score", fix=fix)
+
+
+def _rows_of(frame: Any) -> dict[int, int]:
+    """Subject → how many rows of a frame are its own."""
+    found = pc.value_counts(as_table(frame)["subject_id"]).to_pylist()
+    return {pair["values"]: pair["counts"] for pair in found}

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 
 from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, task_of
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
+from ehrsequencing.audit.audit import audit as audit_run
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder, write_bytes, write_json
@@ -128,6 +130,59 @@ def evaluate(
         prepared=given["prepared"],
         every_outcome=every_outcome,
     )
+
+
+def audit(
+    run: str | os.PathLike[str] | Run,
+    *,
+    split: str = "held_out",
+    subjects: int = 200,
+    seed: int = 0,
+    shuffled_labels: bool = False,
+    prepared: str | os.PathLike[str] | None = None,
+    data: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """Test a run and its data for leaks of the future; writes `audit.json`, and the verdict into the run's report.
+
+    Args:
+        run: A run, or its folder.
+        split: Whose subjects the model is tested on.
+        subjects: How many subjects of each split to sample.
+        seed: Of the sample.
+        shuffled_labels: Whether to train a small model on shuffled labels, too.
+        prepared: The prepared set, if it has moved.
+        data: The MEDS records, if they have moved.
+        progress: Whether to show a bar.
+
+    Returns:
+        One row a check: `name`, `verdict` (`passed`, `warning`, `leak`, `not_tested`), `reason` and others. What
+        `audit.json` holds is in `attrs["audit"]`, a warning about the report in `attrs["report"]`.
+
+    Raises:
+        EhrseqError: The run, its prepared set or the records cannot be used.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> checks = eh.audit("runs/hf", subjects=10, progress=False)
+        >>> bool((checks.verdict == "leak").any())
+        False
+    """
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    with bar("auditing", show=progress) as tick:
+        result = audit_run(
+            folder,
+            split=split,
+            subjects=subjects,
+            seed=seed,
+            shuffled_labels=shuffled_labels,
+            prepared=None if prepared is None else Path(prepared),
+            data=None if data is None else Path(data),
+            progress=tick,
+        )
+    checks = pd.DataFrame(result["checks"])
+    checks.attrs |= {"audit": result, "report": report_audit(folder, result)}
+    return checks
 
 
 def _draw_nothing(metrics: Mapping[str, Any], folder: Path) -> None:

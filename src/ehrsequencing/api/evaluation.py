@@ -4,6 +4,7 @@ What it shows of real people may be shared, as `metrics.json`: counts of people 
 `outcomes()` holds single persons.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
-from ehrsequencing.api.curves import landmark_of, main_horizon, place_of
+from ehrsequencing.api.curves import StepFunction, landmark_of, main_horizon, place_of
 from ehrsequencing.api.data import meds_folder, times
+from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
 from ehrsequencing.api.predictions import risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import redact
@@ -77,7 +79,7 @@ class EvaluationResult:
             >>> bool(0 < chosen.value.iloc[0] < 1)
             True
         """
-        return self._long("metrics", "model")
+        return long_table(self.result["metrics"], "model")
 
     @property
     def differences(self) -> Any:
@@ -87,25 +89,7 @@ class EvaluationResult:
             >>> list(eh.load("runs/hf").evaluation.differences.columns)[:4]
             ['against', 'landmark', 'cause', 'horizon']
         """
-        return self._long("differences", "against")
-
-    def _long(self, name: str, first: str) -> Any:
-        rows = self.result[name]
-        columns: dict[str, pa.Array] = {
-            first: pa.array([row["model"] for row in rows], pa.string())
-        }
-        place = {"landmark": "landmark_days", "horizon": "horizon_days"}
-        for key, kind in (*_PLACE, *_NUMBERS):
-            values = [row[place.get(key, key)] for row in rows]
-            if key in place:
-                values = [_days(value, key) for value in values]
-            columns[key] = pa.array(values, kind)
-        for key in ("subjects", "events"):
-            counts = [row[key] for row in rows]
-            is_text = any(isinstance(count, str) for count in counts)
-            columns[key] = pa.array([str(c) if is_text and c is not None else c for c in counts])
-        columns["reason"] = pa.array([row["reason"] for row in rows], pa.string())
-        return pa.table(columns).to_pandas()
+        return long_table(self.result["differences"], "against")
 
     def outcomes(self, *, landmark: str | float | None = None) -> Any:
         """Outcome and predicted risks of every evaluated subject at a landmark, for R, lifelines or your own metrics.
@@ -147,6 +131,60 @@ class EvaluationResult:
                 risk_column(name, horizon): risk[:, e, h] for h, horizon in enumerate(task.horizons)
             }
         return pa.table(columns).to_pandas()
+
+    def aalen_johansen(
+        self, cause: str | None = None, *, landmark: str | float | None = None
+    ) -> StepFunction:
+        """The exact observed cumulative incidence from a landmark on; it shows single persons: do not share it.
+
+        Args:
+            cause: Default: the first.
+            landmark: Default: the first.
+
+        Raises:
+            EhrseqError: There is no such cause or landmark.
+
+        Example:
+            >>> curve = eh.load("runs/hf").evaluation.aalen_johansen("hf")
+            >>> curve(0), 0 < curve(365.25) < 1
+            (0.0, True)
+        """
+        place, _ = place_of(self.result, None, cause, landmark)
+        rows = self._records.rows
+        at = rows.at_landmark(place["landmark"])
+        of = 1 + self.result["causes"].index(place["cause"])
+        return curves.aalen_johansen(rows.duration_days[at], rows.cause[at], of=of)
+
+    def table1(self) -> PaperTable:
+        """Table 1 of a paper: the subjects of each split at the first landmark; it may be shared.
+
+        Example:
+            >>> print(eh.load("runs/hf").evaluation.table1().to_markdown().splitlines()[2])
+            | subjects | 144 | 23 | 33 |
+        """
+        run = self._own_run
+        return cohort_table(
+            run.prepared(self._prepared),
+            run.task.name,
+            landmark=landmark_of(self.result, None),
+            is_simulated=self.simulated,
+        )
+
+    def table2(
+        self,
+        horizon: str | float | None = None,
+        *,
+        cause: str | None = None,
+        landmark: str | float | None = None,
+    ) -> PaperTable:
+        """Table 2 of a paper: the metrics of every model at one horizon; arguments as of `plot_calibration`.
+
+        Example:
+            >>> eh.load("runs/hf").evaluation.table2("1y").frame.index.tolist()
+            ['ehrsequencing']
+        """
+        place, title = place_of(self.result, horizon, cause, landmark)
+        return accuracy_table(self.result["metrics"], place, title=title)
 
     # ---- plots -------------------------------------------------------------------------------------------------
 
@@ -246,6 +284,23 @@ class EvaluationResult:
             return Population.of_split(prepared, run.task, self.result["split"]).records
         with meds_folder(self._data) as folder:
             return read_external(run, folder).population.records
+
+
+def long_table(rows: Sequence[Mapping[str, Any]], first: str) -> Any:
+    """Long rows of `metrics.json` as a frame; `first` is what the column of models is called."""
+    columns: dict[str, pa.Array] = {first: pa.array([row["model"] for row in rows], pa.string())}
+    place = {"landmark": "landmark_days", "horizon": "horizon_days"}
+    for key, kind in (*_PLACE, *_NUMBERS):
+        values = [row[place.get(key, key)] for row in rows]
+        if key in place:
+            values = [_days(value, key) for value in values]
+        columns[key] = pa.array(values, kind)
+    for key in ("subjects", "events"):
+        counts = [row[key] for row in rows]
+        is_text = any(isinstance(count, str) for count in counts)
+        columns[key] = pa.array([str(c) if is_text and c is not None else c for c in counts])
+    columns["reason"] = pa.array([row["reason"] for row in rows], pa.string())
+    return pa.table(columns).to_pandas()
 
 
 def _days(value: float | None, key: str) -> str:

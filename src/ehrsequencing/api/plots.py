@@ -12,9 +12,9 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US
 
-# Okabe and Ito's colours, which people with any colour vision can distinguish; the first is the cause of interest.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
-GREY = "#777777"
+# the report's colours (reporting/templates/palette.css.jinja); the first is the cause of interest
+COLOURS = ("#1f5fa8", "#c2571a", "#2f8258", "#8454a6", "#77701f", "#0d7a85", "#b0437c")
+GREY = "#666e78"
 _TODAY = "today"
 
 

@@ -79,8 +79,12 @@ class Work:
 
     def line(self) -> str:
         """The progress as one line of plain text."""
-        share = f" {self.done / self.total:.0%}," if self.total else ""
-        return f"{self.text}:{share} {_duration(time.monotonic() - self.started)} so far"
+        spent = time.monotonic() - self.started
+        if not (self.done and self.total):
+            return f"{self.text}: {_duration(spent)} so far"
+        left = spent * (self.total - self.done) / self.done
+        share = self.done / self.total
+        return f"{self.text}: {share:.0%}, {_duration(spent)} so far, about {_duration(left)} left"
 
     def _watch(self) -> None:
         """Show the progress until the work is over; runs in a thread, so that a long step is not silent."""

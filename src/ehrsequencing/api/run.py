@@ -4,13 +4,14 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ehrsequencing.api import plots
 from ehrsequencing.api.data import data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
+from ehrsequencing.api.hazard_ratios import cause_number, hazard_ratios
 from ehrsequencing.api.predictions import (
     attention_table,
     days_of,
@@ -29,6 +30,18 @@ from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings
 from ehrsequencing.prediction.predict import RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
+
+# what other libraries call our methods
+_ELSEWHERE = {
+    "predict_proba": "predict(data, horizons=['1y'])",
+    "predict_survival_function": "predict(data, horizons=…), or EHRSurvival for step functions",
+    "predict_partial_hazard": "predict(data, horizons=['1y'])",
+    "summary": "hazard_ratios(), and run.evaluation.metrics",
+    "print_summary": "hazard_ratios(), and run.evaluation.metrics",
+    "score": "evaluation.metrics, or eh.evaluate(run, data=…)",
+    "state_dict": "model.state_dict()",
+    "save_pretrained": "model.save_pretrained(path)",
+}
 
 
 class TrainedRun(Run):
@@ -265,6 +278,41 @@ class TrainedRun(Run):
             )
         return Path(out)
 
+    def hazard_ratios(
+        self,
+        cause: str | None = None,
+        *,
+        bootstrap: int = 100,
+        seed: int = 0,
+        prepared: str | os.PathLike[str] | None = None,
+    ) -> pd.DataFrame:
+        """Hazard ratios of the landmark Cox model, the rival that `evaluate` compares the run with.
+
+        They are penalised (ridge), so that they are shrunk towards 1; intervals come from resampled subjects with the
+        same ridge, and do not cover what the penalty hides. They are associations, not effects.
+
+        Args:
+            cause: Default: the task's first outcome.
+            bootstrap: Resamples of training subjects; 0: no intervals.
+            seed: Of the resamples.
+            prepared: The prepared set that the run was trained on, if it has moved.
+
+        Returns:
+            One row a covariate, the largest first: `covariate`, `hazard_ratio` of one standard deviation, `low`,
+            `high`, `sd`. `attrs["note"]` says that they are penalised.
+
+        Raises:
+            EhrseqError: There is no such cause, or nobody had it.
+
+        Example:
+            >>> table = eh.load("runs/hf").hazard_ratios("hf", bootstrap=2)
+            >>> list(table.columns)
+            ['covariate', 'hazard_ratio', 'low', 'high', 'sd']
+        """
+        number = cause_number(self.task, cause)
+        store = self.prepared(None if prepared is None else Path(prepared))
+        return hazard_ratios(self, store, number, bootstrap=bootstrap, seed=seed)
+
     # ---- training and evaluation -------------------------------------------------------------------------------
 
     @property
@@ -290,6 +338,12 @@ class TrainedRun(Run):
         """The evaluation that is in the run's folder; None where there is none, or its file has been edited."""
         result = read_result(self.folder)
         return None if result is None else EvaluationResult(result, self.folder, run=self)
+
+    if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            meant = f": write run.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"a run has no attribute {name!r}{meant}")
 
     def __repr__(self) -> str:
         now, parts, c = Run(self.folder), [f"task {self.task.name}"], "not evaluated yet"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ehrsequencing.api.progress import training_bar
 from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.config import StudyConfig, validated
+from ehrsequencing.config import StudyConfig, settings_named, validated
 from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
@@ -36,6 +36,7 @@ def fit(
     transfer: str | Mapping[str, Any] | None = None,
     resume: bool | None = None,
     progress: bool = True,
+    **others: Any,
 ) -> TrainedRun:
     """Fit a model, with early stopping on the tuning split.
 
@@ -56,6 +57,7 @@ def fit(
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model has a part of your own, whose code may have changed.
         progress: Whether to show a bar, and a line for each epoch.
+        others: None; a setting by its bare name gets an error that says where it belongs.
 
     Returns:
         The run.
@@ -72,6 +74,14 @@ def fit(
         1
     """
     keep_freed_memory()
+    for name in others:
+        near = [one.partition(".") for one in settings_named(StudyConfig, name)]
+        fix = " or ".join(f"{section}={{{name!r}: …}}" for section, _, _ in near)
+        raise EhrseqError(
+            f"unknown argument {name!r}",
+            where="fit",
+            fix=f"write {fix or 'model={…} or training={…}'}",
+        )
     settings: dict[str, Any] = {"model": dict(model or {}), "training": dict(training or {})}
     if seed is not None:
         settings["training"]["seed"] = seed
@@ -86,7 +96,7 @@ def fit(
         settings["transfer"] = {"mode": transfer} if isinstance(transfer, str) else dict(transfer)
     study = validated(StudyConfig, settings, where="fit")
     go_on = _may_resume(study, Path(out)) if resume is None else resume
-    store = data if isinstance(data, Prepared) else Prepared(Path(data))
+    store = _prepared(data)
     source = None if init is None else Path(init)
     train(store, Path(out), study=study, task=task, init=source, resume=go_on, progress=progress)
     return TrainedRun(Path(out))
@@ -141,6 +151,18 @@ def train(
         report = stack.enter_context(training_bar(show=show))
         trainer.fit(resume=resume, on_progress=report)
         return processes.is_first
+
+
+def _prepared(data: Prepared | str | os.PathLike[str]) -> Prepared:
+    """A prepared set, given as such or by its folder."""
+    if isinstance(data, Prepared):
+        return data
+    if (Path(data) / "data").is_dir():
+        fix = (
+            "write eh.fit(eh.prepare(data, task='task.yaml', out='prepared'), out=…), or use eh.run"
+        )
+        raise EhrseqError("holds records that are not prepared", where=str(data), fix=fix)
+    return Prepared(Path(data))
 
 
 def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> None:
@@ -205,9 +227,8 @@ def pretrain(
     sections = {"model": model, "training": training, "pretraining": pretraining, "preset": preset}
     given = {name: value for name, value in sections.items() if value is not None}
     study = validated(StudyConfig, given, where="pretrain")
-    prepared = data if isinstance(data, Prepared) else Prepared(Path(data))
     return train_pretraining(
-        prepared, Path(out), study=study, task=task, resume=resume, progress=progress
+        _prepared(data), Path(out), study=study, task=task, resume=resume, progress=progress
     )
 
 

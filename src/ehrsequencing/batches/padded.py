@@ -1,7 +1,7 @@
 """Padded tensors → the fields of a `VisitBatch`. What pads hold is never read."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +11,18 @@ from ehrsequencing.core.errors import EhrseqError
 _MASKS, _INTEGERS = ("at_risk", "is_query"), ("cause",)
 
 
+class PaddedVisits(NamedTuple):
+    """Padded visits, in the order of the arguments of `VisitBatch.from_padded`."""
+
+    codes: Tensor  # (B, V, C) token ids, 0 in pads
+    code_mask: Tensor  # (B, V, C) True = real
+    ages: Tensor  # (B, V) years
+    time_deltas: Tensor  # (B, V) days since the visit before
+    visit_mask: Tensor  # (B, V) True = real
+
+
 def pack_padded(
-    codes: Tensor,
-    code_mask: Tensor,
-    ages: Tensor,
-    time_deltas: Tensor,
-    visit_mask: Tensor,
+    given: PaddedVisits,
     *,
     per_visit: Mapping[str, Tensor | None],
     values: Tensor | None,
@@ -27,17 +33,14 @@ def pack_padded(
     """Fields of the batch that `VisitBatch.from_padded` makes; arguments and errors as there.
 
     Args:
-        codes: (B, V, C).
-        code_mask: (B, V, C).
-        ages: (B, V).
-        time_deltas: (B, V).
-        visit_mask: (B, V).
+        given: The visits.
         per_visit: Other fields of visits by name, (B, V) each, None for those that are not given.
         values: (B, V, C, 2) or None.
         code_types: (B, V, C) or None.
         static_codes: (B, M) or None.
         static_mask: (B, M) or None.
     """
+    codes, code_mask, ages, time_deltas, visit_mask = given
     _require_ids(codes, 3, "codes")
     shape = (codes.shape[0], codes.shape[1])
     visits = {"ages": ages, "time_deltas": time_deltas, "visit_mask": visit_mask, **per_visit}
@@ -108,9 +111,21 @@ def pack_flat(codes: Tensor, ages: Tensor, visit_ids: Tensor, mask: Tensor) -> d
         "subject_offsets": _offsets((slots // max(shape[1], 1)).bincount(minlength=shape[0])),
         "age_years": _floating(ages.flatten()[tokens[visit_offsets[:-1]]]),
         "delta_days": torch.zeros(len(slots), device=codes.device),
+        "visit_ids": slots % max(shape[1], 1),
         "padded_shape": shape,
         "slots": slots,
     }
+
+
+def pad_codes(per_code: Tensor, visit_offsets: Tensor, visit_of_code: Tensor) -> Tensor:
+    """Results of codes, (K, ...) → (N, C, ...) with 0 in pads; C is the most codes of a visit."""
+    n_visits = len(visit_offsets) - 1
+    most = int(visit_offsets.diff().max()) if n_visits else 0
+    rank = torch.arange(len(per_code), device=per_code.device) - visit_offsets[:-1][visit_of_code]
+    trailing = per_code.shape[1:]
+    slots = per_code.new_zeros(n_visits * most, *trailing)
+    filled = slots.index_copy(0, visit_of_code * most + rank, per_code)
+    return filled.view(n_visits, most, *trailing)
 
 
 def as_mask(mask: Tensor, name: str) -> Tensor:
@@ -133,19 +148,36 @@ def bad_field(expected: str, came: str, *, where: str) -> EhrseqError:
     )
 
 
+def check_offsets(name: str, offsets: Tensor, total: int) -> None:
+    """Refuse offsets that do not start at 0, fall, or end elsewhere than at the total."""
+    if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets.diff() < 0).any()):
+        raise bad_field(
+            f"offsets that start at 0, never fall and end at {total}", "something else", where=name
+        )
+
+
 def described(tensor: Tensor) -> str:
     """Type and shape of a tensor, without its content."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
+def _require_tensor(given: object, name: str) -> None:
+    if not isinstance(given, Tensor):
+        raise bad_field(f"a tensor: torch.as_tensor({name})", type(given).__name__, where=name)
+
+
 def _require_ids(codes: Tensor, dimensions: int, name: str) -> None:
+    _require_tensor(codes, name)
     if codes.dim() != dimensions or codes.is_floating_point() or codes.dtype == torch.bool:
         axes = {"codes": {3: "(B, V, C)", 2: "(B, L)"}[dimensions], "static_codes": "(B, M)"}[name]
         raise bad_field(f"{axes} token ids", described(codes), where=name)
 
 
 def _require_shape(tensor: Tensor | None, shape: tuple[int, ...], name: str) -> None:
-    if tensor is not None and tuple(tensor.shape) != shape:
+    if tensor is None:
+        return
+    _require_tensor(tensor, name)
+    if tuple(tensor.shape) != shape:
         as_codes = "" if name.startswith("static") else ", as codes"
         raise bad_field(f"shape {shape}{as_codes}", described(tensor), where=name)
 

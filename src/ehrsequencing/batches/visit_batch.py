@@ -18,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ehrsequencing.batches.padded import bad_field, described, pack_flat, pack_padded
+from ehrsequencing.batches.padded import (
+    PaddedVisits,
+    bad_field,
+    check_offsets,
+    described,
+    pack_flat,
+    pack_padded,
+    pad_codes,
+)
 
 _INT, _FLOAT, _BOOL = (torch.int64,), (torch.float32, torch.float64), (torch.bool,)
 _FILLED_IN: Any = None  # default of a field that `__post_init__` makes from the others
@@ -52,6 +60,7 @@ class VisitBatch:
         visits_skipped: (S,) real visits of each subject before its first one here; or None, which means 0. A long
             record is cut into parts that begin in its middle (`ehrsequencing.batches.loader`).
         tokens_skipped: (S,) codes of those visits, an empty visit counting as one; or None, which means 0.
+        visit_ids: (N,) the visit ids that `from_flat` was given, for flat BEHRT's visit embedding; None: `visit_index`.
         padded_shape: (B, V) of the padded tensors that the batch was made from; or None.
         slots: (N,) position of each visit in the flattened (B, V); or None.
 
@@ -91,6 +100,7 @@ class VisitBatch:
     code_types: Tensor | None = field(default=None, kw_only=True)
     visits_skipped: Tensor | None = field(default=None, kw_only=True)
     tokens_skipped: Tensor | None = field(default=None, kw_only=True)
+    visit_ids: Tensor | None = field(default=None, kw_only=True)
     padded_shape: tuple[int, int] | None = field(default=None, kw_only=True)
     slots: Tensor | None = field(default=None, kw_only=True)
 
@@ -98,16 +108,12 @@ class VisitBatch:
         self._check_types()
         fill, device = object.__setattr__, self.codes.device  # the class is frozen
         if (self.static_codes is None) != (self.static_offsets is None):
-            raise bad_field(
-                "come together", "one of them is missing", where="static_codes, static_offsets"
-            )
+            where = "static_codes, static_offsets"
+            raise bad_field("come together", "one of them is missing", where=where)
         if self.static_codes is None:
-            fill(self, "static_codes", torch.zeros(0, dtype=torch.int64, device=device))
-            fill(
-                self,
-                "static_offsets",
-                torch.zeros(self.n_subjects + 1, dtype=torch.int64, device=device),
-            )
+            offsets = torch.zeros(self.n_subjects + 1, dtype=torch.int64, device=device)
+            fill(self, "static_codes", offsets.new_zeros(0))
+            fill(self, "static_offsets", offsets)
         if self.is_query is None:
             fill(self, "is_query", torch.zeros(self.n_visits, dtype=torch.bool, device=device))
         self._check_shapes()
@@ -237,20 +243,11 @@ class VisitBatch:
             >>> batch.codes.tolist(), batch.to_padded(batch.visit_index + 1).tolist()
             ([0, 1, 2, 7], [[1, 2], [0, 1]])
         """
-        per_visit = {
-            "at_risk": at_risk,
-            "duration_days": duration_days,
-            "cause": cause,
-            "entry_days": entry_days,
-        }
+        labels = dict(zip(_LABELS, (at_risk, duration_days, cause, entry_days), strict=True))
         return cls(
             **pack_padded(
-                codes,
-                code_mask,
-                ages,
-                time_deltas,
-                visit_mask,
-                per_visit={**per_visit, "is_query": is_query},
+                PaddedVisits(codes, code_mask, ages, time_deltas, visit_mask),
+                per_visit={**labels, "is_query": is_query},
                 values=values,
                 code_types=code_types,
                 static_codes=static_codes,
@@ -264,9 +261,9 @@ class VisitBatch:
     ) -> "VisitBatch":
         """Pack flat token sequences (flat BEHRT's contract).
 
-        The tokens of one visit id form the visit, in their order; visits are in order of their ids. A visit's age
-        is that of its first token, and its gap is 0 (the contract has none). Slots are (b, visit_id) of a (B, V)
-        with V = largest real id + 1.
+        The tokens of one visit id form the visit, in their order; visits are in order of their ids, and keep them. A
+        visit's age is that of its first token, and its gap is 0 (the contract has none). Slots are (b, visit_id) of
+        a (B, V) with V = largest real id + 1.
 
         Args:
             codes: (B, L) token ids.
@@ -306,6 +303,27 @@ class VisitBatch:
             .view(*shape, *trailing)
         )
 
+    def codes_to_padded(self, per_code: Tensor) -> Tensor:
+        """Put results of codes back: (K, ...) → (B, V, C, ...), with 0 in pads; C is the most codes of a visit.
+
+        Raises:
+            EhrseqError: `per_code` has not K rows.
+        """
+        if per_code.dim() == 0 or per_code.shape[0] != self.n_codes:
+            expected = f"{self.n_codes} rows, one a code"
+            raise bad_field(expected, described(per_code), where="per_code")
+        return self.to_padded(pad_codes(per_code, self.visit_offsets, self.visit_of_code))
+
+    def padded(self) -> PaddedVisits:
+        """The visits as padded tensors, for a network of one's own; `from_padded(*batch.padded())` packs them again."""
+        return PaddedVisits(
+            self.codes_to_padded(self.codes),
+            self.codes_to_padded(torch.ones_like(self.codes, dtype=torch.bool)),
+            self.to_padded(self.age_years),
+            self.to_padded(self.delta_days),
+            self.to_padded(torch.ones_like(self.is_query)),
+        )
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "VisitBatch":
         """Move every tensor to a device; the batch itself where it is there already."""
         if self.codes.device == torch.device(device):
@@ -330,7 +348,15 @@ class VisitBatch:
     # ---- self-check --------------------------------------------------------------------------------------------
 
     def _check_types(self) -> None:
-        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots"}
+        optional = {
+            "static_codes",
+            "static_offsets",
+            "is_query",
+            "values",
+            "code_types",
+            "slots",
+            "visit_ids",
+        }
         optional |= {*_LABELS, *_SKIPPED, *_OUTCOMES}
         for name, dtypes in _DTYPES.items():
             tensor = getattr(self, name)
@@ -345,13 +371,11 @@ class VisitBatch:
                     where=name,
                 )
             if tensor.device != self.codes.device:
-                raise bad_field(
-                    f"device {self.codes.device}, as codes", str(tensor.device), where=name
-                )
+                expected = f"device {self.codes.device}, as codes"
+                raise bad_field(expected, str(tensor.device), where=name)
             if tensor.dim() != (2 if name == "values" else 1):
-                raise bad_field(
-                    "(K, 2)" if name == "values" else "one dimension", described(tensor), where=name
-                )
+                expected = "(K, 2)" if name == "values" else "one dimension"
+                raise bad_field(expected, described(tensor), where=name)
         for name in ("visit_offsets", "subject_offsets"):
             if not getattr(self, name).shape[0]:
                 raise bad_field("one more entry than rows", "none", where=name)
@@ -359,7 +383,9 @@ class VisitBatch:
     def _check_shapes(self) -> None:
         k, n, s = self.n_codes, self.n_visits, self.n_subjects
         expected: dict[str, tuple[int, ...]] = {
-            **dict.fromkeys(("age_years", "delta_days", "is_query", "slots", *_LABELS), (n,)),
+            **dict.fromkeys(
+                ("age_years", "delta_days", "is_query", "slots", "visit_ids", *_LABELS), (n,)
+            ),
             "static_offsets": (s + 1,),
             **dict.fromkeys(_SKIPPED, (s,)),
             "values": (k, 2),
@@ -378,34 +404,29 @@ class VisitBatch:
             raise bad_field("come together", "one of them is missing", where="padded_shape, slots")
 
     def _check_contents(self) -> None:
-        _check_offsets("visit_offsets", self.visit_offsets, self.n_codes)
-        _check_offsets("subject_offsets", self.subject_offsets, self.n_visits)
-        _check_offsets("static_offsets", self.static_offsets, len(self.static_codes))
+        check_offsets("visit_offsets", self.visit_offsets, self.n_codes)
+        check_offsets("subject_offsets", self.subject_offsets, self.n_visits)
+        check_offsets("static_offsets", self.static_offsets, len(self.static_codes))
         for name in ("codes", "static_codes", "code_types", "cause", *_SKIPPED):
             tensor = getattr(self, name)
             if tensor is not None and len(tensor) and int(tensor.min()) < 0:
                 raise bad_field("nothing below 0", "a negative entry", where=name)
         if not bool((self.delta_days >= 0).all() & self.delta_days.isfinite().all()):
-            raise bad_field(
-                "finite gaps from 0 days", "a negative gap, NaN or infinity", where="delta_days"
-            )
+            came = "a negative gap, NaN or infinity"
+            raise bad_field("finite gaps from 0 days", came, where="delta_days")
         if bool(self.age_years.isinf().any()):
             raise bad_field("years, or NaN where unknown", "infinity", where="age_years")
         if self.values is not None:
             missing = self.values.isnan()
             if bool((missing[:, 0] != missing[:, 1]).any() | self.values.isinf().any()):
-                raise bad_field(
-                    "rank and value both finite or both NaN", "something else", where="values"
-                )
+                expected = "rank and value both finite or both NaN"
+                raise bad_field(expected, "something else", where="values")
         if self.padded_shape is not None and self.slots is not None and len(self.slots):
-            inside = (
-                int(self.slots[0]) >= 0
-                and int(self.slots[-1]) < self.padded_shape[0] * self.padded_shape[1]
-            )
-            if not inside or bool((self.slots.diff() <= 0).any()):
-                raise bad_field(
-                    f"rising positions within {self.padded_shape}", "something else", where="slots"
-                )
+            first, last = int(self.slots[0]), int(self.slots[-1])
+            is_inside = first >= 0 and last < self.padded_shape[0] * self.padded_shape[1]
+            if not is_inside or bool((self.slots.diff() <= 0).any()):
+                expected = f"rising positions within {self.padded_shape}"
+                raise bad_field(expected, "something else", where="slots")
 
 
 _LABELS = {"at_risk": _BOOL, "duration_days": _FLOAT, "cause": _INT, "entry_days": _FLOAT}
@@ -419,15 +440,8 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "is_query": _BOOL,
     **_LABELS,
     **_OUTCOMES,
-    **dict.fromkeys(("code_types", *_SKIPPED, "slots"), _INT),
+    **dict.fromkeys(("code_types", *_SKIPPED, "slots", "visit_ids"), _INT),
 }
-
-
-def _check_offsets(name: str, offsets: Tensor, total: int) -> None:
-    if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets.diff() < 0).any()):
-        raise bad_field(
-            f"offsets that start at 0, never fall and end at {total}", "something else", where=name
-        )
 
 
 def _owners(offsets: Tensor, total: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The commands of `ehrseq`: each reads its options, calls one function, and prints the result.
+"""The commands of `ehrseq`: each reads its options, calls one function of `api/`, and prints the result.
 
 A command imports what it needs when it runs, so that `ehrseq --help` stays fast.
 """
@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ehrsequencing.cli.console import CommandLine, bar, finish, say, warn
+from ehrsequencing.cli.console import (
+    AFTER,
+    DATA,
+    MODEL,
+    SHARING,
+    START,
+    CommandLine,
+    Panels,
+    bar,
+    finish,
+    say,
+    shown,
+    warn,
+)
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, score
 from ehrsequencing.cli.export import export
@@ -36,12 +49,13 @@ if TYPE_CHECKING:
 
 app = CommandLine(
     name="ehrseq",
+    cls=Panels,
     help="Survival models for electronic health records: records in MEDS go in, calibrated risk curves come out.",
     epilog="Begin with: ehrseq demo",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(import_app, name="import")
+app.add_typer(import_app, name="import", rich_help_panel=DATA)
 
 
 def _show_version(wanted: bool) -> None:
@@ -60,7 +74,7 @@ def _options(
     """Options of `ehrseq` itself."""
 
 
-@app.command(example="ehrseq demo --out demo")
+@app.command(example="ehrseq demo --out demo", panel=START)
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = Path("demo"),
     subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 4000,
@@ -72,10 +86,9 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Simulate records, train on them, evaluate, and write the report."""
+    """Simulate records, train on them, evaluate, audit, and write the report."""
     keep_freed_memory()
     from ehrsequencing.cli.demo import run_demo
-    from ehrsequencing.core.files import read_json
 
     run, data = out / "run", out / "data"
     if pretrain:
@@ -84,15 +97,45 @@ def demo(
         wrote = {"pretrained": out / "pretrained", "run": run}
         finish(wrote=wrote, then=["evaluate", run], result=found)
         return
-    run_demo(out, subjects=subjects, seed=seed)
+    metrics = run_demo(out, subjects=subjects, seed=seed)
     finish(
         wrote={"data": data, "run": run, "report": run / "report.html"},
         then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
-        result=main_results(read_json(run / "metrics.json")),
+        result=main_results(metrics),
     )
 
 
-@app.command(example="ehrseq simulate sim --subjects 4000 --seed 0")
+@app.command(example="ehrseq run meds --task task.yaml --out study", panel=START)
+def run(
+    data: DataFolder,
+    overrides: Overrides = None,
+    task: TaskFiles = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
+    config: Config = None,
+) -> None:
+    """Check, prepare, train, evaluate, audit, and write the report; goes on where it was."""
+    study = read_study(config, overrides, "run")
+    tasks = read_tasks(task, study)
+    if len(tasks) != 1:
+        fix = "name one task file with --task"
+        raise EhrseqError(f"needs one task, not {len(tasks)}", where="ehrseq run", fix=fix)
+    from ehrsequencing.api.study import run_study
+    from ehrsequencing.core.files import read_json
+    from ehrsequencing.reporting.terminal import audit_lines, metric_lines
+
+    found = run_study(data, study, tasks[0], out=out, progress=shown(), say=say)
+    metrics, checks = (read_json(found.folder / f"{name}.json") for name in ("metrics", "audit"))
+    say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
+    finish(
+        wrote={"run": found.folder, "report": found.folder / "report.html"},
+        then=["predict", found.folder, data, "--at", "last", "--out", out / "predictions.parquet"],
+        result=main_results(metrics) | {"leaks": checks["leaks"]},
+    )
+    if checks["leaks"]:
+        warn(f"the audit found leaks: see {found.folder / 'report.html'}")
+
+
+@app.command(example="ehrseq simulate sim --subjects 4000 --seed 0", panel=DATA)
 def simulate(
     out: NewFolder,
     overrides: Overrides = None,
@@ -104,29 +147,20 @@ def simulate(
     ] = "held_out",
     config: Config = None,
 ) -> None:
-    """Write a simulated MEDS data set with its true risks and its task.
+    """Write a simulated MEDS data set with its true risks and its task."""
+    from ehrsequencing.api.records import simulate as write
+    from ehrsequencing.config import read_settings
 
-    Settings are those of the simulator, as in pairs=12.
-    """
-    from ehrsequencing.config import read_settings, validated
-    from ehrsequencing.simulate import SimulationConfig
-    from ehrsequencing.simulate import simulate as write
-
-    if truth not in ("held_out", "all"):
-        raise EhrseqError(f"{truth!r} is not a choice", where="--truth", fix="use held_out or all")
-    simulation = validated(
-        SimulationConfig, read_settings(config, overrides or ()), where="settings"
+    settings = read_settings(config, overrides or ())
+    write(
+        out,
+        subjects=subjects,
+        seed=seed,
+        truth=truth,
+        overwrite=overwrite,
+        progress=shown(),
+        **settings,
     )
-    with bar("simulating") as tick:
-        write(
-            out,
-            subjects=subjects,
-            seed=seed,
-            truth=truth,  # type: ignore[arg-type]
-            config=simulation,
-            overwrite=overwrite,
-            progress=tick,
-        )
     task = out / "task.yaml"
     say(f"{subjects:,} simulated subjects, with their true risks")
     finish(
@@ -136,47 +170,38 @@ def simulate(
     )
 
 
-@app.command(example='ehrseq codes meds "diabetes"')
+@app.command(example='ehrseq codes meds "diabetes"', panel=DATA)
 def codes(
     data: DataFolder,
-    text: Annotated[str, typer.Argument(help="Words, or a pattern as in ICD10CM//E11*")],
+    text: Annotated[
+        str, typer.Argument(help="Words, or a pattern as in ICD10CM//E11*; default: all codes")
+    ] = "",
     overrides: Overrides = None,
     top: Annotated[
         int, typer.Option("--top", min=1, help="How many codes to print; --json has all")
     ] = 10,
     config: Config = None,
 ) -> None:
-    """Find codes by text in codes and descriptions, with how many subjects have them.
+    """Find codes by text in codes and descriptions, or list the most frequent.
 
     Use them in a task file. Counts from 1 to 10 are hidden, except in simulated data.
     """
-    from dataclasses import asdict
+    from ehrsequencing.api.records import codes as find
 
-    from ehrsequencing.records.code_search import find_codes
-
+    if "=" in text and not overrides:  # a setting in the place of the text
+        text, overrides = "", [text]
     study = read_study(config, overrides, "codes")
-    with bar("searching") as tick:
-        found = find_codes(data, text, settings=study.data, progress=tick)
-    shown = found[:top]
-    width = max([len("code"), *(len(one.code) for one in shown)])
-    say(f"{'code':<{width}}  {'subjects':>9}  {'rows':>11}  description")
-    for one in shown:
-        subjects, rows = (
-            f"{count:,}" if isinstance(count, int) else count or "hidden"
-            for count in (one.subjects, one.rows)
-        )
-        line = (
-            f"{one.code:<{width}}  {subjects:>9}  {rows:>11}  {' '.join(one.description.split())}"
-        )
-        longest = max(100, width + 45)
-        say(line.rstrip() if len(line) <= longest else f"{line[: longest - 1]}…")
+    found = find(data, text, progress=shown(), **dict(study.data))
+    first = found[["code", "subjects", "rows", "description"]].head(top).fillna("hidden")
+    first["description"] = first.description.str.slice(0, 45).str.ljust(45)
+    say(first.to_string(index=False))
     if len(found) > top:
         say(f"and {len(found) - top:,} more (--top {len(found)} prints all)")
-    result = {"text": text, "codes": [asdict(one) for one in found]}
+    result = {"text": text, "codes": found.to_dict("records")}
     finish(wrote={}, then=["check", data, "--task", "TASK.yaml"], result=result)
 
 
-@app.command(example="ehrseq check meds --task task.yaml")
+@app.command(example="ehrseq check meds --task task.yaml", panel=DATA)
 def check(
     data: DataFolder,
     overrides: Overrides = None,
@@ -198,9 +223,9 @@ def check(
 
     Exits with 2 only if prepare would refuse the data.
     """
+    from ehrsequencing.api.records import check_study
     from ehrsequencing.core.files import write_json
     from ehrsequencing.core.outputs import CHECK, output_file, refuse_existing
-    from ehrsequencing.records.check import check_data, format_check
 
     study = read_study(config, overrides, "check")
     if suggest:
@@ -208,12 +233,11 @@ def check(
         return
     if out is not None:
         refuse_existing(out, CHECK, overwrite=overwrite)
-    with bar("checking") as tick:
-        found = check_data(data, study=study, tasks=read_tasks(task, study), progress=tick)
+    found = check_study(data, study, read_tasks(task, study), progress=shown())
     if out is not None:
         with output_file(out, CHECK, overwrite=overwrite) as temporary:
             write_json(temporary, {**CHECK.facts, **found.as_json()})
-    say(format_check(found))
+    say(str(found))
     given = [word for path in task or () for word in ("--task", path)]
     named = given or ([] if study.task else ["--task", "TASK.yaml"])
     settings = [*(["--config", config] if config else []), *(overrides or ())]
@@ -248,7 +272,9 @@ def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
     finish(wrote={"tasks": out}, then=then, result=result)
 
 
-@app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
+@app.command(
+    example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day", panel=DATA
+)
 def prepare(
     data: DataFolder,
     overrides: Overrides = None,
@@ -258,7 +284,9 @@ def prepare(
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", help="Where shards are worked on: a Dask cluster, dask://HOST:PORT"
+            "--engine",
+            hidden=True,
+            help="Where shards are worked on: a Dask cluster, dask://HOST:PORT",
         ),
     ] = "processes",
     config: Config = None,
@@ -285,40 +313,32 @@ def prepare(
         say("\n".join(attrition_lines(prepared.task(name), counts, warnings=())))
         for text in task_warnings(prepared.task(name), counts):
             warn(text)
-    one = [] if len(attrition) == 1 else ["--task", next(iter(attrition), "TASK")]
+    one = [] if len(attrition) == 1 else ["--task", *list(attrition)[:1]]
+    then = (
+        ["train", out, *one, "--out", "run"] if tasks else ["pretrain", out, "--out", "pretrained"]
+    )
     facts = {
         "subjects": prepared.manifest["subjects"],
         "tokens": len(prepared.vocabulary),
         "tasks": attrition,
     }
-    finish(wrote={"prepared": out}, then=["train", out, *one, "--out", "run"], result=facts)
+    finish(wrote={"prepared": out}, then=then, result=facts)
 
 
-app.command(example="ehrseq pretrain prepared --out pretrained --task death")(pretrain)
-
-
-app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")(train)
-
-
-app.command(example="ehrseq evaluate run --baselines fast evaluation.bootstrap=1000")(evaluate)
-app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)
-app.command(example="ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv")(explain)
-app.command(example="ehrseq explore run meds --out explorer.html")(explore)
-app.command(
-    example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash'
-)(score)
-
-
-app.command(example="ehrseq compare --pool north/metrics.json south/metrics.json --out pooled")(
-    compare
-)
-app.command(example="ehrseq serve run meds --port 8000")(serve)
-
-
-app.command(example="ehrseq export run --format share --out shared")(export)
-
-
-app.command(example="ehrseq audit run --subjects 200")(audit)
+for function, panel, example in (
+    (pretrain, MODEL, "ehrseq pretrain prepared --out pretrained --task death"),
+    (train, MODEL, "ehrseq train prepared --out run model.size=small training.epochs=30"),
+    (evaluate, MODEL, "ehrseq evaluate run --baselines fast evaluation.bootstrap=1000"),
+    (predict, AFTER, "ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv"),
+    (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
+    (explore, AFTER, "ehrseq explore run meds --out explorer.html"),
+    (audit, AFTER, "ehrseq audit run --subjects 200"),
+    (compare, AFTER, "ehrseq compare run other-run"),
+    (serve, SHARING, "ehrseq serve run meds --port 8000"),
+    (export, SHARING, "ehrseq export run --format share --out shared"),
+    (score, SHARING, "ehrseq score cox.csv meds --task task.yaml splits.by=hash"),
+):
+    app.command(example=example, panel=panel)(function)
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ was written and the next command to type.
 Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 128 + n a signal.
 """
 
+import copy
+import errno
 import functools
 import inspect
 import json
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from ehrsequencing.api import progress
 from ehrsequencing.api.progress import Tick, plain, print_line
@@ -217,11 +220,22 @@ def unfinished(out: Path) -> Iterator[None]:
         raise
 
 
+def _drop_stdout() -> None:
+    """Send what is left for stdout nowhere, so that Python's last flush raises no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _line_and_code(error: Exception) -> tuple[str, int]:
     """One line for an error, and its exit code. The text of an unexpected error is left out: it may hold data."""
     code, reason = USER_ERROR, error.strerror if isinstance(error, OSError) else None
     if isinstance(error, EhrseqError):
         text = str(error)
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        text = f"the output cannot be written: {reason}"
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_stdout()
     elif isinstance(error, OSError) and error.filename is not None and reason:
         text = f"{os.fsdecode(error.filename)}: {reason}"
     else:
@@ -241,14 +255,66 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 # ---- the command line ------------------------------------------------------------
 
+START, DATA, MODEL = "Start here", "Data", "Model"  # panels of `ehrseq --help`
+AFTER, SHARING = "After training", "Sharing"
+# a setting that the command uses, for its help
+SETTING = {
+    "simulate": "pairs=12",
+    "check": "visits.by=day",
+    "prepare": "visits.by=day",
+    "run": "model.size=small",
+    "train": "model.size=small",
+    "pretrain": "model.size=small",
+    "evaluate": "evaluation.bootstrap=1000",
+    "score": "splits.by=hash",
+}
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _show_everything(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help with the options that it hides."""
+    if wanted:
+        for param in ctx.command.params:
+            param.hidden = False  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
 SHARED: dict[str, Any] = {
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only")],
     "as_json": Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")
     ],
-    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")],
+    "debug": Annotated[
+        bool, typer.Option("--debug", hidden=True, help="Show the traceback of an error")
+    ],
+    "help_all": Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            help="Show all options and exit",
+            is_eager=True,
+            expose_value=False,
+            callback=_show_everything,
+        ),
+    ],
 }
+
+
+class Panels(TyperGroup):
+    """Lists the commands by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section a panel, in the order in which commands were declared."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            panel = command.rich_help_panel
+            title = panel if isinstance(panel, str) else "Commands"
+            panels.setdefault(title, []).append((name, command.get_short_help_str(limit=100)))
+        for panel in sorted(panels, key=[START, DATA, MODEL, AFTER, SHARING, "Commands"].index):
+            with formatter.section(panel):
+                formatter.write_dl(panels[panel])
 
 
 class CommandLine(typer.Typer):
@@ -264,15 +330,18 @@ class CommandLine(typer.Typer):
         self.group = group
 
     def command(
-        self, name: str | None = None, *, example: str = "", **settings: Any
+        self, name: str | None = None, *, example: str = "", panel: str = "", **settings: Any
     ) -> Callable[[Function], Function]:
         """Declare a command.
 
         Args:
             name: What people type; by default the function's name.
             example: A command line to copy, for the end of the help. Without it the docstring has one ("Example: …").
+            panel: Where `ehrseq --help` lists it.
             settings: Of `typer.Typer.command`.
         """
+        if panel:
+            settings["rich_help_panel"] = panel
         if example:
             # \b: Click breaks no line, so that it can be copied
             settings["epilog"] = f"\b\nExample: {example}"
@@ -291,12 +360,21 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
     hints = typing.get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
-    def with_shared_options(*, quiet: bool, as_json: bool, debug: bool, **given: Any) -> None:
+    def with_shared_options(
+        *, quiet: bool, as_json: bool, debug: bool, help_all: object = None, **given: Any
+    ) -> None:
         with output_of(command, as_json=as_json, quiet=quiet), errors(debug):
             if command != "train":
                 _refuse_torchrun(command)
             function(**given)
 
+    if "overrides" in hints:
+        setting = SETTING.get(command, "data.extracted=2026-03-01")
+        text = f"Settings as section.key=value, as in {setting}"
+        kind, argument = typing.get_args(hints["overrides"])
+        argument = copy.copy(argument)
+        argument.help = text
+        hints["overrides"] = Annotated[kind, argument]
     parameters = [
         p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()
     ]
@@ -356,8 +434,7 @@ def run(app: typer.Typer) -> None:
         # Typer also exits with 1 for a closed output pipe and for a prompt without an answer.
         if not isinstance(stop.__context__, BrokenPipeError):
             raise SystemExit(UNEXPECTED) from stop
-        # so that Python's last flush of stdout raises no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_stdout()
         raise SystemExit(BROKEN_PIPE) from stop
     except KeyboardInterrupt as error:
         raise SystemExit(BY_SIGNAL + number_of(error)) from None

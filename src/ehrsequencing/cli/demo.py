@@ -1,6 +1,6 @@
-"""`ehrseq demo`: simulates records with known risks, prepares them, trains, evaluates, audits and reports.
+"""`ehrseq demo`: simulates records with known risks, then goes the way of `ehrseq run`.
 
-With `--pretrain` it measures what records without labels are worth when 1,000 subjects have labels.
+With `--pretrain` it measures what records without labels are worth (`pretraining_demo.py`).
 """
 
 from collections.abc import Callable
@@ -9,30 +9,23 @@ from typing import Any
 
 import torch
 
-from ehrsequencing.api.evaluate import report_audit, report_evaluation
-from ehrsequencing.api.progress import stages, training_bar
-from ehrsequencing.audit.audit import audit
-from ehrsequencing.baselines.blend.train import trainer_of
-from ehrsequencing.cli.console import bar, shown
+from ehrsequencing.api.data import prepare
+from ehrsequencing.api.records import simulate
+from ehrsequencing.api.study import run_study
 from ehrsequencing.cli.console import say as print_line
-from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
+from ehrsequencing.cli.console import shown
+from ehrsequencing.cli.pretraining_demo import run_pretraining_demo
+from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import entries, read_json, require_name, write_json
-from ehrsequencing.core.outputs import MANIFEST, SIMULATION, altered, is_json_of, read_manifest
+from ehrsequencing.core.files import entries, read_json, require_name
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.evaluation.comparison import OURS
-from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
-from ehrsequencing.prediction.run import Run, saved_audit
-from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.pages import pretraining_lines
-from ehrsequencing.reporting.report import PAGES
-from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.records.prepared import SECTIONS
+from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
-from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.run_folder import Pretrained
-from ehrsequencing.training.train import Trainer
 
+FEWEST = 1000  # subjects, below which chance decides how the models compare
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
 WORLD = SimulationConfig(
     pairs=3,
@@ -56,45 +49,6 @@ SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
 # Expected share of the gain over seeds 0 to 3 (`python bench/demo_seeds.py`): mean, standard deviation, seeds.
 OVER_SEEDS = (0.65, 0.02, 4)  # .631, .628, .669, .652
 
-# of `--pretrain`
-LABELLED = 1_000  # training subjects with labels; all of the demo's records are pretrained on
-RESULT = "pretraining-gain.json"
-_MODEL = ("model.size=small", "model.dim=32", "model.layers=1")
-_PRETRAINING = (
-    *_MODEL,
-    "training.learning_rate=2e-3",
-    "training.epochs=20",
-)
-# Both trainings have the same settings, so that only the start differs: what is given is no default of few events.
-_SAME = (
-    "model.dropout=0",
-    "model.code_dropout=0",
-    "model.wide_head=false",
-    "model.age_polynomial=false",
-)
-_TRAINING = (*_MODEL, *_SAME, "training.learning_rate=1e-3", "training.warmup_steps=20")
-
-
-def prepare_demo(
-    out: Path, *, subjects: int, seed: int, study: StudyConfig, say: Callable[[str], Any]
-) -> str:
-    """Simulate and prepare the demo's records, as far as that is not done; returns the name of the task."""
-    require_name(out)
-    data, prepared = out / "data", out / "prepared"
-    # so small a model gains little from a second thread, and loses much on a busy machine
-    torch.set_num_threads(1)
-    refuse_another_demo(out, subjects=subjects, seed=seed)
-    if not (data / MANIFEST).is_file():
-        say(f"1/6  simulating {subjects:,} patients, whose true risks are known")
-        with bar("simulating") as tick:
-            simulate(data, subjects=subjects, seed=seed, config=WORLD, progress=tick)
-    task = load_task(data / "task.yaml")
-    if not (prepared / MANIFEST).is_file():
-        say("2/6  preparing: visits, codes, labels")
-        with bar("preparing") as tick:
-            prepare(data, prepared, study=study, tasks=[task], progress=tick)
-    return task.name
-
 
 def run_demo(
     out: Path,
@@ -104,7 +58,7 @@ def run_demo(
     pretrain: bool = False,
     say: Callable[[str], Any] = print_line,
 ) -> dict[str, Any]:
-    """Simulate, prepare, train, evaluate, report and audit; stages that are complete are skipped.
+    """Simulate, then go the whole way; steps that are complete are skipped.
 
     Args:
         out: Folder to make.
@@ -116,32 +70,24 @@ def run_demo(
     Returns:
         The metrics; with `pretrain` the gain (`run_pretraining_demo`).
     """
+    require_name(out)
+    # so small a model gains little from a second thread, and loses much on a busy machine
+    torch.set_num_threads(1)
+    refuse_another_demo(out, subjects=subjects, seed=seed)
+    data = out / "data"
+    if not (data / MANIFEST).is_file():
+        say(f"0/5  simulating {subjects:,} patients, whose true risks are known")
+        world = WORLD.model_dump(exclude_defaults=True)
+        simulate(data, subjects=subjects, seed=seed, progress=shown(), **world)
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
-    task = prepare_demo(out, subjects=subjects, seed=seed, study=study, say=say)
-    prepared, run = Prepared(out / "prepared"), out / "run"
+    task = load_task(data / "task.yaml")
     if pretrain:
-        return run_pretraining_demo(prepared, out, task=task, seed=seed, say=say)
-    if not (run / MANIFEST).is_file():
-        say("3/6  training the hierarchical BEHRT")
-    trainer = Trainer(prepared, task, run, study=study)
-    with training_bar(show=shown()) as show:
-        trainer.fit(resume=True, on_progress=show)
-    manifest = read_manifest(run, what="a run")
-    metrics: dict[str, Any]
-    if {"metrics.json", *PAGES} <= set(manifest["files"]) - set(altered(run, manifest)):
-        metrics = read_json(run / "metrics.json")
-    else:
-        say("4/6  evaluating on held-out patients, beside baselines and the truth")
-        with stages("evaluating", show=shown()) as stage:
-            metrics = evaluate(run, progress=stage)
-        say("5/6  writing the report")
-        report_evaluation(run, metrics)
-    if saved_audit(run) is None:
-        say("6/6  auditing: can anything from the future reach the model?")
-        with bar("auditing") as tick:
-            found = audit(run, progress=tick)
-        report_audit(run, found)
-    for line in summary(metrics):
+        sections = {name: getattr(study, name) for name in SECTIONS}
+        store = prepare(data, task, out=out / "prepared", progress=shown(), **sections)
+        return run_pretraining_demo(store, out, task=task.name, seed=seed, say=say)
+    run = run_study(data, study, task, out=out, progress=shown(), say=say)
+    metrics: dict[str, Any] = read_json(run.folder / "metrics.json")
+    for line in summary(metrics, subjects=subjects):
         say(line)
     return metrics
 
@@ -158,26 +104,14 @@ def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
         )
 
 
-def summary(metrics: dict[str, Any]) -> list[str]:
+def summary(metrics: dict[str, Any], *, subjects: int) -> list[str]:
     """The main results, as lines for a terminal."""
-    cause, horizons = metrics["causes"][0], metrics["horizons_days"]
-    horizon = horizons[len(horizons) // 2]
-    values = {
-        (m["model"], m["metric"]): m["value"]
-        for m in metrics["metrics"]
-        if m["cause"] == cause
-        and m["horizon_days"] == horizon
-        and m["landmark_days"] == metrics["landmarks_days"][0]
-    }
-    lines = [
-        "",
-        f"{'':24}C      IPA    O/E   ({cause} within {format_days(horizon)} of the index, held-out patients)",
-    ]
-    for model in metrics["models"]:
-        cells = [values.get((model, name)) for name in ("c", "ipa", "oe")]
-        lines.append(
-            f"  {model:20}" + "".join(f"{'  –   ' if v is None else f'{v:7.3f}'}" for v in cells)
-        )
+    lines = ["", *metric_lines(metrics)]
+    if subjects < FEWEST:
+        return [
+            *lines,
+            f"Nothing can be concluded from {subjects:,} patients: take {FEWEST:,} or more.",
+        ]
     oracle = metrics["oracle"]
     if oracle is not None and oracle["gain_share_expected"] is not None:
         mean, spread, demos = OVER_SEEDS
@@ -188,83 +122,3 @@ def summary(metrics: dict[str, Any]) -> list[str]:
             "No model can beat the true hazards in expected likelihood or Brier score, but in C one can.",
         ]
     return lines
-
-
-# ---- --pretrain ------------------------------------------------------------
-
-
-def run_pretraining_demo(
-    prepared: Prepared, out: Path, *, task: str, seed: int, say: Callable[[str], Any]
-) -> dict[str, Any]:
-    """Pretrain on all records, train with few labels with and without it, and compare on held-out subjects.
-
-    Args:
-        prepared: The demo's set.
-        out: The demo's folder.
-        task: Its task.
-        seed: Of labels and trainings.
-        say: Prints a line.
-
-    Returns:
-        The mean NLL of both runs, the gain with its interval, and how many labels there were.
-    """
-    folders = {name: out / name for name in ("pretrained", "few-labels", "few-labels-pretrained")}
-    labels = FewLabels(prepared, task, min(LABELLED, prepared.manifest["subjects"] // 4), seed)
-    own = f"training.seed={seed}"
-    say("pretraining on the records of all training patients, without their labels")
-    asked = load_study(None, [*_PRETRAINING, own])
-    pretrainer = Pretrainer(prepared, folders["pretrained"], study=asked, task_name=task)
-    with training_bar("pretraining", "tuning loss", show=shown()) as show:
-        for line in pretraining_lines(
-            pretrainer.fit(resume=folders["pretrained"].is_dir(), on_progress=show)
-        ):
-            say(line)
-    study = load_study(None, [*_TRAINING, own])
-    starts = {"few-labels": None, "few-labels-pretrained": Pretrained(folders["pretrained"])}
-    for name, init in starts.items():
-        say(
-            f"training with the labels of {labels.n:,} patients, {'from scratch' if init is None else 'pretrained'}"
-        )
-        trainer = trainer_of(labels, task, folders[name], study=study, init=init)
-        with training_bar(show=shown()) as show:
-            trainer.fit(resume=folders[name].is_dir(), on_progress=show)
-    held_out = prepared.records(task, "held_out")
-    scratch, pretrained = (Run(folders[name]).answers.nll(held_out) for name in starts)
-    gain, error = paired_gain(scratch, pretrained, held_out.rows.subject)
-    found = {
-        "labelled": labels.n,
-        "labelled_with_event": labels.events,
-        "held_out_prediction_times": len(held_out),
-        "nll": {"from scratch": float(scratch.mean()), "pretrained": float(pretrained.mean())},
-        "gain": gain,
-        "low": gain - 1.96 * error,
-        "high": gain + 1.96 * error,
-    }
-    write_json(out / RESULT, found)
-    for line in gain_lines(found):
-        say(line)
-    return found
-
-
-def gain_lines(found: dict[str, Any]) -> list[str]:
-    """The difference, as lines for a terminal.
-
-    >>> gain_lines({"labelled": 9, "labelled_with_event": 3, "nll": {"from scratch": 2.5, "pretrained": 2.4},
-    ...             "gain": 0.1, "low": -0.1, "high": 0.3})[-1]
-    'This does not show that pretraining helps here: the interval holds 0.'
-    """
-    nll = found["nll"]
-    verdict = (
-        "Pretraining helps here: the interval is above 0."
-        if found["low"] > 0
-        else "Pretraining does harm here: the interval is below 0."
-        if found["high"] < 0
-        else "This does not show that pretraining helps here: the interval holds 0."
-    )
-    return [
-        "",
-        f"{found['labelled']:,} labelled patients, {found['labelled_with_event']} of them with the event",
-        f"NLL on held-out patients: {nll['from scratch']:.4f} from scratch, {nll['pretrained']:.4f} pretrained",
-        f"gain {found['gain']:+.4f} ({found['low']:+.4f} to {found['high']:+.4f}), 95 % interval, one simulation",
-        verdict,
-    ]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, note, remark, say, shown, warn
+from ehrsequencing.cli.console import finish, note, remark, say, shown, warn
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
@@ -36,7 +36,9 @@ def main_results(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate(
     run: RunFolder,
     overrides: Overrides = None,
-    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
+    split: Annotated[
+        str, typer.Option("--split", hidden=True, help="train, tuning or held_out")
+    ] = "held_out",
     prepared: MovedSet = None,
     baselines: Annotated[
         str | None, typer.Option("--baselines", help="fast, forest, all or none")
@@ -63,7 +65,7 @@ def evaluate(
         typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
     ] = None,
     split_seed: Annotated[
-        int, typer.Option("--split-seed", help="Seed of the first of the --splits")
+        int, typer.Option("--split-seed", hidden=True, help="Seed of the first of the --splits")
     ] = 1234,
     redraw: Annotated[
         bool,
@@ -123,14 +125,18 @@ def evaluate(
 def audit(
     run: RunFolder,
     split: Annotated[
-        str, typer.Option("--split", help="Split whose subjects the model is tested on")
+        str,
+        typer.Option("--split", hidden=True, help="Split whose subjects the model is tested on"),
     ] = "held_out",
     subjects: Annotated[
         int, typer.Option("--subjects", help="How many subjects of each split to sample")
     ] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample")] = 0,
+    seed: Annotated[int, typer.Option("--seed", hidden=True, help="Seed of the sample")] = 0,
     shuffled_labels: Annotated[
-        bool, typer.Option("--shuffled-labels", help="Also train a small model on shuffled labels")
+        bool,
+        typer.Option(
+            "--shuffled-labels", hidden=True, help="Also train a small model on shuffled labels"
+        ),
     ] = False,
     prepared: MovedSet = None,
     data: Annotated[
@@ -142,24 +148,22 @@ def audit(
     Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
     possible. The report of the run, if it has one, is updated.
     """
-    from ehrsequencing.api.evaluate import report_audit
-    from ehrsequencing.audit.audit import audit as audit_run
+    from ehrsequencing.api.evaluate import audit as audit_run
     from ehrsequencing.reporting.terminal import audit_lines
 
     open_run(run)
-    with bar("auditing") as tick:
-        result = audit_run(
-            run,
-            split=split,
-            subjects=subjects,
-            seed=seed,
-            prepared=prepared,
-            data=data,
-            shuffled_labels=shuffled_labels,
-            progress=tick,
-        )
+    found = audit_run(
+        run,
+        split=split,
+        subjects=subjects,
+        seed=seed,
+        prepared=prepared,
+        data=data,
+        shuffled_labels=shuffled_labels,
+        progress=shown(),
+    )
+    result, line = found.attrs["audit"], found.attrs["report"]
     say("\n".join(audit_lines(result)))
-    line = report_audit(run, result)
     if line.startswith("warning: "):
         remark(line)
     redrawn = run / "report.html" if line.startswith("report: ") else None
@@ -185,7 +189,9 @@ def score(
     name: Annotated[
         str | None, typer.Option("--name", help="What the model is called [the file's name]")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
+    split: Annotated[
+        str, typer.Option("--split", hidden=True, help="train, tuning or held_out")
+    ] = "held_out",
     prepared: Annotated[
         Path | None,
         typer.Option(
@@ -229,31 +235,56 @@ def score(
 
 
 def compare(
-    files: Annotated[list[Path], typer.Argument(help="The metrics.json of each site")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to make")],
-    pool_sites: Annotated[
-        bool, typer.Option("--pool", help="Pool sites by random effects")
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Two runs or more; with --pool: the metrics.json of each site"),
+    ],
+    split: Annotated[
+        str, typer.Option("--split", hidden=True, help="train, tuning or held_out")
+    ] = "held_out",
+    bootstrap: Annotated[
+        int, typer.Option("--bootstrap", hidden=True, help="Resamples of subjects")
+    ] = 500,
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Instead, pool one run's evaluations at several sites")
     ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="With --pool: folder to make")] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Pool the evaluations of one model at several sites.
+    """Compare runs (or seeds) on the same subjects, side by side and paired; or pool sites.
 
-    Each site runs ehrseq evaluate RUN --data on its own records and sends its metrics.json. C, O/E, IPA and the
-    calibration slope are pooled by random effects, with an interval for their mean and one for another site.
+    Differences are the first run minus each other one. With --pool, each site runs ehrseq evaluate RUN --data on its
+    own records and sends its metrics.json. C, O/E, IPA and the calibration slope are pooled by random effects, with an
+    interval for their mean and one for another site.
     """
-    if not pool_sites:
-        raise EhrseqError("compares sites only", where="compare", fix="add --pool")
-    from ehrsequencing.core.files import write_bytes, write_json
-    from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
-    from ehrsequencing.evaluation.pooling import pool, read_sites
-    from ehrsequencing.metrics.registry import METRICS
-    from ehrsequencing.reporting.pages import mean, render_pooled, where
+    if pool != (out is not None):
+        fix = "give both or neither"
+        raise EhrseqError("--pool and --out belong together", where="ehrseq compare", fix=fix)
+    if out is not None:
+        _pool(runs, out, overwrite=overwrite)
+        return
+    from ehrsequencing.api.compare import compare as compare_runs
 
-    result = pool(read_sites(files))
-    with complete_folder(out, POOLED, overwrite=overwrite) as folder:
-        write_json(folder / "pooled.json", result)
-        write_bytes(folder / "pooled.html", render_pooled(result).encode())
-        write_manifest(folder, POOLED.facts)
+    for run in runs:
+        open_run(run)
+    found = compare_runs(runs, split=split, bootstrap=bootstrap, progress=shown())
+    table = found.table()
+    say(f"{table.caption}, {found.subjects:,} subjects")
+    say(table.frame.to_string())
+    columns = ["against", "horizon", "metric", "value", "low", "high"]
+    gaps = found.differences.query("cause == @found.causes[0]")[columns]
+    say(f"\n{runs[0]} minus each other run, {found.causes[0]}")
+    say(gaps.to_string(index=False, float_format=lambda value: f"{value:+.4f}"))
+    rows = {name: found.result[name] for name in ("metrics", "differences")}
+    finish(wrote={}, then=["predict", runs[0], "DATA"], result=rows)
+
+
+def _pool(files: list[Path], out: Path, *, overwrite: bool) -> None:
+    from ehrsequencing.api.compare import pool_sites
+    from ehrsequencing.metrics.registry import METRICS
+    from ehrsequencing.reporting.pages import mean, where
+
+    result = pool_sites(files, out=out, overwrite=overwrite)
     for row in result["rows"]:
         say(f"{where(row)}: {METRICS[row['metric']].name} {mean(row)}, {row['pooled']} sites")
     page = out / "pooled.html"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ehrsequencing.cli.console import CommandLine, bar, finish, say, warn
+from ehrsequencing.cli.console import CommandLine, finish, say, shown, warn
 from ehrsequencing.cli.options import Overwrite
 from ehrsequencing.core.errors import EhrseqError
 
@@ -53,7 +53,7 @@ def _command(reader: "Reader") -> Any:
     """The command of one format."""
     app = CommandLine(group="import", add_completion=False)
 
-    def import_source(
+    def import_records(
         source: Annotated[str, typer.Argument(help=reader.source)],
         out: Annotated[Path, typer.Argument(help="Folder to make")],
         overrides: Overrides = None,
@@ -68,33 +68,39 @@ def _command(reader: "Reader") -> Any:
         ] = False,
         overwrite: Overwrite = False,
     ) -> None:
+        from ehrsequencing.api.records import import_source
         from ehrsequencing.config import load_import
 
         _refuse_database(out)
-        settings = load_import(overrides or ())
+        settings = dict(load_import(overrides or ()))
         if show_sql and reader.sql is not None:
             sql = reader.sql(source)
             say("\n\n".join(sql))
             finish(wrote={}, then=None, result={"sql": sql})
             return
         if map is not None:
-            settings = settings.model_copy(update={"map": map})
-        with bar("importing") as tick:
-            report = reader(source, out, settings=settings, overwrite=overwrite, progress=tick)
+            settings["map"] = map
+        report = import_source(
+            reader.name, source, out, overwrite=overwrite, progress=shown(), **settings
+        )
         for line in report.lines():
             say(line)
         for line in report.warnings():
             warn(line)
-        finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+        finish(
+            wrote={"data": out},
+            then=["run", out, "--task", "TASK.yaml", "--out", "study"],
+            result=report.as_json(),
+        )
 
     # the options that this format has
-    signature = inspect.signature(import_source)
+    signature = inspect.signature(import_records)
     missing = {"map": not reader.needs_map, "show_sql": reader.sql is None}
     kept = [p for name, p in signature.parameters.items() if not missing.get(name)]
-    import_source.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    import_records.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     files = "visits.csv --map map.yaml meds" if reader.needs_map else "export meds"
     example = f"ehrseq import {reader.name} {files}"
-    app.command(reader.name, help=reader.help, example=example)(import_source)
+    app.command(reader.name, help=reader.help, example=example)(import_records)
     return typer.main.get_command(app)
 
 

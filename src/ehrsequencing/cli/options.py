@@ -1,5 +1,6 @@
 """Options and arguments that several commands share, and what commands read before they start."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,6 +84,9 @@ def open_run(
     if run.altered:
         changes = ", ".join(f"{name} {what}" for name, what in run.altered.items())
         note(f"note: {folder}: {changes}; the model and its settings are unchanged")
+    hidden = [name for name in run.manifest["files"] if not os.access(folder / name, os.R_OK)]
+    for name in sorted(set(hidden) - set(run.altered)):
+        note(f"note: {folder / name} is for its owner only, and is not needed")
     if study is not None:
         refuse_changes(run.study, command, file=config, by=folder)
     return run

@@ -99,16 +99,16 @@ def explain(
     ] = None,
     overwrite: Overwrite = False,
     subjects: Annotated[
-        int, typer.Option("--subjects", min=1, help="Subjects of the cohort at most")
+        int, typer.Option("--subjects", hidden=True, min=1, help="Subjects of the cohort at most")
     ] = 1000,
     recalibrate: Recalibrate = False,
     config: Config = None,
 ) -> None:
     """Show which codes and visits move a risk.
 
-    With --subject: the effect of striking each code, visit and pair of codes from the record, at the subject's last
-    prediction time, and what changed the risk since the prediction time before. Without it: the mean effect of each
-    code among the subjects who have it, with intervals. Effects are associations in the model, not causes.
+    With --subject: what each code, visit and pair of codes adds to the risk at the subject's last prediction time (the
+    risk with it minus the risk without it), and what has changed since the prediction time before. Without it: what
+    each code adds on average for the subjects who have it, with intervals. These are associations, not causes.
     """
     from ehrsequencing.api.predictions import days_of, explained
     from ehrsequencing.core.files import refuse_overlap
@@ -116,6 +116,7 @@ def explain(
     from ehrsequencing.explain.question import Question
     from ehrsequencing.explain.tables import require_suffix, write_table
     from ehrsequencing.prediction.predict import NewRecords
+    from ehrsequencing.records.codes import read_descriptions
 
     if out is not None:
         refuse_existing(out, EXPLANATION, overwrite=overwrite)
@@ -130,7 +131,8 @@ def explain(
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
         found = explained(question, records, subject, subjects=subjects, progress=tick)
-    for line in _cohort_lines(found) if subject is None else _subject_lines(found):
+    show = _cohort_lines if subject is None else _subject_lines
+    for line in show(found, read_descriptions(data)):
         say(line)
     say("An effect is an association in the model, not the effect of a treatment.")
     if out is not None:
@@ -140,47 +142,62 @@ def explain(
     finish(wrote={"table": out}, then=["predict", run, data, "--at", "last"], result=result)
 
 
-def _subject_lines(found: "Explanation") -> list[str]:
+def _subject_lines(found: "Explanation", described: dict[str, str]) -> list[str]:
     lines = [f"risk of {found.question}: {found.risk:.1%}, after {found.visits} visits"]
     for kind, title in (
-        ("code", "without the code, in all visits"),
-        ("visit", "without what was recorded at the visit"),
-        ("pair", "without both codes, and how far that differs from the two effects together"),
-        ("since the prediction time before", "since the prediction time before; rows add up"),
+        ("code", "what each code adds, in all visits"),
+        ("visit", "what each visit adds"),
+        ("pair", "what two codes add, and how far that differs from what each adds alone"),
+        (
+            "since the prediction time before",
+            "what has changed since the prediction time before; rows add up",
+        ),
     ):
         rows = [row for row in found.table.to_pylist() if row["kind"] == kind]
         if rows:
-            lines += ["", title, *(f"  {_effect(row)}" for row in rows[:SHOWN])]
+            effects = [_effect(row, found.risk, described) for row in rows[:SHOWN]]
+            lines += ["", title, *(f"  {effect}" for effect in effects)]
     return lines
 
 
-def _effect(row: dict[str, Any]) -> str:
-    """One effect; positive raises the risk."""
-    name = _cut(row["code"]) if row["code"] else f"visit {row['visit']} on {row['time'].date()}"
+def _effect(row: dict[str, Any], risk: float, described: dict[str, str]) -> str:
+    """What a part of the record adds: `+21.9 points: with DX//A01 42.0%, without it 20.1%`."""
+    name = f"visit {row['visit']} on {row['time'].date()}" if row["visit"] is not None else ""
+    if row["code"]:
+        name = _named(row["code"], described)
+    added = row["change_in_risk"]
+    points = f"{_signed(100 * added):>7} points"
     if row["with_code"]:
-        name = f"{name} and {_cut(row['with_code'])}"
-    if row["interaction"] is not None:
-        name += f"  (differs by {100 * row['interaction']:+.2f})"
-    return f"{100 * row['change_in_risk']:+7.2f} points  {name}"
+        differs = _signed(100 * row["interaction"])
+        return f"{points}  {name} and {row['with_code']} (differs by {differs})"
+    if row["kind"] == "since the prediction time before":
+        return f"{points}  {name}"
+    return f"{points}: with {name} {risk:.1%}, without {risk - added:.1%}"
 
 
-def _cut(code: str) -> str:
-    return code if len(code) <= CODE else f"{code[: CODE - 1]}…"
+def _named(code: str, described: dict[str, str]) -> str:
+    """A code with its description, cut to what a line has room for."""
+    text = f"{code} {described.get(code, '')}".strip()
+    return text if len(text) <= CODE else f"{text[: CODE - 1]}…"
 
 
-def _cohort_lines(found: "Explanation") -> list[str]:
+def _signed(points: float) -> str:
+    return f"{points:+.2f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _cohort_lines(found: "Explanation", described: dict[str, str]) -> list[str]:
     lines = [
         f"risk of {found.question}: {found.risk:.1%} on average over {found.subjects:,} subjects, at their last"
         " prediction times",
         "",
-        f"{'code':<{CODE}}  carriers  points of risk  95 % interval     raises it for",
+        f"{'code':<{CODE}}  carriers  adds (points)  95 % interval     raises it for",
     ]
     rows = found.table.to_pylist()
     for row in rows[: 2 * SHOWN]:
-        interval = f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}"
-        effect = f"{100 * row['change_in_risk']:+.2f}"
-        code = f"{_cut(row['code']):<{CODE}}  {row['carriers']:>8}"
-        lines.append(f"{code}  {effect:>14}  {interval:<16}  {row['raised']:>13.0%}")
+        interval = f"{_signed(100 * row['low'])} to {_signed(100 * row['high'])}"
+        code = f"{_named(row['code'], described):<{CODE}}  {row['carriers']:>8}"
+        added = _signed(100 * row["change_in_risk"])
+        lines.append(f"{code}  {added:>13}  {interval:<16}  {row['raised']:>13.0%}")
     return lines if rows else [*lines, "no code has 11 carriers or more"]
 
 
@@ -191,22 +208,28 @@ def explore(
     out: Annotated[Path, typer.Option("--out", help="File to write")] = Path("explorer.html"),
     overwrite: Overwrite = False,
     patients: Annotated[
-        int, typer.Option("--patients", help="At most so many, drawn at random")
+        int, typer.Option("--patients", hidden=True, help="At most so many, drawn at random")
     ] = 10_000,
     fewest: Annotated[
         int,
         typer.Option(
-            "--fewest", help="Codes that fewer patients have are shown as one, 'rare code'"
+            "--fewest",
+            hidden=True,
+            help="Codes that fewer patients have are shown as one, 'rare code'",
         ),
     ] = 11,
     what_if: Annotated[
         bool,
-        typer.Option("--what-if/--no-what-if", help="Strike each code and each visit in advance"),
+        typer.Option(
+            "--what-if/--no-what-if", hidden=True, help="Strike each code and each visit in advance"
+        ),
     ] = True,
     megabytes: Annotated[
         float,
         typer.Option(
-            "--megabytes", help="Above it, what-if answers are those of the latest prediction only"
+            "--megabytes",
+            hidden=True,
+            help="Above it, what-if answers are those of the latest prediction only",
         ),
     ] = 15.0,
     recalibrate: Recalibrate = False,

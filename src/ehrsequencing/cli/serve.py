@@ -34,31 +34,38 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allow-host",
+            hidden=True,
             help="Another host name of this server, as behind a proxy; may be repeated",
         ),
     ] = None,
     recalibrate: Recalibrate = False,
     max_body: Annotated[
-        int, typer.Option("--max-body", min=1, max=1024, help="Largest request, in MiB")
+        int,
+        typer.Option("--max-body", hidden=True, min=1, max=1024, help="Largest request, in MiB"),
     ] = 16,
     max_rows: Annotated[
-        int, typer.Option("--max-rows", min=1, help="Most rows of a record")
+        int, typer.Option("--max-rows", hidden=True, min=1, help="Most rows of a record")
     ] = 100_000,
     max_visits: Annotated[
-        int, typer.Option("--max-visits", min=1, help="Most visits of a record")
+        int, typer.Option("--max-visits", hidden=True, min=1, help="Most visits of a record")
     ] = 10_000,
     page: Annotated[
-        bool, typer.Option("--page/--no-page", help="Show DATA in the explorer")
+        bool, typer.Option("--page/--no-page", hidden=True, help="Show DATA in the explorer")
     ] = True,
     what_if: Annotated[
         bool,
         typer.Option(
-            "--what-if/--no-what-if", help="Strike each code and each visit in advance, for tables"
+            "--what-if/--no-what-if",
+            hidden=True,
+            help="Strike each code and each visit in advance, for tables",
         ),
     ] = True,
     force: Force = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Longest wait for an answer, in seconds")
+        float,
+        typer.Option(
+            "--timeout", hidden=True, min=0.1, help="Longest wait for an answer, in seconds"
+        ),
     ] = 30.0,
 ) -> None:
     """Answer requests for risks over HTTP: MEDS rows, FHIR R4 bundles, CDS Hooks.

@@ -174,6 +174,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "codes": _RECORDS,
     "check": _PREPARE,
     "prepare": _PREPARE,
+    "run": ("preset", *_PREPARE, "model", "training", "evaluation"),
     "pretrain": ("preset", "model", "training", "pretraining"),
     # a run keeps `evaluation` as the defaults of `evaluate`
     "train": (

@@ -7,6 +7,19 @@ from pydantic import AfterValidator, Field, model_validator
 from ehrsequencing.config import parts
 from ehrsequencing.config.base import Settings
 
+# what other libraries call our settings
+_ELSEWHERE = {
+    "d_model": "dim",
+    "hidden_size": "dim",
+    "n_heads": "heads",
+    "num_attention_heads": "heads",
+    "n_layers": "layers",
+    "num_hidden_layers": "layers",
+    "num_layers": "layers",
+    "hidden_dropout_prob": "dropout",
+    "max_position_embeddings": "max_visits",
+    "n_codes": "vocab_size",
+}
 VisitEncoder = Annotated[str, AfterValidator(parts.visit_encoder.checked)]
 
 
@@ -15,57 +28,63 @@ class ModelConfig(Settings):
 
     # d64 2 layers | d128 4 layers | d256 6 layers
     size: Literal["small", "medium", "large"] | None = None
-    vocab_size: int = Field(2, ge=2)  # number of token ids, 0 = [PAD]; filled in by `train`
+    vocab_size: int = Field(default=2, ge=2)  # number of token ids, 0 = [PAD]; filled in by `train`
     architecture: Literal["hierarchical", "flat"] = "hierarchical"
-    dim: int = Field(128, ge=4)  # width d of every vector
-    heads: int = Field(4, ge=1)
-    layers: int = Field(4, ge=1)  # of the timeline, or of the flat encoder
+    dim: int = Field(default=128, ge=4)  # width d of every vector
+    heads: int = Field(default=4, ge=1)
+    layers: int = Field(default=4, ge=1)  # of the timeline, or of the flat encoder
     # of residual branches and the head, not of attention weights
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     # probability that training drops a code of a visit (not a static code)
-    code_dropout: float = Field(0.0, ge=0, lt=1)
+    code_dropout: float = Field(default=0.0, ge=0, lt=1)
     # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat.
-    history_dropout: float = Field(0.3, ge=0, lt=1)
+    history_dropout: float = Field(default=0.3, ge=0, lt=1)
     visit_encoder: VisitEncoder = "attention"
     visit_mlp: bool = True  # residual MLP after the visit encoder
     # attention: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
     scorer: Literal["query", "bottleneck"] = "query"
-    visit_layers: int = Field(1, ge=1)  # visit_encoder=transformer: number of layers
+    visit_layers: int = Field(default=1, ge=1)  # visit_encoder=transformer: number of layers
     # visit_encoder=transformer: mean of the codes, or a CLS token
     visit_pool: Literal["mean", "cls"] = "mean"
     timeline: Literal["transformer"] = "transformer"
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     attention: Literal["causal", "bidirectional"] = "causal"
     head: Literal["horizon", "visit"] = "horizon"
-    causes: int = Field(1, ge=1)
+    causes: int = Field(default=1, ge=1)
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
     # how many codes have hazards of their own; filled in by `train` from the task
-    outcomes: int = Field(0, ge=0)
-    outcome_rank: int = Field(32, ge=1)  # width r of an outcome's vector
+    outcomes: int = Field(default=0, ge=0)
+    outcome_rank: int = Field(default=32, ge=1)  # width r of an outcome's vector
     # embedding of the visit's index; flat: of the token's
     position: Literal["learned", "sinusoidal", "none"] = "learned"
     rotary: bool = True  # attention knows the days and visits between two visits; not flat
     code_position: bool = False  # embedding of a code's position within its visit
     code_types: bool = False  # embedding of a code's type (its MEDS prefix)
-    n_code_types: int = Field(1, ge=1)  # filled in by `train`
-    age_bin_years: float = Field(5.0, ge=0)  # 0 = no age embedding
+    n_code_types: int = Field(default=1, ge=1)  # filled in by `train`
+    age_bin_years: float = Field(default=5.0, ge=0)  # 0 = no age embedding
     age_polynomial: bool = False  # adds a cubic in age to the bins
     delta_bins: Literal["log", "linear", "none"] = "log"
-    delta_bin_days: float = Field(7.0, gt=0)  # delta_bins=linear: width of a bin
+    delta_bin_days: float = Field(default=7.0, gt=0)  # delta_bins=linear: width of a bin
     # delta_bins=linear: from here on the last bin is open
-    delta_top_days: float = Field(365.0, gt=0)
-    max_visits: int = Field(512, ge=1)  # attention window: a visit and the max_visits - 1 before it
-    max_tokens: int = Field(2048, ge=1)  # flat: attention window in tokens, cut at whole visits
+    delta_top_days: float = Field(default=365.0, gt=0)
+    max_visits: int = Field(
+        default=512, ge=1
+    )  # attention window: a visit and the max_visits - 1 before it
+    max_tokens: int = Field(
+        default=2048, ge=1
+    )  # flat: attention window in tokens, cut at whole visits
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
-    value_bins: int = Field(5, ge=2)  # values=interpolate: number of knots
+    value_bins: int = Field(default=5, ge=2)  # values=interpolate: number of knots
     frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that are not trained
-    members: int = Field(1, ge=1)  # size of the ensemble; filled in from training.members
+    members: int = Field(default=1, ge=1)  # size of the ensemble; filled in from training.members
 
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        for name in set(data) & set(_ELSEWHERE):
+            raise ValueError(f"unknown setting {name!r}: did you mean {_ELSEWHERE[name]}?")
         sizes = {"small": (64, 4, 2), "medium": (128, 4, 4), "large": (256, 8, 6)}
         size = sizes.get(str(data.get("size")))
         of_size = {} if size is None else dict(zip(("dim", "heads", "layers"), size, strict=True))

@@ -16,8 +16,10 @@ class VisitsConfig(Settings):
     """How events are grouped into visits."""
 
     by: Literal["day", "window", "gap", "encounter"] = "day"
-    window: Days = Field(1 / 24, gt=0)  # by=window: length of the window, aligned to midnight
-    gap: Days = Field(1.0, gt=0)  # by=gap: so long without an event starts a new visit
+    window: Days = Field(
+        default=1 / 24, gt=0
+    )  # by=window: length of the window, aligned to midnight
+    gap: Days = Field(default=1.0, gt=0)  # by=gap: so long without an event starts a new visit
     column: str = "hadm_id"  # by=encounter: the column that names the encounter
     ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
 
@@ -26,7 +28,7 @@ class ValuesConfig(Settings):
     """How numeric values become model inputs."""
 
     mode: Literal["polynomial", "interpolate", "bins", "none"] = "polynomial"
-    bins: int = Field(5, ge=2, le=50)
+    bins: int = Field(default=5, ge=2, le=50)
     carry: bool = True  # queries carry summaries of past values of each numeric code
 
 
@@ -39,7 +41,7 @@ class VocabularyConfig(Settings):
     """Which codes get their own token."""
 
     # a code needs so many training subjects to get its own token
-    min_subjects: int = Field(5, ge=1)
+    min_subjects: int = Field(default=5, ge=1)
     # on: rare codes are replaced by their nearest frequent ancestor of the ontology (`parent_codes`)
     rollup: Annotated[Literal["off", "on"], BeforeValidator(_from_switch)] = "off"
 
@@ -48,8 +50,8 @@ class SplitsConfig(Settings):
     """How subjects are split. `file` falls back to the folders of shards, then to `hash`."""
 
     by: Literal["file", "hash", "date", "site"] = "file"
-    train: float = Field(0.70, gt=0, lt=1)
-    tuning: float = Field(0.15, gt=0, lt=1)
+    train: float = Field(default=0.70, gt=0, lt=1)
+    tuning: float = Field(default=0.15, gt=0, lt=1)
     seed: int = 0
     # by=date, also written `from`: whose index falls on it or later is held out
     from_date: str | None = Field(None, validation_alias=AliasChoices("from", "from_date"))

@@ -20,41 +20,49 @@ from ehrsequencing.config.task import TaskConfig
 class TrainingConfig(Settings):
     """How a model is fitted."""
 
-    epochs: int = Field(60, ge=1)
-    seed: int = Field(0, ge=0, lt=2**32)
+    epochs: int = Field(default=60, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     # train so many models with the seeds seed, seed + 1 …, and average their hazards
-    members: int = Field(1, ge=1)
+    members: int = Field(default=1, ge=1)
     bootstrap: bool = False  # train each member on subjects drawn with replacement
     # drawn at random; null: as many as visit_budget allows
-    subjects_per_step: int | None = Field(48, ge=1)
+    subjects_per_step: int | None = Field(default=48, ge=1)
     # most visits and queries in a batch, unless one subject has more
-    visit_budget: int = Field(2048, ge=1)
-    min_steps: int = Field(10, ge=1)  # per epoch; in small cohorts the budget shrinks to reach it
+    visit_budget: int = Field(default=2048, ge=1)
+    min_steps: int = Field(
+        default=10, ge=1
+    )  # per epoch; in small cohorts the budget shrinks to reach it
     # Learning rate of predicting a masked code of a visit from its other codes, relative to learning_rate; 0 = off.
-    masked_codes: float = Field(0.3, ge=0)
-    learning_rate: float = Field(5e-4, gt=0)
-    warmup_steps: int = Field(100, ge=0)
-    weight_decay: float = Field(1.0, ge=0)  # decoupled (AdamW); weight matrices only
+    masked_codes: float = Field(default=0.3, ge=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
+    warmup_steps: int = Field(default=100, ge=0)
+    weight_decay: float = Field(default=1.0, ge=0)  # decoupled (AdamW); weight matrices only
     # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
-    decay_steps: int | None = Field(300, ge=1)  # null: it never falls
-    clip_norm: float = Field(1.0, gt=0)
-    ema: float = Field(0.9999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
-    ema_warmup: int = Field(4, ge=2)  # the decay at step t is at most (1 + t) / (ema_warmup + t)
+    decay_steps: int | None = Field(default=300, ge=1)  # null: it never falls
+    clip_norm: float = Field(default=1.0, gt=0)
+    ema: float = Field(
+        default=0.9999, ge=0, lt=1
+    )  # decay of the averaged weights; 0 = no averaging
+    ema_warmup: int = Field(
+        default=4, ge=2
+    )  # the decay at step t is at most (1 + t) / (ema_warmup + t)
     precision: Literal["32", "bf16"] = "32"
     # stop after so many epochs without a better tuning NLL, warm-up excluded
-    patience: int = Field(6, ge=1)
+    patience: int = Field(default=6, ge=1)
     # tuning NLL at all prediction times, or only at landmarks
     early_stop: Literal["visits", "landmarks"] = "visits"
-    checkpoint_steps: int = Field(200, ge=1)  # save every so many steps, and after each epoch
-    checkpoint_seconds: float = Field(15.0, ge=0)  # shortest time between two checkpoints
+    checkpoint_steps: int = Field(
+        default=200, ge=1
+    )  # save every so many steps, and after each epoch
+    checkpoint_seconds: float = Field(default=15.0, ge=0)  # shortest time between two checkpoints
     # strength of the final recalibration (prior SD of the correction); 0 = off
-    recalibration: float = Field(0.05, ge=0)
+    recalibration: float = Field(default=0.05, ge=0)
     # Also fit boosted trees and a landmark Cox model, and answer with a convex mean of the three (their log cumulative
     # hazards) whose weights are fitted out of fold.
     blend: bool = False
     # of training subjects, for the weights; training takes so many times more
-    blend_folds: int = Field(3, ge=2, le=20)
-    grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head
+    blend_folds: int = Field(default=3, ge=2, le=20)
+    grid_bins: int = Field(default=20, ge=4, le=64)  # quantile bins of the horizon head
 
 
 def _as_weights(value: object) -> object:
@@ -82,7 +90,7 @@ class PretrainingConfig(Settings):
         default_factory=lambda: {"masked_codes": 1.0, "time_to_code": 1.0}
     )
     # masked_codes: share of visits that lose one of their codes
-    masked_share: float = Field(0.5, gt=0, le=1)
+    masked_share: float = Field(default=0.5, gt=0, le=1)
     exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
 
 
@@ -92,7 +100,7 @@ class TransferConfig(Settings):
     # full: all weights are trained. frozen: only the head, and what the other model never learned. lora: these, and
     # low-rank updates of the frozen matrices.
     mode: Literal["full", "frozen", "lora"] = "full"
-    lora_rank: int = Field(8, ge=1)
+    lora_rank: int = Field(default=8, ge=1)
 
 
 class EvaluationConfig(Settings):
@@ -102,20 +110,20 @@ class EvaluationConfig(Settings):
     baselines: Literal["fast", "forest", "all", "none"] = "fast"
     # cox: if censoring depends on the record
     censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"
-    bootstrap: int = Field(500, ge=0)  # resamples of subjects
-    seed: int = Field(0, ge=0, lt=2**32)
+    bootstrap: int = Field(default=500, ge=0)  # resamples of subjects
+    seed: int = Field(default=0, ge=0, lt=2**32)
     # at most so many, drawn at random: bounds memory and time; null: all
-    subjects: int | None = Field(None, ge=50)
+    subjects: int | None = Field(default=None, ge=50)
     # patients whose curves the report shows; null: 4 in simulated data, else 0
-    trajectories: int | None = Field(None, ge=0)
+    trajectories: int | None = Field(default=None, ge=0)
     # whose codes' effects the report averages; 0: no such section
-    explained_subjects: int = Field(200, ge=0)
+    explained_subjects: int = Field(default=200, ge=0)
     decision_thresholds: tuple[
         Annotated[float, Field(gt=0, lt=1)], ...
     ] = ()  # empty: chosen from the predicted risks
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
     # Number of settings tried before these, for the report (null: not provided). The boosted baseline tries as many.
-    tuning_trials: int | None = Field(None, ge=0)
+    tuning_trials: int | None = Field(default=None, ge=0)
     # YAML file with what only people know (TRIPOD+AI); examples/tripod.yaml is an empty one
     tripod: str | None = None
     # fit a recalibration on the tuning split; report calibration before and after

@@ -55,7 +55,7 @@ class HistoryCode(Settings):
 
     code: CodeList
     within: Days | None = None  # before the index; none = ever, codes without a time included
-    count: int = Field(1, ge=1)  # so many events at least
+    count: int = Field(default=1, ge=1)  # so many events at least
 
 
 def _as_history(value: object) -> object:
@@ -90,7 +90,7 @@ class OutcomesConfig(Settings):
 
     codes: CodeList
     # Codes with an event in fewer training subjects are left out. Their hazards are stored with the run.
-    min_subjects: int = Field(100, ge=5)
+    min_subjects: int = Field(default=100, ge=5)
 
 
 class TaskConfig(Settings):
@@ -103,7 +103,7 @@ class TaskConfig(Settings):
     censoring: CensoringConfig = CensoringConfig()
     horizons: tuple[Days, ...] = Field(min_length=1)
     # times since the index at which models are compared
-    landmarks: tuple[Days, ...] = Field((0.0,), min_length=1)
+    landmarks: tuple[Days, ...] = Field(default=(0.0,), min_length=1)
     blanking: Days = 0.0
     eligibility: EligibilityConfig | None = None
     # also predict every one of these codes (docs/outcomes.md)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import torch
@@ -24,8 +25,6 @@ from ehrsequencing.explain.deletions import (
 )
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import Edit, SubjectRecord, encode_copies, kept_rows
-from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import Timelines
 
@@ -141,41 +140,15 @@ def _row(
 
 def has_attention(run: Run) -> bool:
     """Whether the run's visit encoder weighs the codes of a visit."""
-    return all(isinstance(encoder, AttnPoolingVisitEncoder) for _, encoder in _encoders(run))
+    model = run.study.model
+    return model.architecture == "hierarchical" and model.visit_encoder == "attention"
 
 
 def attention_weights(run: Run, timelines: Timelines) -> Floats:
-    """The weight (K,) of every code in its visit's vector; they sum to 1 over a visit. The mean over an ensemble.
-
-    Raises:
-        EhrseqError: The visit encoder gives no weights.
-    """
-    if not has_attention(run):
-        name = (
-            run.study.model.visit_encoder
-            if run.study.model.architecture == "hierarchical"
-            else "flat"
-        )
-        fix = "train with model={'visit_encoder': 'attention'}"
-        raise EhrseqError(
-            f"the visit encoder {name!r} has no attention weights", where="attention", fix=fix
-        )
-    batch = _batch_of(timelines, code_types=run.code_types)
+    """The weight (K,) of every code in its visit's vector; see `SurvivalModel.code_attention`."""
     with torch.no_grad():
-        weights = [
-            encoder(member.code_embedding(batch), batch, return_weights=True)[1]
-            for member, encoder in _encoders(run)
-        ]
-    return np.asarray(torch.stack(weights).mean(0).double().numpy())
-
-
-def _encoders(run: Run) -> list[tuple[Any, Any]]:
-    """Each network of the run, with what pools the codes of a visit."""
-    members: list[Any] = list(run.model.members) if isinstance(run.model, Ensemble) else [run.model]
-    return [
-        (member, getattr(getattr(member, "visit_encoder", None), "pooling", None))
-        for member in members
-    ]
+        weights = run.model.code_attention(_batch_of(timelines, code_types=run.code_types))
+    return np.asarray(weights.double().numpy())
 
 
 def _batch_of(timelines: Timelines, *, code_types: Ints | None) -> VisitBatch:
@@ -212,4 +185,13 @@ def write_table(table: pa.Table, out: Path, *, overwrite: bool = False) -> None:
         if out.name.endswith(".parquet"):
             pq.write_table(table, temporary)
         else:
-            pc.write_csv(table, temporary)
+            pc.write_csv(_without_formulas(table), temporary)
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    """The table with a quote before texts that a spreadsheet would run as a formula."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            text = compute.replace_substring_regex(table[number], r"^([=+@\t\r-])", r"'\1")
+            table = table.set_column(number, field, text)
+    return table

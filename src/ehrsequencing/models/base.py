@@ -16,7 +16,7 @@ from ehrsequencing.models.hazards import (
     observed_hazards,
     visit_nll,
 )
-from ehrsequencing.models.head import HazardHead
+from ehrsequencing.models.head import SurvivalHead
 from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.saved import read_config, read_weights, write_model
 from ehrsequencing.models.segments import to_device
@@ -31,7 +31,7 @@ class SurvivalModel(nn.Module):
     """
 
     architecture: ClassVar[str]  # its name in the settings
-    head: HazardHead
+    head: SurvivalHead
     wide_head: nn.Linear | None
     outcomes: OutcomeHazards | None
 
@@ -52,7 +52,7 @@ class SurvivalModel(nn.Module):
     def _add_head(self) -> None:
         """The hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
         config = self.config
-        self.head = HazardHead(config)
+        self.head = SurvivalHead(config)
         self.wide_head = None
         if config.wide_head:
             self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False)
@@ -151,6 +151,36 @@ class SurvivalModel(nn.Module):
             module = modules[name]
             if module is not None:
                 module.requires_grad_(False)
+
+    def __call__(self, batch: VisitBatch, *others: object) -> Tensor:
+        """`forward`, after a look at what is given.
+
+        Raises:
+            EhrseqError: It is no `VisitBatch`.
+        """
+        if others or not isinstance(batch, VisitBatch):
+            fix = "write model(VisitBatch.from_padded(codes, code_mask, ages, time_deltas, visit_mask))"
+            what = f"expected a VisitBatch, got {type(batch).__name__}"
+            raise EhrseqError(what, where=type(self).__name__, fix=fix)
+        logits: Tensor = super().__call__(batch)
+        return logits
+
+    def code_attention(self, batch: VisitBatch) -> Tensor:
+        """(K,) the weight of each code in its visit's vector; they sum to 1 over a visit; an ensemble gives the mean.
+
+        Raises:
+            EhrseqError: The visit encoder has no such weights.
+        """
+        encoder = self.config.visit_encoder if self.architecture == "hierarchical" else "flat"
+        raise EhrseqError(
+            f"the visit encoder {encoder!r} has no attention weights",
+            where="attention",
+            fix="train with model={'visit_encoder': 'attention'}",
+        )
+
+    def attention(self, batch: VisitBatch) -> Tensor:
+        """The weight of each code in its visit's vector, (B, V, C) with 0 in pads; see `code_attention`."""
+        return batch.codes_to_padded(self.code_attention(batch))
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""

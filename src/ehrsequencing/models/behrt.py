@@ -76,7 +76,7 @@ class BEHRTEmbedding(nn.Module):
     """Flat BEHRT's input: `LN(code + age + visit + position (+ static, + q))`, then dropout; one vector a token.
 
     - code: `CodeEmbedding`; a marker token has none. age: of the token's visit.
-    - visit: `VisitEmbedding` of the number of real visits before the token's own.
+    - visit: `VisitEmbedding` of the number of real visits before the token's own, or of the id that it was given.
     - position: place among the subject's tokens, learned (up to 512) or sinusoidal.
     - static: mean of the subject's codes without a time, on every token. q: on the marker of a query.
     """
@@ -101,9 +101,9 @@ class BEHRTEmbedding(nn.Module):
         index = tokens.is_query_marker.long()
         index[tokens.of_code] = e.index + 2
         x = gather_rows(rows, index)
-        of_row = gather_rows(self.code.of_static(batch), batch.subject_of_visit) + self.visit(
-            batch.visit_index
-        )
+        visit_ids = batch.visit_index if batch.visit_ids is None else batch.visit_ids
+        of_row = gather_rows(self.code.of_static(batch), batch.subject_of_visit)
+        of_row = of_row + self.visit(visit_ids)
         if self.age is not None:
             of_row = of_row + self.age(batch.age_years)
         x = x + gather_rows(of_row, tokens.row)

@@ -66,6 +66,11 @@ class Ensemble(SurvivalModel):
             [cast(SurvivalModel, member).logits_at(batch, rows) for member in self.members]
         )
 
+    def code_attention(self, batch: VisitBatch) -> Tensor:
+        """See `SurvivalModel`."""
+        members = [cast(SurvivalModel, member).code_attention(batch) for member in self.members]
+        return torch.stack(members).mean(0)
+
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """The members' states beside one another, (N, M d) each."""
         x, z = zip(

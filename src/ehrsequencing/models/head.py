@@ -11,7 +11,7 @@ from ehrsequencing.models.segments import dropout
 SMALLEST_HAZARD = 1e-8  # per day; where the head's bias starts in a bin without events
 
 
-class HazardHead(nn.Module):
+class SurvivalHead(nn.Module):
     """MLP hazard head: `W2·gelu(W1·LN(z))`, on logits.
 
     `horizon`: (N, causes, bins) log-hazards per day. `visit`: (N,) logits of the hazard of the interval after v.
@@ -46,11 +46,11 @@ class HazardHead(nn.Module):
         if hazards.numel() != self.W2.bias.numel() or (self.shape and hazards.shape != self.shape):
             raise EhrseqError(
                 f"expected shape {self.shape or (1,)}, got {tuple(hazards.shape)}",
-                where="HazardHead.set_bias(hazards)",
+                where="SurvivalHead.set_bias(hazards)",
             )
         if not bool((hazards.isfinite() & (hazards >= 0)).all()):
             raise EhrseqError(
-                "hazards must be finite and not negative", where="HazardHead.set_bias(hazards)"
+                "hazards must be finite and not negative", where="SurvivalHead.set_bias(hazards)"
             )
         flat = hazards.double().flatten()
         bias = (

@@ -7,8 +7,8 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
-from ehrsequencing.models.transformer import TransformerTimeline
-from ehrsequencing.models.visit_encoder import VisitEncoder
+from ehrsequencing.models.transformer import TimelineEncoder
+from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder, VisitEncoder
 
 
 class HierarchicalBEHRTForSurvival(SurvivalModel):
@@ -32,7 +32,7 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         self.code_embedding = CodeEmbedding(config)
         self.visit_encoder = VisitEncoder(config)
         self.visit_time_embedding = VisitTimeEmbedding(config)
-        self.timeline = TransformerTimeline(config)
+        self.timeline = TimelineEncoder(config)
         self._add_head()
         self._freeze(age=self.visit_time_embedding.age, visit=self.visit_time_embedding.position)
 
@@ -53,6 +53,14 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         z = self.timeline.at_rows(x, batch, rows)
         logits = self.hazard_logits(z, wide=x.index_select(0, rows))
         return self._without_queries(logits, batch.is_query[rows])
+
+    def code_attention(self, batch: VisitBatch) -> Tensor:
+        """See `SurvivalModel`."""
+        encoder = self.visit_encoder.pooling
+        if not isinstance(encoder, AttnPoolingVisitEncoder):
+            return super().code_attention(batch)
+        weights: Tensor = encoder(self.code_embedding(batch), batch, return_weights=True)[1]
+        return weights
 
     def _inputs(self, batch: VisitBatch) -> Tensor:  # K codes, N visits, S subjects, all packed
         """(N, d) what enters the timeline."""

@@ -30,7 +30,7 @@ DAYS = (60.0, 7305.0)  # shortest and longest period of the pairs that count day
 VISITS = (6.0, 200.0)  # ... and of those that count visits
 
 
-class TransformerTimeline(nn.Module):
+class TimelineEncoder(nn.Module):
     """Transformer over a subject's visits: causal, with a sliding window of `max_visits`; queries are seen by none.
 
     With `rotary`, attention knows the days and visits between two rows (`rotation`).

@@ -72,10 +72,21 @@ class AttnPoolingVisitEncoder(nn.Module):
 
 
 @visit_encoder("mean")
+class MeanPoolingVisitEncoder(nn.Module):
+    """`u_v` = mean of e_k over the visit's codes; zero for an empty visit."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        return pool(e.rows, e.index, batch.visit_offsets)
+
+
 @visit_encoder("sum")
 @visit_encoder("max")
 class PoolingVisitEncoder(nn.Module):
-    """`u_v` = mean, sum or elementwise maximum of e_k over the visit's codes; zero for an empty visit."""
+    """`u_v` = sum or elementwise maximum of e_k over the visit's codes; zero for an empty visit."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -57,6 +57,10 @@ class Run:
             raise EhrseqError(
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
             )
+        excluded = self.manifest.get("excluded")
+        if not isinstance(excluded, list) or not all(isinstance(one, str) for one in excluded):
+            what = "is damaged: its entry 'excluded' is invalid"
+            raise EhrseqError(what, where=str(folder / MANIFEST), fix="copy the whole run folder")
         self.study: StudyConfig = load_study(folder / "config.yaml")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):

@@ -81,6 +81,9 @@ class DataCheck:
     fixes: Counter[str]  # how often each fix of `FIXES` would be applied
     tasks: list[TaskCheck]  # what each task makes of it
 
+    def __str__(self) -> str:
+        return format_check(self)
+
     def as_json(self) -> dict[str, Any]:
         """Content of `ehrseq check --out FILE`."""
         fixes = [

@@ -54,7 +54,7 @@ def find_codes(
     Args:
         data: Folder of a MEDS data set.
         text: Words that all occur in the code or its description, whatever their case; or a pattern of task files
-            (`ICD10CM//E11*`, `re:…`, `under:…`).
+            (`ICD10CM//E11*`, `re:…`, `under:…`). Empty: all codes.
         settings: The section `data`.
         progress: Called with shards done and to do.
 
@@ -98,8 +98,6 @@ def _filter(
     text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
 ) -> Callable[[str], bool]:
     """Whether a code fits a text."""
-    if not text.strip():
-        raise EhrseqError("is empty", where="TEXT", fix="give a word of a code or a description")
     if text.startswith(("re:", "under:")) or text.endswith("*"):
         return CodeMatcher([text], parents=parents)
     words = text.casefold().split()

@@ -35,7 +35,9 @@ from ehrsequencing.core.outputs import (
     MANIFEST,
     RUN_NEEDS,
     SHARED_RUN,
+    SIMULATION,
     complete_folder,
+    is_json_of,
     write_manifest,
 )
 from ehrsequencing.core.version import __version__
@@ -99,7 +101,10 @@ def share_run(
 
 
 def _require_enough_people(run: Run) -> None:
-    """Refuse a run with codes, numbers or outcomes of fewer than 11 training subjects."""
+    """Refuse a run with codes, numbers or outcomes of fewer than 11 training subjects, unless they are simulated."""
+    source = run.manifest.get("data_path")
+    if source is not None and is_json_of(Path(source) / MANIFEST, SIMULATION):
+        return
     fewest = {"vocabulary.min_subjects": run.study.vocabulary.min_subjects}
     if run.task.outcomes is not None:
         fewest["outcomes.min_subjects"] = run.task.outcomes.min_subjects

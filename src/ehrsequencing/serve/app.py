@@ -5,15 +5,18 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import uvicorn
+from annotated_types import Len
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import FailFast, create_model
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
@@ -36,10 +39,12 @@ from ehrsequencing.serve.schemas import (
     Problem,
     ProblemBody,
     RecordFacts,
+    Row,
     problem_of_validation,
 )
 from ehrsequencing.serve.security import Access, Guard, Limits, access_to, bearer
 
+IDLE_SECONDS = 5  # after which a connection without a whole head of a request is closed
 DRAIN_SECONDS = 5  # that open requests have to end when the server stops
 _STATUSES = {
     400: "The body cannot be read",
@@ -103,8 +108,7 @@ def create_app(
     service = Service(predictor, model, metrics)
     _add_own_paths(app, service)
     app.include_router(fhir.router(service))
-    if live is not None:
-        app.include_router(page.router(service, live))
+    app.include_router(page.landing(service) if live is None else page.router(service, live))
     _answer_errors(app)
     return Guard(app, access=access or Access(), limits=predictor.limits, count=metrics.request)
 
@@ -129,11 +133,15 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
         """Counts for Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.post("/predict", response_model=PredictResponse, response_model_exclude_none=False)
     async def predict(request: PredictRequest) -> dict[str, Any]:
         """Risk curves of one subject from its rows in MEDS."""
         answer = await service.ask(question_of(request, service.predictor.encounter_column))
         return {**service.facts(), **_as_json(answer, service)}
+
+    rows = Annotated[list[Row], FailFast(), Len(1, service.predictor.limits.rows)]
+    bounded = create_model("PredictRequest", __base__=PredictRequest, rows=(rows, ...))
+    predict.__annotations__["request"] = bounded  # too many rows are refused before they are read
+    app.post("/predict", response_model=PredictResponse)(predict)
 
 
 def _as_json(answer: Answer, service: Service) -> dict[str, Any]:
@@ -188,6 +196,10 @@ def _answer_errors(app: FastAPI) -> None:
         where = {"--horizons": "horizons_days"}.get(error.where, error.where)
         return answer(request, Problem(422, error.what, where=where, fix=error.fix))
 
+    @app.exception_handler(UnicodeError)
+    async def no_text(request: Request, _: UnicodeError) -> JSONResponse:
+        return answer(request, Problem(422, "holds text that is no Unicode", where="body"))
+
     @app.exception_handler(RequestValidationError)
     async def shape(request: Request, error: RequestValidationError) -> JSONResponse:
         return answer(request, problem_of_validation(error.errors()))
@@ -217,6 +229,33 @@ def listener(host: str, port: int) -> socket.socket:
     return found
 
 
+class Connection(H11Protocol):
+    """A connection that is closed when no whole head of a request arrives within `IDLE_SECONDS`."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        super().on_response_complete()
+        self._waits.cancel()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._waits.cancel()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._waits = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
 def server(
     predictor: Predictor, access: Access | None = None, live: LivePage | None = None
 ) -> uvicorn.Server:
@@ -226,14 +265,15 @@ def server(
     """
     config = uvicorn.Config(
         create_app(predictor, access, live),
+        http=Connection,
         access_log=False,
         log_level="warning",
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=5,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
-        limit_concurrency=4 * predictor.limits.waiting,
+        limit_concurrency=16 * predictor.limits.waiting,
         h11_max_incomplete_event_size=16 * 2**10,
         ws="none",
         lifespan="on",

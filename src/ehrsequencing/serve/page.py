@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import Annotated
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import APIRouter
@@ -98,6 +100,35 @@ def live_page(
     return LivePage(explorer, page(explorer, live="edit"), own)
 
 
+_LANDING = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>ehrsequencing: {task}</title>
+<h1>Risk of {causes}</h1>
+<p>This server answers for the task {task}. It keeps nothing of a request.</p>
+<ul>
+<li>POST /predict: rows of MEDS</li>
+<li>POST /fhir: a FHIR R4 Bundle</li>
+<li><a href="/cds-services">/cds-services</a>: CDS Hooks</li>
+<li><a href="/openapi.json">/openapi.json</a>: how requests and answers look</li>
+<li><a href="/health">/health</a>, <a href="/version">/version</a>, <a href="/metrics">/metrics</a></li>
+</ul>
+<p>The explorer needs records: ehrseq serve RUN DATA.</p></html>
+"""
+
+
+def landing(service: Service) -> APIRouter:
+    """The page of a server without records: what it answers."""
+    routes = APIRouter()
+    facts = service.facts()
+    text = _LANDING.format(task=escape(facts["task"]), causes=escape(", ".join(facts["causes"])))
+
+    @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def show() -> HTMLResponse:
+        """What this server answers."""
+        return HTMLResponse(text)
+
+    return routes
+
+
 def router(service: Service, live: LivePage) -> APIRouter:
     """The paths of the page."""
     routes = APIRouter()
@@ -108,7 +139,7 @@ def router(service: Service, live: LivePage) -> APIRouter:
         """The explorer. The page says by itself what it may load; a token in the address moves into a cookie."""
         if token is not None:
             moved = RedirectResponse("/", status_code=303)
-            moved.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            moved.set_cookie(COOKIE, quote(token), httponly=True, samesite="strict")
             return moved
         return HTMLResponse(body, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 

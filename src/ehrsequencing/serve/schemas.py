@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, NaiveDatetime
+from pydantic import BaseModel, ConfigDict, FailFast, Field, NaiveDatetime
 
 PROBLEM_TYPE = "application/problem+json"
 INT64 = 2**63
@@ -37,7 +37,7 @@ class PredictRequest(BaseModel):
     """The record of one subject, and what is asked about it."""
 
     model_config = ConfigDict(extra="forbid")
-    rows: list[Row] = Field(min_length=1, description="In any order")
+    rows: Annotated[list[Row], FailFast()] = Field(min_length=1, description="In any order")
     at: str = Field(
         "last",
         pattern=r"^(all|last|\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?)$",
@@ -162,6 +162,9 @@ def problem_of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     }
     what = known.get(first["type"], str(first["msg"]))
     more = f" ({len(errors) - 1} more such errors)" if len(errors) > 1 else ""
-    return Problem(
-        422, what + more, where=".".join(parts), fix="see /openapi.json for the shape of a request"
-    )
+    if first["type"] == "too_long" and parts[-1] == "rows":
+        what = f"more than {first['ctx']['max_length']:,} rows"
+        fix = "leave out rows that the model does not read"
+        return Problem(413, what, where="rows", fix=fix)
+    fix = "see /openapi.json for the shape of a request"
+    return Problem(422, what + more, where=".".join(parts), fix=fix)

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
@@ -206,7 +207,7 @@ class Guard:
     async def _has_token(self, request: Request) -> bool:
         """Whether the header has the token, the cookie of the page, or (to get the cookie) the page's address."""
         header = await bearer(request)
-        given = [header.credentials if header else "", request.cookies.get(COOKIE, "")]
+        given = [header.credentials if header else "", unquote(request.cookies.get(COOKIE, ""))]
         if request.url.path == "/":
             given.append(request.query_params.get("token", ""))
         return any([self.access.knows_token(token) for token in given])

@@ -146,6 +146,8 @@ class Blend:
                 _spec(text["features"]["cox"]),
                 *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
             )
+            if max(design.used.max(initial=0), design.marked.max(initial=0)) >= len(design.columns):
+                raise ValueError("names a feature that there is not")
             mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
             cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, edges)
         except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:

@@ -1,0 +1,136 @@
+"""Tables 1 and 2 of a paper: who was studied, and how accurate each model is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, enough_people
+from ehrsequencing.metrics.censoring import median_follow_up_days
+from ehrsequencing.metrics.registry import in_columns, taken
+from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.wording import with_interval
+
+_MOST_CODES = 12  # codes without a time, in table 1
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table for a paper.
+
+    Attributes:
+        frame: Its cells as text, rows by name.
+        caption: What it shows.
+    """
+
+    frame: pd.DataFrame
+    caption: str
+
+    def to_markdown(self) -> str:
+        """The table in Markdown."""
+        rows = [["", *self.frame.columns], ["---"] * (1 + len(self.frame.columns))]
+        rows += [[str(name), *cells] for name, cells in self.frame.T.items()]
+        return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+    def to_latex(self) -> str:
+        """The table in LaTeX, as a `tabular` with rules of the package booktabs."""
+        escaped = self.frame.rename(index=_latex, columns=_latex).map(_latex)
+        return str(escaped.to_latex(escape=False))
+
+    def _repr_html_(self) -> str:
+        return str(self.frame.to_html())
+
+
+def _latex(text: object) -> str:
+    plain = str(text).replace("\\", "/")
+    return "".join(f"\\{c}" if c in "%&_#${}" else c for c in plain).replace("<", "$<$")
+
+
+def cohort_table(
+    prepared: Prepared, task: str, *, landmark: float, is_simulated: bool
+) -> PaperTable:
+    """Table 1: the subjects of each split at a landmark. Counts of 1 to 10 people are hidden, unless simulated."""
+    columns = {}
+    for split in SPLITS:
+        records = prepared.records(task, split)
+        at = records.at_landmark(landmark)
+        subject = records.rows.subject[at]
+        people = _People(len(at), is_simulated)
+        duration, cause = records.rows.duration_days[at], records.rows.cause[at]
+        cells = {
+            "subjects": people.count(len(at)),
+            "age in years, median (quartiles)": people.quartiles(records.rows.age_years[at]),
+            "visits before, median (quartiles)": people.quartiles(records.rows.visits_before[at]),
+            **_static_rows(prepared, records.timelines.take(subject), people),
+            "median follow-up in years": "–",
+        }
+        if people.are_enough:
+            years = float(median_follow_up_days(duration, cause)) / DAYS_PER_YEAR
+            cells["median follow-up in years"] = f"{years:.1f}" if np.isfinite(years) else "–"
+        for number, name in enumerate(prepared.task(task).causes, start=1):
+            cells[f"{name}, n (%)"] = people.share(int((cause == number).sum()))
+        columns[split.replace("_", "-")] = cells
+    frame = pd.DataFrame(columns).fillna("0")
+    return PaperTable(frame, "Subjects at the first prediction time that is compared, by split")
+
+
+@dataclass(frozen=True)
+class _People:
+    """How many people a column is about, and how their numbers may be shown."""
+
+    total: int
+    is_simulated: bool
+
+    @property
+    def are_enough(self) -> bool:
+        return self.total >= (1 if self.is_simulated else SMALLEST_COUNT)
+
+    def count(self, people: int) -> str:
+        return f"{people:,}" if self.is_simulated else count_text(people)
+
+    def share(self, people: int) -> str:
+        if not self.total:
+            return "0"
+        if self.is_simulated or not people or enough_people(people, self.total):
+            return f"{self.count(people)} ({100 * people / self.total:.0f})"
+        return count_text(people) if people < SMALLEST_COUNT else "–"
+
+    def quartiles(self, values: ArrayLike) -> str:
+        known = np.asarray(values, dtype=np.float64)
+        known = known[np.isfinite(known)]
+        if len(known) < (1 if self.is_simulated else SMALLEST_COUNT):
+            return "–"
+        low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
+        return f"{middle:.0f} ({low:.0f} to {high:.0f})"
+
+
+def _static_rows(prepared: Prepared, timelines: Any, people: _People) -> dict[str, str]:
+    """The share of people with each of the most frequent codes without a time."""
+    owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets))
+    pairs = np.unique(np.stack([timelines.static_codes.astype(np.int64), owner]), axis=1)
+    codes, counts = np.unique(pairs[0], return_counts=True)
+    names = prepared.vocabulary.tokens
+    most = np.argsort(-counts, kind="stable")[:_MOST_CODES]
+    return {f"{names[codes[k]]}, n (%)": people.share(int(counts[k])) for k in sorted(most)}
+
+
+def accuracy_table(
+    rows: Sequence[Mapping[str, Any]], place: Mapping[str, Any], *, title: str
+) -> PaperTable:
+    """Table 2: the metrics of every model at one landmark, cause and horizon, from `metrics` of `metrics.json`."""
+    columns = [metric for metric in in_columns(taken("everywhere")) if metric.in_terminal]
+    wanted = (place["landmark"], place["cause"], place["horizon"])
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if (row["landmark_days"], row["cause"], row["horizon_days"]) == wanted:
+            own = cells.setdefault(row["model"], {})
+            for metric in columns:
+                if metric.key == row["metric"]:
+                    own[metric.name] = with_interval(row["value"], row["low"], row["high"], ".2f")
+    frame = pd.DataFrame.from_dict(cells, orient="index").fillna("")
+    return PaperTable(frame, f"Accuracy of each model for {title}, with 95 % intervals")

@@ -1,0 +1,125 @@
+"""What users of lifelines, scikit-survival and Hugging Face type first: 32 guesses work, 8 are told what to write."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import ehrsequencing as eh
+from ehrsequencing.core.errors import EhrseqError
+from helpers.flat_frames import flat_table
+
+MODEL = {"dim": 16, "heads": 2, "layers": 1}
+SHORT = {"epochs": 1, "min_steps": 2}
+WORKS = {
+    # ---- lifelines and R: a table, curves, hazard ratios, a table for a paper ----
+    "data, task = eh.from_table(flat, subject='id', time='day', event='status', out='t')": "task.causes == ('status',)",
+    "data, task = eh.from_table(polars, subject='id', time='day', event='status', out='t')": "(data / 'data').is_dir()",
+    "data, task = eh.from_table(named, subject='id', time='date', event='status', out='t', horizons=['1y'])":
+        "task.causes == ('relapse', 'death')",
+    "eh.check('meds', task='task.yaml')": "'prediction times' in str(value)",
+    "eh.metrics.concordance(T, E, risk, horizon=365)": "0 <= value <= 1",
+    "eh.metrics.cumulative_incidence(T, E, at=[30, 365])": "value.shape == (2,)",
+    "eh.aalen_johansen(T, E)": "value(365) == eh.metrics.cumulative_incidence(T, E, at=[365])[0]",
+    "ev.aalen_johansen('hf')": "(value.low <= value.y).all() and (value.y <= value.high).all()",
+    "run.hazard_ratios(bootstrap=2)":
+        "{'hazard_ratio', 'low', 'high'} <= set(value) and 'penalised' in value.attrs['note']",
+    "ev.table1()": "'age' in ' '.join(value.frame.index)",
+    "ev.table2().to_latex()": "value.startswith(r'\\begin{tabular}')",
+    "ev.table2().to_markdown()": "value.startswith('|')",
+    "ev.outcomes()[['duration_days', 'event']]": "len(value) == 33",
+    "run.plot_risk('meds', subject=1)": "value.get_ylabel().startswith('risk')",
+    # ---- scikit-learn and scikit-survival: an estimator with frames ----
+    "EHRSurvival(task='task.yaml', **tiny).fit(rows).predict(rows)": "value.shape == (200,)",
+    "fitted.predict_survival_function(rows)[0]": "value.x[0] == 0 and value.y[0] == 1 and value(30) <= 1",
+    "fitted.predict_cumulative_incidence_function(rows)[0, 0].y": "(np.diff(value) >= 0).all()",
+    "fitted.score(rows)": "0 <= value <= 1",
+    "cross_val_score(EHRSurvival(task='task.yaml', **tiny), rows, groups=rows.subject_id, cv=GroupKFold(2))":
+        "value.shape == (2,) and np.isfinite(value).all()",
+    "Pipeline([('keep', FunctionTransformer(known)), ('risk', EHRSurvival(task='task.yaml', **tiny))]).fit(rows)":
+        "value.predict(rows).shape == (200,)",
+    # ---- PyTorch and Hugging Face: batches, parts, saved models ----
+    "eh.ModelConfig(vocab_size=10, dim=16, heads=2, layers=1)": "value.dim == 16",
+    "next(iter(prepared.batches('train')))": "value.n_subjects > 0",
+    "[model.loss(batch) for batch in prepared.batches('tuning')]": "all(loss.isfinite() for loss in value)",
+    "batch.padded()": "value.codes.shape == value.code_mask.shape and value.codes.dim() == 3",
+    "eh.VisitBatch.from_padded(*batch.padded())": "torch.equal(value.codes, batch.codes)",
+    "model.attention(batch)": "value.shape == batch.padded().codes.shape",
+    "model.save_pretrained('saved')": "eh.HierarchicalBEHRTForSurvival.from_pretrained('saved').config == model.config",
+    "eh.HierarchicalBEHRTForSurvival.from_pretrained('runs/hf')": "value.config.dim == 16",
+    "[getattr(eh.nn, name) for name in parts]": "len(value) == 9",
+    "eh.nn.SurvivalHead(config)(torch.randn(5, 16))": "value.shape == (5, 1, 1)",
+    "eh.nn.DiscreteTimeSurvivalLoss()(hazards, torch.tensor([2]), torch.tensor([1]), torch.ones(1, 3))":
+        "abs(float(value) - 3 * np.log(2)) < 1e-6",
+    "eh.compare(['runs/hf', 'runs/hf'], bootstrap=20)": "(value.differences.value.dropna() == 0).all()",
+}  # fmt: skip
+TOLD = {
+    "eh.train(prepared)": r"fit",
+    "eh.fit(prepared, out='r1', epochs=3)": r"training=\{'epochs': …\}",
+    "eh.fit('meds', out='r2')": r"eh\.prepare",
+    "eh.ModelConfig(vocab_size=10, hidden_size=64)": r"did you mean dim\?",
+    "model(torch.ones(2, 3, 4).long())": r"VisitBatch\.from_padded\(codes, code_mask, ages, time_deltas, visit_mask\)",
+    "run.predict_proba('meds')": r"run\.predict",
+    "run.predict('meds', at='first')": r"use all, last or a date",
+    "cross_val_score(EHRSurvival(task='task.yaml', **tiny), rows, cv=2, error_score='raise')": r"GroupKFold",
+}
+
+
+@pytest.fixture(scope="module")
+def names(example_folder: Path) -> dict[str, Any]:
+    """What the guesses start from."""
+    import polars
+    from sklearn.model_selection import GroupKFold, cross_val_score
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    def here(name: str) -> str:
+        return str(example_folder / name)
+
+    flat, rng = flat_table(), np.random.default_rng(0)
+    rows, tiny = eh.read_meds(here("meds")), {"model": MODEL, "training": SHORT}
+    run, prepared = eh.load(here("runs/hf")), eh.prepare(here("meds"), here("task.yaml"), out=here("prepared"))
+    named = flat.assign(
+        date=pd.Timestamp("2015-03-01") + pd.to_timedelta(flat.day, "D"),
+        status=np.where(flat.status == 0, "alive", np.where(flat.id % 3 == 2, "death", "relapse")),
+    )
+    return {
+        "eh": eh, "np": np, "torch": torch, "flat": flat, "polars": polars.from_pandas(flat), "named": named,
+        "T": rng.exponential(400, 50), "E": rng.integers(0, 3, 50), "risk": rng.random(50), "rows": rows, "tiny": tiny,
+        "run": run, "ev": run.evaluation, "model": run.model, "config": eh.ModelConfig(**MODEL), "prepared": prepared,
+        "batch": next(iter(prepared.batches("tuning"))), "EHRSurvival": eh.EHRSurvival, "Pipeline": Pipeline,
+        "FunctionTransformer": FunctionTransformer, "GroupKFold": GroupKFold, "cross_val_score": cross_val_score,
+        "known": lambda frame: frame[frame.code != "NOTHING"], "hazards": torch.full((1, 3), 0.5),
+        "fitted": eh.EHRSurvival(task=here("task.yaml"), **tiny).fit(rows),
+        "parts": [
+            "CodeEmbedding", "MeanPoolingVisitEncoder", "AttnPoolingVisitEncoder", "TransformerVisitEncoder",
+            "VisitTimeEmbedding", "TimelineEncoder", "SurvivalHead", "DiscreteTimeSurvivalLoss", "BEHRTEmbedding",
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("guess", WORKS)
+def test_a_guess_works(guess: str, names: dict[str, Any], here: Path, tmp_path: Path) -> None:
+    scope = dict(names)
+    made = guess.partition(" = ")
+    if made[0] == "data, task":
+        exec(guess.replace("out='", f"out='{tmp_path}/"), scope)
+    else:
+        scope["value"] = eval(guess, scope)
+    assert eval(WORKS[guess], scope), guess
+
+
+@pytest.mark.parametrize("guess", TOLD)
+def test_a_wrong_guess_is_told_what_to_write(guess: str, names: dict[str, Any], here: Path) -> None:
+    with pytest.raises((EhrseqError, AttributeError, ValueError)) as caught:
+        eval(guess, dict(names))
+    assert re.search(TOLD[guess], str(caught.value)), caught.value
+
+
+def test_there_are_forty_and_at_most_eight_fail() -> None:
+    assert len(WORKS) + len(TOLD) == 40
+    assert len(TOLD) <= 8
