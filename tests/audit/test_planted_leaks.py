@@ -37,7 +37,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- things fitted on everyone ---------------------------------------------------------------------------------------
 
 
-@planted("vocabulary_refit")
+@planted("fitted_again")
 def vocabulary_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     update = VocabularyFit.update
     return assemble_with(
@@ -59,18 +59,18 @@ def with_scales_of_everyone(tmp: Path, patch: pytest.MonkeyPatch, *settings: str
     return assemble_with(tmp, patch, VocabularyFit, "update", leaky, *settings)
 
 
-@planted("vocabulary_refit")
+@planted("fitted_again")
 def scales_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     return with_scales_of_everyone(tmp, patch)
 
 
-@planted("vocabulary_refit")
+@planted("fitted_again")
 def bins_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The edges of the bins into which values fall, and with them the tokens that a record becomes."""
     return with_scales_of_everyone(tmp, patch, "values.mode=bins")
 
 
-@planted("grid")
+@planted("fitted_again")
 def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     edges = resolve_room.grid_edges
     rows = [Prepared(honest).rows("hospital", split) for split in SPLITS]
@@ -98,13 +98,13 @@ def corrected_on(split: str, honest: Path, patch: pytest.MonkeyPatch, *, counted
     patch.setattr(train_room, "recalibrate_head", elsewhere)
 
 
-@planted("recalibration")
+@planted("fitted_again")
 def recalibration_on_held_out(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     corrected_on("held_out", honest, patch, counted_on="held_out")
     return assemble(honest, tmp / "run")
 
 
-@planted("recalibration")
+@planted("fitted_again")
 def recalibration_on_training_told_as_tuning(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """Only the three numbers betray it."""
     corrected_on("train", honest, patch, counted_on="tuning")

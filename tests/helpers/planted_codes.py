@@ -14,7 +14,7 @@ from ehrsequencing.records.prepared import Prepared
 from helpers.audit import FIRST_ID, assemble, hospital_rows, hospital_splits, make_set
 from helpers.meds import DAY_US, HOUR_US, Row
 
-LOOKS = {"static_codes", "event_after_code", "code_before_event", "duplicate_timelines"}
+LOOKS = {"static_codes", "event_after_code", "splits"}
 DEATH: dict[str, Any] = {"outcome": {"death": "MEDS_DEATH"}, "competing": {}}
 Records = tuple[list[Row], dict[int, str]]
 PLANTED: dict[str, tuple[Callable[[], Records], dict[str, str]]] = {}
@@ -80,7 +80,7 @@ def after_index(rows: list[Row], index: dict[int, int], chosen: list[int], rng: 
 # ---- codes that come just before events ------------------------------------------------------------------------------
 
 
-@planted(event_after_code="leak", code_before_event="leak")
+@planted(event_after_code="leak")
 def discharge_code_two_hours_before_death() -> Records:
     rows, died, _, rng = hospital()
     return with_splits([*rows, *(Row(who, died[who] - 2 * HOUR_US, "DISCHARGE//DIED") for who in some(died, 0.4, rng))])
@@ -93,7 +93,7 @@ def discharge_code_of_some_visit() -> Records:
     return with_splits([*rows, *(Row(who, when, "DISCHARGE//HOME") for who, when in visits.items())])
 
 
-@planted(code_before_event="leak")
+@planted(event_after_code="leak")
 def chart_closed_once_before_the_index_for_everybody() -> Records:
     """Its first sight is the index, where it means nothing: only its later records do."""
     rows, died, index, rng = hospital()
@@ -107,7 +107,7 @@ def order_three_days_before_death() -> Records:
     return with_splits([*rows, *(Row(who, died[who] - 3 * DAY_US, "ORDER//LAST") for who in some(died, 0.4, rng))])
 
 
-@planted(event_after_code="warning", code_before_event="warning")
+@planted(event_after_code="warning")
 def code_of_the_last_hours_that_is_sometimes_wrong() -> Records:
     rows, died, index, rng = hospital()
     dying = some(died, 0.5, rng)
@@ -175,12 +175,12 @@ def copied(split: str, change: Callable[[Row], Row]) -> Records:
     return [*rows, *copies], splits | {who: "train" for who in new.values()}
 
 
-@planted(duplicate_timelines="leak")
+@planted(splits="leak")
 def held_out_people_copied_under_new_ids_and_dates() -> Records:
     return copied("held_out", lambda row: row._replace(time=row.time + 391 * DAY_US if row.time else None))
 
 
-@planted(duplicate_timelines="leak")
+@planted(splits="leak")
 def tuning_people_copied_with_another_sex_birth_and_numbers() -> Records:
     def change(row: Row) -> Row:
         if row.time is None:

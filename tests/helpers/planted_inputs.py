@@ -50,7 +50,7 @@ def flat_bidirectional(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Pa
     return broken_model(assemble(honest, tmp / "run", "model.architecture=flat"), attention="bidirectional")
 
 
-@planted("future_perturbation", "queries_are_silent", "prefix_equality")
+@planted("future_perturbation", "prefix_equality")
 def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """No mask at all: every token of a person sees every other, those of later visits and of other questions too."""
 
@@ -73,7 +73,7 @@ def window_off_by_one(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Pat
     return assemble(honest, tmp / "run")
 
 
-@planted("queries_are_silent")
+@planted("future_perturbation")
 def queries_visible(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     see = attention.visits_plan
 
@@ -125,14 +125,14 @@ def into_the_newest_visit(folder: Path, *, token: int) -> None:
         save(visits, "codes", codes)
 
 
-@planted("outcome_in_input")
+@planted("prefix_equality")
 def outcome_code_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The newest visit that a person with the event has before it says so."""
     change = partial(into_the_newest_visit, token=Prepared(honest).vocabulary.index["DX//RELAPSE"])
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
 
 
-@planted("outcome_in_input")
+@planted("prefix_equality")
 def outcome_rolled_up_and_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The outcome's many rare codes are written as their parent, which harmless codes have too."""
     rows, parents = [], {}
@@ -149,7 +149,7 @@ def outcome_rolled_up_and_kept_as_input(honest: Path, tmp: Path, patch: pytest.M
     return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
 
 
-@planted("stamps", "outcome_in_input")
+@planted("prefix_equality")
 def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A question is asked at an admission and answered with the whole stay, which ends after the outcome."""
     build = CohortBuilder.build
@@ -169,7 +169,7 @@ def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPa
     return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
 
 
-@planted("tokens_in_records", "prefix_equality")
+@planted("prefix_equality")
 def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A visit is said to be known in full at its start: codes of the outcome's day come before the outcome."""
     group = record_room.group_visits
@@ -181,7 +181,7 @@ def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: p
     return assemble_with(tmp, patch, record_room, "group_visits", early)
 
 
-@planted("stamps")
+@planted("prefix_equality")
 def visits_seen_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """Queries see a visit that begins within a month of them."""
 
@@ -200,7 +200,7 @@ def visits_seen_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPa
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
 
 
-@planted("time_signals")
+@planted("prefix_equality")
 def gap_to_the_next_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     def change(folder: Path) -> None:
         for split in SPLITS:
@@ -210,7 +210,7 @@ def gap_to_the_next_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) ->
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
 
 
-@planted("summaries", "prefix_equality")
+@planted("prefix_equality")
 def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     summarise = encoding_room.summarise
 
@@ -220,7 +220,7 @@ def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch
     return assemble_with(tmp, patch, encoding_room, "summarise", ahead)
 
 
-@planted("tokens_in_records")
+@planted("prefix_equality")
 def static_code_made_from_the_outcome(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """Who will have the event is marked by a static code that the records do not have."""
 
@@ -273,7 +273,7 @@ def index_chosen_by_the_future(honest: Path, tmp: Path, patch: pytest.MonkeyPatc
     return assemble(prepared, tmp / "run")
 
 
-@planted("labels_agree")
+@planted("labels_in_records")
 def labels_of_dropped_visits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """Truncation dropped each person's first row, and kept its label: all labels stand one row late."""
 
@@ -289,7 +289,7 @@ def labels_of_dropped_visits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch)
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
 
 
-@planted("same_instant")
+@planted("labels_in_records")
 def asked_at_the_instant_of_the_outcome(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     def change(folder: Path) -> None:
         for split in SPLITS:

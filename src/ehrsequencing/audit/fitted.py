@@ -1,0 +1,129 @@
+"""Fits vocabulary, scales, time grid and final recalibration again, on the right subjects, and compares."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ehrsequencing.audit.data import AuditData, Check, Finding, no_source
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.records.outcomes import with_outcome_events
+from ehrsequencing.records.scales import grid_edges
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.training.inference import VISIT_BUDGET
+from ehrsequencing.training.recalibration import fit_recalibration, labelled_log_hazards
+
+SAME = 1e-9  # relative: a refit of the same numbers on the same machine
+SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
+LEAST_SLOPE = 0.05  # what is stretched to less cannot be undone
+NUMBERS = ("level", "stretch", "trend")
+
+
+def fitted_again(data: AuditData) -> Finding:
+    """All that is fitted beside the weights: from the training subjects, the recalibration from tuning subjects."""
+    if data.source is None:
+        return no_source(data)
+    compared = {
+        "tokens and scales of values": _vocabulary_is_same(
+            data.vocabulary, data.source.fit.finish()
+        ),
+        "the time grid": _grid_is_same(data),
+        "the recalibration at the end of training": _recalibration_is_same(data),
+    }
+    others = [name for name, is_same in compared.items() if is_same is False]
+    same = [name for name, is_same in compared.items() if is_same]
+    tested = {"tokens": len(data.vocabulary), "training rows": len(data.records["train"])}
+    if others:
+        why = f"not what the training subjects (the recalibration: the tuning subjects) give: {', '.join(others)}"
+        return Finding("leak", why, tested)
+    return Finding("passed", f"the right subjects give the same {', '.join(same)}", tested)
+
+
+def _vocabulary_is_same(used: Vocabulary, again: Vocabulary) -> bool:
+    if used.tokens != again.tokens or not np.array_equal(used.scale, again.scale):
+        return False
+    pairs = ((used.knots, again.knots), (used.mean, again.mean), (used.sd, again.sd))
+    return all(np.allclose(a, b, rtol=SAME, atol=SAME) for a, b in pairs)
+
+
+def training_edges(data: AuditData) -> tuple[float, ...]:
+    """The inner edges of the hazard's bins that the training durations give."""
+    rows = data.records["train"].rows
+    duration, cause, subject = rows.duration_days, rows.cause, rows.subject
+    if data.run.outcomes:
+        records = data.prepared.outcome_records(data.task.name, "train")
+        duration, cause, subject = with_outcome_events(records)
+    return grid_edges(
+        duration,
+        cause,
+        horizons_days=data.task.horizons,
+        bins=data.run.study.training.grid_bins,
+        subject=subject,
+        enough=data.prepared.study.vocabulary.min_subjects,
+    )
+
+
+def _grid_is_same(data: AuditData) -> bool | None:
+    """None for the visit head, which has no grid."""
+    if data.run.is_visit_head:
+        return None
+    used, again = np.array(data.model.config.edges_days), np.array(training_edges(data))
+    return used.shape == again.shape and np.allclose(used, again, rtol=SAME, atol=0.0)
+
+
+def _recalibration_is_same(data: AuditData) -> bool | None:
+    """Level, stretch and trend, undone and fitted again; None where there is no such step that can be undone."""
+    model: Any = data.model
+    pairs = [(model, data.run.manifest)]
+    if isinstance(model, Ensemble):
+        pairs = list(zip(model.members, data.run.manifest.get("members", ()), strict=True))
+    found = [
+        _correction_is_same(data, network, facts["recalibration"])
+        for network, facts in pairs
+        if facts.get("recalibration") and not data.run.is_visit_head
+    ]
+    return None if None in found or not found else all(found)
+
+
+def _correction_is_same(
+    data: AuditData, model: SurvivalModel, told: Mapping[str, Any]
+) -> bool | None:
+    """`told`: of each cause, the three numbers and the intercepts a of η' = a + b · η, as folded into the head."""
+    causes = [told[cause] for cause in data.task.causes]
+    numbers: Floats = np.array([[cause[name] for name in NUMBERS] for cause in causes])
+    intercept: Floats = np.array([cause["intercept"] for cause in causes])
+    place = np.linspace(-1.0, 1.0, intercept.shape[1])
+    slope = 1 + numbers[:, 1:2] + numbers[:, 2:3] * place
+    if slope.min() < LEAST_SLOPE:
+        return None
+    rows = data.records["tuning"].rows
+    loader = SubjectLoader.of_model(
+        model.config, data.records["tuning"], code_types=data.run.code_types
+    )
+    chosen, eta = labelled_log_hazards(
+        model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu")
+    )
+    again = fit_recalibration(
+        (eta.astype(np.float64) - intercept) / slope,
+        model.config.edges_days,
+        duration_days=rows.duration_days[chosen],
+        cause=rows.cause[chosen],
+        entry_days=rows.entry_days[chosen],
+        subject=rows.subject[chosen],
+        prior_sd=data.run.study.training.recalibration,
+    )
+    refitted = np.stack([again.level, again.stretch, again.trend], axis=1)
+    subjects = [cause["subjects_with_event"] for cause in causes]
+    is_near = np.allclose(numbers, refitted, rtol=0.0, atol=SAME_CORRECTION)
+    return is_near and subjects == again.subjects.tolist()
+
+
+CHECK = Check(
+    "fitted_again",
+    "Do training subjects alone give codes, scales and time grid, and tuning subjects the last correction?",
+    fitted_again,
+)
