@@ -17,7 +17,6 @@ from ehrsequencing.audit import (
     pretraining,
     same_person,
     shuffled,
-    single_people,
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
@@ -30,8 +29,7 @@ from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 CHECKS: tuple[Check, ...] = (
     *predictions.CHECKS,
     same_person.CHECK,
-    fitted.CHECK,
-    single_people.CHECK,
+    *fitted.CHECKS,
     *suspicion.CHECKS,
     leading_codes.CHECK,
 )
@@ -84,7 +82,7 @@ def audit(
     for number, check in enumerate(checks, start=1):
         progress(number, total, check.name)
         started = time.monotonic()
-        told = _told(facts, check.make(facts))
+        told = _told(facts, check)
         named = {"name": check.name, "question": check.question}
         answers.append(named | told | {"seconds": round(time.monotonic() - started, 2)})
     progress(total, total, "done")
@@ -96,7 +94,7 @@ def audit(
         "split": split,
         "subjects": subjects,
         "seed": seed,
-        "records": facts.source is not None,
+        "records": facts.why_no_source is None,
         "leaks": sum(a["verdict"] == "leak" for a in answers),
         "warnings": sum(a["verdict"] == "warning" for a in answers),
         "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
@@ -106,8 +104,12 @@ def audit(
     return result
 
 
-def _told(data: AuditData, finding: Finding) -> dict[str, Any]:
-    """A finding as it is written, with what the suspicious codes matter."""
+def _told(data: AuditData, check: Check) -> dict[str, Any]:
+    """The finding of a check as it is written, with what the suspicious codes matter."""
+    if check.needs_records and data.why_no_source is not None:
+        finding = Finding("not_tested", data.why_no_source)
+    else:
+        finding = check.make(data)
     matter = importance(data, finding.suspects) if finding.suspects else None
     reason = f"{finding.reason}; {sentence(matter)}" if finding.suspects else finding.reason
     return {

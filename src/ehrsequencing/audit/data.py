@@ -60,11 +60,6 @@ def count_text(count: int) -> str:
     return f"{shown:,}" if isinstance(shown := shareable_count(count), int) else str(shown)
 
 
-def no_source(data: "AuditData") -> Finding:
-    """The verdict of a check that needs the records where they cannot be reached."""
-    return Finding("not_tested", data.why_no_source)
-
-
 @dataclass(frozen=True)
 class Check:
     """One question to a run."""
@@ -72,6 +67,7 @@ class Check:
     name: str  # as in `audit.json`
     question: str
     make: Callable[["AuditData"], Finding]
+    needs_records: bool = False  # the original ones; without them it is not tested
 
 
 class AuditData:
@@ -81,26 +77,26 @@ class AuditData:
         self, run: Run, prepared: Prepared, *, split: str, subjects: int, seed: int
     ) -> None:
         if split not in SPLITS:
-            fix = f"use {', '.join(SPLITS)}"
-            raise EhrseqError(f"{split!r} is no split", where="--split", fix=fix)
+            raise EhrseqError(
+                f"{split!r} is no split", where="--split", fix=f"use {', '.join(SPLITS)}"
+            )
         if subjects < 1:
             raise EhrseqError("leaves no subject to check", where="--subjects", fix="use 1 or more")
-        self.run = run
-        self.prepared = prepared
-        self.split = split
-        self.subjects = subjects
-        self.seed = seed
-        self.task = run.task
-        self.vocabulary = run.vocabulary
+        self.run, self.task, self.vocabulary = run, run.task, run.vocabulary
         self.model = run.model.double()
+        self.prepared, self.split = prepared, split
+        self.subjects, self.seed = subjects, seed
         self.records: dict[str, TaskRecords] = {
             name: prepared.records(self.task.name, name) for name in SPLITS
         }
         if not len(self.records[split]):
-            what = f"nobody in {split} has a prediction time"
-            raise EhrseqError(what, where=self.task.name, fix="see ehrseq check")
-        self.source: Source | None = None
-        self.why_no_source = "the records were not read"
+            raise EhrseqError(
+                f"nobody in {split} has a prediction time",
+                where=self.task.name,
+                fix="see ehrseq check",
+            )
+        self.source: Source  # where it could be read
+        self.why_no_source: str | None = "the records were not read"
 
     def rng(self, purpose: int) -> np.random.Generator:
         """Noise of one check: the same whatever other checks do."""
@@ -110,10 +106,9 @@ class AuditData:
     def sample(self) -> dict[str, Ints]:
         """Split → its subjects, drawn at random among those with a prediction time; length has no say."""
         drawn = {}
-        for number, name in enumerate(SPLITS):
-            able = np.flatnonzero(np.diff(self.records[name].rows.row_offsets) > 0)
-            chosen = self.rng(number).permutation(able)[: self.subjects]
-            drawn[name] = np.sort(chosen)
+        for number, (name, records) in enumerate(self.records.items()):
+            able = np.flatnonzero(np.diff(records.rows.row_offsets) > 0)
+            drawn[name] = np.sort(self.rng(number).permutation(able)[: self.subjects])
         return drawn
 
     @cached_property
@@ -144,6 +139,7 @@ class AuditData:
         try:
             ids = [self.records[name].timelines.subject_id[self.sample[name]] for name in SPLITS]
             self.source = Source.read(self.prepared, place, wanted=np.unique(np.concatenate(ids)))
+            self.why_no_source = None
         except EhrseqError as error:
             if folder is not None:
                 raise

@@ -14,9 +14,9 @@ index, or at the end of follow-up, is no finding.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammainc
+from scipy.special import betainc
 
-from ehrsequencing.audit.data import AuditData, Check, Finding, Verdict
+from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.core.arrays import Bools, Floats, Ints, ragged
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords
@@ -27,7 +27,7 @@ WAIT_DAYS = 1.0  # until a prediction time sees a visit
 FEWEST_CARRIERS = 10
 LEAST_ODDS_RATIO = 10.0
 SURE_SHARE = 0.9  # of a code's visits, followed by the event within a day or a week: a leak
-BY_CHANCE = 0.01  # how many codes may look like this although they tell nothing
+BY_CHANCE = 0.001  # how many codes may look like this in a comparison although they tell nothing
 MOST_NAMED = 5
 ADVICE = (
     "ask how it comes to be recorded; if it is written because of the event, add it to the task's outcome or to "
@@ -78,99 +78,89 @@ class _Visits:
         )
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Of each token: how much more frequent it is in some visits than in others, stratum by stratum."""
+def _compared(
+    visits: _Visits, cases: Bools, controls: Bools, stratum: Ints, size: int
+) -> tuple[Bools, Bools]:
+    """Tokens that are more frequent in some visits than in others, by Mantel and Haenszel's odds ratio.
 
-    odds_ratio: Floats
-    chance: Floats  # of so many or more, if it were as frequent in both
-    cases: Floats  # visits with the token among the former, in strata that have both
-
-    @classmethod
-    def of(
-        cls, visits: _Visits, cases: Bools, controls: Bools, stratum: Ints, size: int
-    ) -> "_Comparison":
-        """Mantel and Haenszel's odds ratio; a Poisson tail, which is wider than the exact one."""
-        strata = int(stratum.max(initial=-1)) + 1
-        n1 = np.bincount(stratum[cases], minlength=strata)
-        n0 = np.bincount(stratum[controls], minlength=strata)
-        key = stratum[visits.visit] * size + visits.token
-        used = (cases | controls)[visits.visit] & ((n1 > 0) & (n0 > 0))[stratum[visits.visit]]
-        cells, place = np.unique(key[used], return_inverse=True)
-        in_case = cases[visits.visit[used]]
-        a = np.bincount(place, in_case, len(cells))
-        c = np.bincount(place, ~in_case, len(cells))
-        at, token = cells // size, cells % size
-        total = n1[at] + n0[at]
-        up = np.bincount(token, a * (n0[at] - c) / total, size)
-        down = np.bincount(token, c * (n1[at] - a) / total, size)
-        observed = np.bincount(token, a, size).astype(np.float64)
-        expected = np.bincount(token, n1[at] * (a + c) / total, size)
-        chance = np.where(observed > 0, gammainc(np.maximum(observed, 1), expected), 1.0)
-        return cls((up + 0.5) / (down + 0.5), chance, observed)
-
-    def is_high(self, questions: int) -> Bools:
-        """Tokens far more frequent than chance explains."""
-        return (self.odds_ratio >= LEAST_ODDS_RATIO) & (self.chance * questions < BY_CHANCE)
+    Returns:
+        (V,) by far more frequent, and beyond chance; (V,) in too
+        few cases to be compared, of strata that have both.
+    """
+    strata = int(stratum.max(initial=-1)) + 1
+    n1 = np.bincount(stratum[cases], minlength=strata)
+    n0 = np.bincount(stratum[controls], minlength=strata)
+    key = stratum[visits.visit] * size + visits.token
+    used = (cases | controls)[visits.visit] & ((n1 > 0) & (n0 > 0))[stratum[visits.visit]]
+    cells, place = np.unique(key[used], return_inverse=True)
+    in_case = cases[visits.visit[used]]
+    a = np.bincount(place, in_case, len(cells))
+    c = np.bincount(place, ~in_case, len(cells))
+    at, token = cells // size, cells % size
+    total = n1[at] + n0[at]
+    up = np.bincount(token, a * (n0[at] - c) / total, size)
+    down = np.bincount(token, c * (n1[at] - a) / total, size)
+    observed = np.bincount(token, a, size).astype(np.float64)
+    expected = np.bincount(token, n1[at] * (a + c) / total, size)
+    visits_with = np.bincount(token, a + c, size)
+    # of so many or more: Hoeffding's bound by a binomial tail with the same mean
+    chance = betainc(
+        np.maximum(observed, 1.0),
+        visits_with - np.minimum(observed, visits_with) + 1.0,
+        expected / np.maximum(visits_with, 1.0),
+    )
+    is_high = (up + 0.5 >= LEAST_ODDS_RATIO * (down + 0.5)) & (chance * size < BY_CHANCE)
+    return is_high, observed < FEWEST_CARRIERS
 
 
-def _suspects(
-    visits: _Visits, zone: Bools, has_event: Bools, questions: int, size: int
-) -> tuple[Ints, Floats]:
-    """Suspicious tokens of one zone and cause, and the share of each one's visits that lies in the zone before it."""
+def _suspects(visits: _Visits, zone: Bools, has_event: Bools, size: int) -> tuple[Bools, Floats]:
+    """(V,) suspicious tokens of one zone and cause, and the share of each one's visits that lies in the zone."""
     cases = zone & has_event
-    own = _Comparison.of(visits, cases, ~zone, visits.subject, size)
-    others = _Comparison.of(visits, cases, zone & ~has_event, visits.number, size)
-    known = 1.0 - 0.5 * (
-        zone & (visits.cause == 0)
-    )  # of a visit: one half where the follow-up ends
+    own, no_own = _compared(visits, cases, ~zone, visits.subject, size)
+    others, no_others = _compared(visits, cases, zone & ~has_event, visits.number, size)
+    # a visit counts one half where the follow-up ends
+    known = 1.0 - 0.5 * (zone & (visits.cause == 0))
     seen = np.bincount(visits.token, known[visits.visit], size)
     share = np.bincount(visits.token, cases[visits.visit], size) / np.maximum(seen, 1.0)
-    parts = [(one.is_high(questions), one.cases >= FEWEST_CARRIERS) for one in (own, others)]
-    (own_high, has_own), (others_high, has_others) = parts
-    high = own_high & others_high
-    # where nobody has another visit, or nobody leaves without the event
-    high |= ((own_high & ~has_others) | (others_high & ~has_own)) & (share > SURE_SHARE)
-    high &= _people(visits, cases, size) >= FEWEST_CARRIERS
-    return np.flatnonzero(high), share[high]
+    # where nobody has another visit, or nobody leaves without the event, one comparison must do
+    is_sure = share > SURE_SHARE
+    high = (own & others) | (is_sure & ((own & no_others) | (others & no_own)))
+    return high & (_people(visits, cases, size) >= FEWEST_CARRIERS), share
 
 
 def event_after_code(data: AuditData) -> Finding:
     """Compare the zones before each cause with other visits and with the zones of others."""
     visits, size = _Visits.of(data.fitted), len(data.vocabulary)
-    people = _people(visits, visits.days > -np.inf, size)
-    enough = int((people >= FEWEST_CARRIERS).sum())
-    suspects: dict[
-        int, tuple[bool, float, str]
-    ] = {}  # token → whether it is sure, its share, in words
+    people = _people(visits, np.ones(len(visits.subject), np.bool_), size)
+    found = list[tuple[bool, float, int, str]]()  # is it sure, share, token, in words
     with_event = 0
     for number, cause in enumerate(data.task.causes, start=1):
         has_event = visits.cause == number
         with_event = max(with_event, len(np.unique(visits.subject[has_event])))
         for where, days in ZONES.items():
             zone = visits.is_last if days is None else visits.days <= days
-            questions = enough * len(data.task.causes) * len(ZONES)
-            tokens, shares = _suspects(visits, zone, has_event, questions, size)
-            for token, share in zip(tokens.tolist(), shares.tolist(), strict=True):
-                is_sure = days is not None and share > SURE_SHARE
-                words = f"{share:.0%} of its visits are {where} before {cause}"
-                suspects[token] = max(
-                    (is_sure, share, words), suspects.get(token, (False, 0.0, ""))
-                )
-    tested = {"visits": len(visits.subject), "codes": enough}
-    if with_event < FEWEST_CARRIERS or not enough:
-        few = f"no cause has {FEWEST_CARRIERS} people with the event after a visit"
-        return Finding("not_tested", few, tested)
-    if not suspects:
-        clean = "no code is frequent just before an event and rare elsewhere"
-        return Finding("passed", clean, tested)
-    ranked = sorted(suspects, key=lambda token: (suspects[token][:2], -token), reverse=True)
-    said = [f"{data.code_name(k, int(people[k]))} ({suspects[k][2]})" for k in ranked[:MOST_NAMED]]
-    more = f" and {len(ranked) - MOST_NAMED:,} more" if len(ranked) > MOST_NAMED else ""
-    is_sure, share, _ = suspects[ranked[0]]
-    verdict: Verdict = "leak" if is_sure else "warning"
-    reason = f"just before events, and seldom elsewhere, stand {', '.join(said)}{more}; {ADVICE}"
-    return Finding(verdict, reason, tested, round(share, 2), SURE_SHARE, tuple(ranked))
+            high, share = _suspects(visits, zone, has_event, size)
+            for token in np.flatnonzero(high).tolist():
+                words = f"{share[token]:.0%} of its visits are {where} before {cause}"
+                is_sure = days is not None and bool(share[token] > SURE_SHARE)
+                found.append((is_sure, float(share[token]), token, words))
+    tested = {"visits": len(visits.subject), "codes": int((people >= FEWEST_CARRIERS).sum())}
+    if with_event < FEWEST_CARRIERS:
+        return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with it", tested)
+    if not found:
+        return Finding("passed", "no code stands just before events and seldom elsewhere", tested)
+    gravest = {one[2]: one for one in sorted(found)}
+    ranked = sorted(gravest.values(), reverse=True)
+    said = [f"{data.code_name(k, int(people[k]))} ({words})" for _, _, k, words in ranked]
+    more = f" and {len(said) - MOST_NAMED:,} more" if len(said) > MOST_NAMED else ""
+    return Finding(
+        "leak" if ranked[0][0] else "warning",
+        f"just before events, and seldom elsewhere, stand {', '.join(said[:MOST_NAMED])}{more}; {ADVICE}",
+        tested,
+        round(ranked[0][1], 2),
+        SURE_SHARE,
+        tuple(gravest),
+    )
 
 
 def _people(visits: _Visits, chosen: Bools, size: int) -> Ints:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
+from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.records.events import DAY_US, STATIC
@@ -94,8 +94,6 @@ def judge_movement(
 
 def prefix_equality(data: AuditData) -> Finding:
     """Cut the records at p, encode them again, and ask again: the same prediction as from the prepared set."""
-    if data.source is None:
-        return no_source(data)
     rows, cut = data.asked.rows, cut_rows(data)
     in_progress = _in_progress(data.asked, cut)
     if data.prepared.study.visits.by != "encounter":
@@ -114,8 +112,7 @@ def prefix_equality(data: AuditData) -> Finding:
         "rows left out (during a visit)": int(in_progress.sum()),
     }
     if not len(cut):
-        why = "no sampled prediction time falls between visits, with a record before it"
-        return Finding("not_tested", why, tested)
+        return Finding("not_tested", "no sampled time has a record before it", tested)
     moment_us = rows.prediction_us[cut]
     again = data.source.encode(
         data.task,
@@ -128,13 +125,13 @@ def prefix_equality(data: AuditData) -> Finding:
     row = np.flatnonzero(again.rows.prediction_us == moment_us[pair])
     after = np.full_like(before, np.nan)
     after[pair[row]] = answers(data, again)[row]
-    lost = len(cut) - len(np.unique(pair[row]))
-    if lost:
-        what = "prediction times exist only because of what came after them"
-        return judge(lost, of=len(cut), what=what, clean="", tested=tested)
-    leak = "differ from those of the record up to that time"
-    clean = "the record up to that time gives the same predictions"
-    return judge_movement(data, movement(before, after), leak=leak, clean=clean, tested=tested)
+    return judge_movement(
+        data,
+        movement(before, after),
+        leak="differ from those of the record up to that time, or do not exist there",
+        clean="the record up to that time gives the same predictions",
+        tested=tested,
+    )
 
 
 def _in_progress(records: TaskRecords, asked: Ints) -> Bools:
@@ -157,10 +154,13 @@ def future_perturbation(data: AuditData) -> Finding:
     tested = {"subjects": len(np.unique(data.asked.rows.subject[cut])), "rows": len(cut)}
     if np.isnan(before).all():
         return Finding("not_tested", "the model gives no prediction at the sampled times", tested)
-    moved = movement(before, _with_noise(data, cut, past=False))
-    leak = "changed with later visits, or with questions at other times"
-    clean = "changing later visits changed no prediction; changing earlier visits did"
-    return judge_movement(data, moved, leak=leak, clean=clean, tested=tested)
+    return judge_movement(
+        data,
+        movement(before, _with_noise(data, cut, past=False)),
+        leak="changed with later visits, or with questions at other times",
+        clean="changing later visits changed no prediction; changing earlier visits did",
+        tested=tested,
+    )
 
 
 def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
@@ -230,9 +230,7 @@ def _scrambled(
 
 def labels_in_records(data: AuditData) -> Finding:
     """Index, prediction times, ends of follow-up and causes of the drawn subjects, made from the raw records again."""
-    if data.source is None:
-        return no_source(data)
-    wrong = missing = total = 0
+    bad = total = 0
     for name in SPLITS:
         drawn = data.sample[name]
         ids = data.records[name].timelines.subject_id[drawn]
@@ -246,16 +244,15 @@ def labels_in_records(data: AuditData) -> Finding:
         )
         stored = _labels(data.prepared.outcome_records(data.task.name, name).take(drawn))
         expected = _labels(again)
-        wrong += len(stored - expected)
-        missing += len(expected - stored)
-        total += len(expected)
-    tested = {"subjects": sum(map(len, data.sample.values())), "labels": total}
-    if wrong:
-        what = "labels do not follow from the records"
-        return judge(wrong, of=total, what=what, clean="", tested=tested)
-    what = "labels that follow from the records are missing"
-    clean = "every sampled label follows from the records"
-    return judge(missing, of=total, what=what, clean=clean, tested=tested)
+        bad += len(stored ^ expected)
+        total += len(stored | expected)
+    return judge(
+        bad,
+        of=total,
+        what="labels are not those that the records give, or are missing",
+        clean="every sampled label follows from the records",
+        tested={"subjects": sum(map(len, data.sample.values())), "labels": total},
+    )
 
 
 def _labels(records: TaskRecords) -> set[tuple[float, ...]]:
@@ -277,6 +274,7 @@ CHECKS = (
         "prefix_equality",
         "Does the record up to a prediction time give the same prediction as the whole record?",
         prefix_equality,
+        needs_records=True,
     ),
     Check(
         "future_perturbation",
@@ -287,5 +285,6 @@ CHECKS = (
         "labels_in_records",
         "Are index, outcome and end of follow-up those of the records?",
         labels_in_records,
+        needs_records=True,
     ),
 )
