@@ -7,7 +7,8 @@ where it is more frequent in the zone before events than
 - in the same subjects' other visits (Mantel–Haenszel, a stratum a subject), and
 - in the zones of those who leave without the event (a stratum for visits of about the same number since the index),
 
-both by an odds ratio of at least 10 and beyond chance. A stratum holds the reason why a code that everybody has at the
+both by an odds ratio of at least 10 and beyond chance. (One is enough where nobody can be compared, if the event follows
+nearly all visits with the code.) A stratum holds the reason why a code that everybody has at the
 index, or at the end of follow-up, is no finding.
 """
 
@@ -27,7 +28,8 @@ WAIT_DAYS = 1.0  # until a prediction time sees a visit
 FEWEST_CARRIERS = 10
 LEAST_ODDS_RATIO = 10.0
 SURE_SHARE = 0.9  # of a code's visits, followed by the event within a day or a week: a leak
-BY_CHANCE = 0.001  # how many codes may look like this in a comparison although they tell nothing
+NO_CHANCE = 0.01  # of each comparison
+BY_CHANCE = 0.001  # how many codes may look like this in the clearer of both comparisons although they tell nothing
 MOST_NAMED = 5
 ADVICE = (
     "ask how it comes to be recorded; if it is written because of the event, add it to the task's outcome or to "
@@ -80,12 +82,12 @@ class _Visits:
 
 def _compared(
     visits: _Visits, cases: Bools, controls: Bools, stratum: Ints, size: int
-) -> tuple[Bools, Bools]:
+) -> tuple[Bools, Bools, Floats]:
     """Tokens that are more frequent in some visits than in others, by Mantel and Haenszel's odds ratio.
 
     Returns:
-        (V,) by far more frequent, and beyond chance; (V,) in too
-        few cases to be compared, of strata that have both.
+        (V,) by far more frequent; (V,) in too few cases to be compared, of strata that have both; (V,) the chance of
+        so many cases with it.
     """
     strata = int(stratum.max(initial=-1)) + 1
     n1 = np.bincount(stratum[cases], minlength=strata)
@@ -109,22 +111,24 @@ def _compared(
         visits_with - np.minimum(observed, visits_with) + 1.0,
         expected / np.maximum(visits_with, 1.0),
     )
-    is_high = (up + 0.5 >= LEAST_ODDS_RATIO * (down + 0.5)) & (chance * size < BY_CHANCE)
-    return is_high, observed < FEWEST_CARRIERS
+    is_blind = observed < FEWEST_CARRIERS
+    is_high = (up + 0.5 >= LEAST_ODDS_RATIO * (down + 0.5)) & (chance < NO_CHANCE)
+    return is_high & ~is_blind, is_blind, np.where(is_blind, 1.0, chance)
 
 
 def _suspects(visits: _Visits, zone: Bools, has_event: Bools, size: int) -> tuple[Bools, Floats]:
     """(V,) suspicious tokens of one zone and cause, and the share of each one's visits that lies in the zone."""
     cases = zone & has_event
-    own, no_own = _compared(visits, cases, ~zone, visits.subject, size)
-    others, no_others = _compared(visits, cases, zone & ~has_event, visits.number, size)
+    own, no_own, chance = _compared(visits, cases, ~zone, visits.subject, size)
+    others, no_others, chance_beside = _compared(
+        visits, cases, zone & ~has_event, visits.number, size
+    )
     # a visit counts one half where the follow-up ends
     known = 1.0 - 0.5 * (zone & (visits.cause == 0))
     seen = np.bincount(visits.token, known[visits.visit], size)
     share = np.bincount(visits.token, cases[visits.visit], size) / np.maximum(seen, 1.0)
-    # where nobody has another visit, or nobody leaves without the event, one comparison must do
-    is_sure = share > SURE_SHARE
-    high = (own & others) | (is_sure & ((own & no_others) | (others & no_own)))
+    high = (own & others) | ((share > SURE_SHARE) & ((own & no_others) | (others & no_own)))
+    high &= np.minimum(chance, chance_beside) * size < BY_CHANCE
     return high & (_people(visits, cases, size) >= FEWEST_CARRIERS), share
 
 
