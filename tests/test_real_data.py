@@ -114,9 +114,11 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     name = prepared.only_task()
     tiny = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.visit_budget=8192"]
     Trainer(prepared, name, tmp_path / "run", study=load_study(None, tiny)).fit()
-    looks = ("static_codes", "event_after_code", "splits")
     audited = AuditData(Run(tmp_path / "run"), prepared, split="held_out", subjects=5, seed=0)
-    assert {check.make(audited).verdict for check in CHECKS if check.name in looks} == {"passed"}
+    audited.read_source(None)
+    found = {check.name: check.make(audited).verdict for check in CHECKS}
+    assert found.pop("static_codes") in ("passed", "not_tested")  # 100 people in MIMIC-IV's demo
+    assert set(found.values()) == {"passed"}
     settings = load_study(
         None, ["evaluation.bootstrap=10", "evaluation.baselines=none", "evaluation.explained_subjects=0"]
     ).evaluation

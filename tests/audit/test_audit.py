@@ -169,7 +169,6 @@ KINDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "by value": ({"outcome": {name: [codes, "LAB//1 > 1"] for name, codes in OUTCOME.items()}}, []),
     "roll-up": ({}, ["vocabulary.rollup=on", "vocabulary.min_subjects=20"]),
     "stays that overlap": ({"landmarks": ["0d", "77d", "300d"]}, ["visits.by=encounter", "visits.column=hadm_id"]),
-    "no landmark": ({"landmarks": []}, []),
 }
 
 

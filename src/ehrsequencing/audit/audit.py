@@ -20,7 +20,7 @@ from ehrsequencing.audit import (
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
-from ehrsequencing.audit.importance import importance, sentence
+from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.version import __version__

@@ -1,6 +1,6 @@
 """Fits what stands beside the weights again, on the right subjects, and counts the people behind what is stored."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -133,52 +133,46 @@ def single_people(data: AuditData) -> Finding:
     people = [int(fit.subjects[fit.number[c]]) for c in vocabulary.codes if c in fit.number]
     people += [int(fit.kind_subjects[fit.kinds[kind]]) for kind in vocabulary.kinds]
     few_names = sum(count < needed for count in people)
-    numbers = _stored_numbers(vocabulary)
-    holders = _holders(data, numbers, needed)
-    few_numbers = sum(len(some) < needed for some in holders.values())
-    stored = sum(map(len, numbers.values()))
+    stored = _stored_numbers(vocabulary)
+    few_numbers = sum(count < needed for count in _holders(data, stored).values())
     return judge(
         few_names + few_numbers,
-        of=len(people) + stored,
+        of=len(people) + len(stored),
         what=f"names and numbers are those of fewer than {needed} training subjects "
         f"({count_text(few_names)} names and {count_text(few_numbers)} numbers)",
         clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
-        tested={"names": len(people), "numbers": stored},
+        tested={"names": len(people), "numbers": len(stored)},
     )
 
 
-def _stored_numbers(vocabulary: Vocabulary) -> dict[int, Floats]:
-    """Token of a code → what the run stores of its values; nothing where too few have it, which is all zeros."""
-    stored = {}
-    for place in np.flatnonzero(vocabulary.has_numbers).tolist():
-        token = vocabulary.n_unknown + place
-        scale = vocabulary.scale[token]
-        numbers = np.r_[vocabulary.knots[scale], vocabulary.mean[scale], vocabulary.sd[scale]]
-        if numbers[:-1].any():
-            stored[token] = np.unique(numbers)
+def _stored_numbers(vocabulary: Vocabulary) -> set[tuple[float, float]]:
+    """(token of a code, what is stored of its values); nothing where too few have it, which is all zeros."""
+    stored = set[tuple[float, float]]()
+    for token in (vocabulary.n_unknown + np.flatnonzero(vocabulary.has_numbers)).tolist():
+        row = vocabulary.scale[token]
+        numbers = [*vocabulary.knots[row].tolist(), float(vocabulary.mean[row])]
+        sd = float(vocabulary.sd[row])
+        numbers += [sd] if sd != 1.0 else []  # 1: the values are constant
+        stored.update((token, number) for number in numbers if any(numbers))
     return stored
 
 
-def _holders(
-    data: AuditData, numbers: dict[int, Floats], needed: int
-) -> dict[tuple[int, float], set[int]]:
-    """(token, number) that is somebody's value → the training subjects who have it, until these are enough."""
+def _holders(data: AuditData, stored: set[tuple[float, float]]) -> Counter[tuple[float, float]]:
+    """How many training subjects have each stored number as a value; 0 where others alone have it."""
     training = data.prepared.timelines("train").subject_id
-    found: dict[tuple[int, float], set[int]] = defaultdict(set)
-    for events in data.source.events():
-        of_code = data.vocabulary.ids(events.codes)
-        is_own = data.vocabulary.keeps_number(events.codes)
-        rows = np.flatnonzero(~np.isnan(events.value) & is_own[events.code])
-        token, learned = of_code[events.code[rows]], np.isin(events.subject_id[rows], training)
-        order = np.argsort(token, kind="stable")
-        tokens, first = np.unique(token[order], return_index=True)
-        for one, some in zip(tokens.tolist(), np.split(order, first[1:]), strict=False):
-            value = events.value[rows[some]].astype(np.float64)
-            for number in np.unique(value[np.isin(value, numbers.get(one, ()))]).tolist():
-                hit = some[(value == number) & learned[some]]
-                people = np.unique(events.subject_id[rows[hit]])[:needed]
-                found[one, number].update(people.tolist())
-    return found
+    numbers = [number for _, number in stored]
+    found = Counter[tuple[float, float]]()
+    for events in data.source.events():  # a subject is in one shard
+        is_own = data.vocabulary.keeps_number(events.codes)[events.code]
+        rows = np.flatnonzero(is_own & np.isin(events.value, numbers))
+        token, value = data.vocabulary.ids(events.codes)[events.code[rows]], events.value[rows]
+        ids, subject = np.unique(events.subject_id[rows], return_inverse=True)
+        holders = np.unique(np.stack([token, value, subject]).astype(np.float64), axis=1)
+        learned = np.isin(ids, training)[holders[2].astype(np.int64)]
+        pairs, place = np.unique(holders[:2], axis=1, return_inverse=True)
+        counts = np.bincount(place.reshape(-1), learned, pairs.shape[1])
+        found.update(dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True)))
+    return Counter({pair: count for pair, count in found.items() if pair in stored})
 
 
 CHECKS = (

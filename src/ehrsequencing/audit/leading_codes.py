@@ -7,9 +7,9 @@ where it is more frequent in the zone before events than
 - in the same subjects' other visits (Mantel–Haenszel, a stratum a subject), and
 - in the zones of those who leave without the event (a stratum for visits of about the same number since the index),
 
-both by an odds ratio of at least 10 and beyond chance. (One is enough where nobody can be compared, if the event follows
-nearly all visits with the code.) A stratum holds the reason why a code that everybody has at the
-index, or at the end of follow-up, is no finding.
+both by an odds ratio of at least 10 and beyond chance. (One comparison is enough where nobody can be compared, if the
+event follows nearly all visits with the code.) So a code that everybody has at the index, or at the end of follow-up,
+is no finding.
 """
 
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
 def movement(before: Floats, after: Floats) -> Floats:
     """(R,) largest change of a logit relative to max(1, |logit|); infinite where one of both has no answer, else 0."""
     moved = np.abs(after - before) / np.maximum(1.0, np.abs(before))
-    moved[np.isnan(before) & np.isnan(after)] = 0.0
+    moved[(before == after) | (np.isnan(before) & np.isnan(after))] = 0.0
     return np.asarray(np.nan_to_num(moved, nan=np.inf).max(axis=1, initial=0.0))
 
 

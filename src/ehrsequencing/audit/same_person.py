@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, Verdict, judge
+from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, count_text, judge
 from ehrsequencing.core.arrays import Bools, Ints, Ints32
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.timelines import Timelines, joined
@@ -51,20 +51,18 @@ def splits(data: AuditData) -> Finding:
         ):  # tuning, held out: who is among the people of the splits before it, too
             here = is_rare & (split == number)
             is_copy |= here & np.isin(record, record[is_rare & (split < number)])
-    worst, said = 0.0, list[str]()
-    for number in (1, 2):
-        copies = is_copy[is_asked & (split == number)]
-        if copies.any():
-            worst = max(worst, float(copies.mean()))
-            is_few = copies.sum() < SMALLEST_COUNT
-            some = f"fewer than {SMALLEST_COUNT}" if is_few else f"{copies.mean():.0%}"
-            said.append(f"{some} of the {SPLITS[number]} people")
-    if said:
-        verdict: Verdict = "leak" if worst > TOLERATED else "warning"
-        reason = f"{' and '.join(said)} have the record of somebody in another split, the same codes in the same order"
-        reason += "; keep one of each, and prepare again"
-        return Finding(verdict, reason, tested, round(worst, 3), TOLERATED)
-    return Finding("passed", "nobody is in two splits", tested, 0.0, TOLERATED)
+    judged = is_copy[is_asked & (split > 0)]
+    share = float(judged.mean()) if len(judged) else 0.0
+    if not judged.any():
+        return Finding("passed", "nobody is in two splits", tested, 0.0, TOLERATED)
+    return Finding(
+        "leak" if share > TOLERATED else "warning",
+        f"{count_text(int(judged.sum()))} of the {count_text(len(judged))} tuning and held-out people have the record "
+        "of somebody in another split, the same codes in the same order; keep one of each, and prepare again",
+        tested,
+        round(share, 3) if judged.sum() >= SMALLEST_COUNT else None,
+        TOLERATED,
+    )
 
 
 def _fingerprints(timelines: Timelines, *, timed: bool) -> tuple[Hashes, Bools]:

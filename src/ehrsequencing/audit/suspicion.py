@@ -1,15 +1,23 @@
-"""Checks whether single inputs say too much: numbers scaled with the future, one telling code, codes without a time.
+"""Inputs that say too much: numbers scaled with the future, one telling code, codes without a time; what they matter.
 
 Outcomes are those of the training and tuning subjects; nobody held out is looked at.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from ehrsequencing.audit.data import AuditData, Check, Finding
+from ehrsequencing.audit.fitted import training_edges
 from ehrsequencing.audit.source import join
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.cox import CoxRegression, CoxRows
 from ehrsequencing.baselines.history import fit_feature_spec, has_static, history_features
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.disclosure import enough_people
+from ehrsequencing.metrics.plain import concordance
+from ehrsequencing.records.timelines import TaskRecords
 
 CENTRED = 1e-5  # distance of a record's mean from 0, in its standard deviations
 CENTRED_SHARE = 0.5  # of the records: a leak
@@ -24,6 +32,9 @@ FEWEST_CARRIERS = 10
 MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
 FOLDS = 5
 MOST_NAMED = 5
+MOST_ROWS = 20_000  # prediction times that the Cox model ranks, drawn at random
+UNKNOWN = 1  # the unknown token, of which no feature is made
+Importance = dict[str, dict[str, float]]
 FEW_EVENTS = f"fewer than {MIN_EVENTS} subjects with, or without, the event"
 
 
@@ -168,6 +179,62 @@ def _out_of_fold(data: AuditData, rows: CoxRows) -> tuple[Floats, Floats]:
         score[~rest] = fit.log_hazard(rows.x[~rest])
         weight += np.abs(fit.beta) / FOLDS
     return score, weight
+
+
+# ---- how much suspicious codes matter ------------------------------------------------------------------------------
+
+
+def importance(data: AuditData, suspects: tuple[int, ...]) -> Importance | None:
+    """C of the first cause by the last horizon, and mean NLL, at prediction times of the audited split.
+
+    Returns:
+        `c` and `nll`, each `with` and `without` the suspects; None where fewer than 11 people have, or have not, the
+        event.
+    """
+    rows = data.records[data.split].rows
+    events = len(np.unique(rows.subject[rows.cause == 1]))
+    if not enough_people(events, len(np.unique(rows.subject))):
+        return None
+    hidden = np.isin(data.vocabulary.base, suspects)
+    found = {"with": _fit(data, np.zeros_like(hidden)), "without": _fit(data, hidden)}
+    return {name: {key: scores[name] for key, scores in found.items()} for name in ("c", "nll")}
+
+
+def _fit(data: AuditData, hidden: Bools) -> dict[str, float]:
+    """Of the model that does not know the `hidden` (V,) tokens."""
+    records = {name: _without(part, hidden) for name, part in data.records.items()}
+    fitting = FittingData(
+        data.task, data.vocabulary, records["train"], records["tuning"], training_edges(data)
+    )
+    model, judged = LandmarkCox(fitting), records[data.split]
+    chosen = fitting.draw(np.arange(len(judged)), MOST_ROWS)
+    horizon = data.task.horizons[-1]
+    risk = model.risk(judged, chosen, np.array([horizon]))[:, 0, 0]
+    c = concordance(
+        judged.rows.duration_days[chosen], judged.rows.cause[chosen], risk, horizon=horizon
+    )
+    return {"c": round(c, 3), "nll": round(float(model.nll(judged, chosen).mean()), 4)}
+
+
+def _without(records: TaskRecords, hidden: Bools) -> TaskRecords:
+    """The same visits, in which some codes have become unknown."""
+    old = records.timelines
+    codes = np.where(hidden[old.codes], UNKNOWN, old.codes).astype(np.int32)
+    values = np.where(hidden[old.codes][:, None], np.float32(np.nan), old.values)
+    static = np.where(hidden[old.static_codes], UNKNOWN, old.static_codes).astype(np.int32)
+    timelines = replace(old, codes=codes, values=values, static_codes=static)
+    return replace(records, timelines=timelines)
+
+
+def sentence(found: Importance | None) -> str:
+    """What `importance` found, for people."""
+    if found is None:
+        return "too few people have the event to say how much this matters"
+    c, nll = found["c"], found["nll"]
+    return (
+        f"with it, a Cox model has C {c['with']:.2f} and an NLL of {nll['with']:.3f}, "
+        f"without it C {c['without']:.2f} and {nll['without']:.3f}"
+    )
 
 
 CHECKS = (
