@@ -23,6 +23,7 @@ CENTRED = 1e-5  # distance of a record's mean from 0, in its standard deviations
 CENTRED_SHARE = 0.5  # of the records: a leak
 FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
 TELLING_AUC = 0.98
+ALSO_AUC = 0.9  # of other codes, which may say the same: left out with the telling one
 HIGH_STATIC_AUC, SURE_STATIC_AUC = (
     0.8,
     0.9,
@@ -89,8 +90,9 @@ def telling_token(data: AuditData) -> Finding:
     tested = {"subjects": len(chosen), "codes": len(columns.codes), "outcomes": len(able)}
     if not able:
         return Finding("not_tested", FEW_EVENTS, tested)
-    best, said, suspect = 0.5, "no code says anything", -1
+    best, said = 0.5, "no code says anything"
     tokens = {vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
+    suspects = set[int]()
     for name, feature in zip(columns.names, features.T.astype(np.float64), strict=True):
         kind, _, code = name.partition(" ")
         if kind not in ("count", "static", "last"):
@@ -98,15 +100,17 @@ def telling_token(data: AuditData) -> Finding:
         value = feature if kind == "last" else (feature > 0).astype(np.float64)
         for outcome, event in able:
             auc = _auc(value, event, ~event)
+            if auc > ALSO_AUC:
+                suspects.add(tokens[code])
             if auc > best:
-                best, suspect = auc, tokens[code]
-                shown = data.code_name(suspect, int((feature > 0).sum()))
+                best = auc
+                shown = data.code_name(tokens[code], int((feature > 0).sum()))
                 said = f"{shown} alone predicts {outcome} in the follow-up with an AUC of {auc:.2f}"
     if best <= TELLING_AUC:
         clean = f"no input alone predicts the outcome too well; the best, {said}"
         return Finding("passed", clean, tested, round(best, 2), TELLING_AUC)
     reason = f"suspected: {said}; read how it came to be recorded"
-    return Finding("leak", reason, tested, round(best, 2), TELLING_AUC, (suspect,))
+    return Finding("leak", reason, tested, round(best, 2), TELLING_AUC, tuple(sorted(suspects)))
 
 
 def _auc(value: Floats, yes: Bools, no: Bools) -> float:
@@ -232,8 +236,8 @@ def sentence(found: Importance | None) -> str:
         return "too few people have the event to say how much this matters"
     c, nll = found["c"], found["nll"]
     return (
-        f"with it, a Cox model has C {c['with']:.2f} and an NLL of {nll['with']:.3f}, "
-        f"without it C {c['without']:.2f} and {nll['without']:.3f}"
+        f"with the suspicious codes a Cox model has C {c['with']:.2f} and an NLL of {nll['with']:.3f}, "
+        f"without them C {c['without']:.2f} and {nll['without']:.3f}"
     )
 
 
