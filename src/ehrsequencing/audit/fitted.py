@@ -1,6 +1,5 @@
 """Fits what stands beside the weights again, on the right subjects, and counts the people behind what is stored."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.records.outcomes import with_outcome_events
 from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.training.inference import VISIT_BUDGET
 from ehrsequencing.training.recalibration import fit_recalibration, labelled_log_hazards
 
@@ -125,7 +125,7 @@ def _correction_is_same(
 
 
 def single_people(data: AuditData) -> Finding:
-    """People behind every code and type, and behind every stored number that is a value of the records."""
+    """Training subjects behind every code and type, and behind every stored number that is one of their values."""
     needed, vocabulary = data.prepared.study.vocabulary.min_subjects, data.vocabulary
     if needed < 2:
         return Finding("not_tested", "vocabulary.min_subjects=1 protects nobody")
@@ -133,46 +133,34 @@ def single_people(data: AuditData) -> Finding:
     people = [int(fit.subjects[fit.number[c]]) for c in vocabulary.codes if c in fit.number]
     people += [int(fit.kind_subjects[fit.kinds[kind]]) for kind in vocabulary.kinds]
     few_names = sum(count < needed for count in people)
-    stored = _stored_numbers(vocabulary)
-    few_numbers = sum(count < needed for count in _holders(data, stored).values())
+    few_numbers = _numbers_of_few(vocabulary, fit, needed)
     return judge(
         few_names + few_numbers,
-        of=len(people) + len(stored),
+        of=len(people) + vocabulary.knots.size,
         what=f"names and numbers are those of fewer than {needed} training subjects "
         f"({count_text(few_names)} names and {count_text(few_numbers)} numbers)",
         clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
-        tested={"names": len(people), "numbers": len(stored)},
+        tested={"names": len(people), "scales": len(vocabulary.mean)},
     )
 
 
-def _stored_numbers(vocabulary: Vocabulary) -> set[tuple[float, float]]:
-    """(token of a code, what is stored of its values); nothing where too few have it, which is all zeros."""
-    stored = set[tuple[float, float]]()
-    for token in (vocabulary.n_unknown + np.flatnonzero(vocabulary.has_numbers)).tolist():
+def _numbers_of_few(vocabulary: Vocabulary, fit: VocabularyFit, needed: int) -> int:
+    """How many values of the training subjects, of those that the fit keeps, are stored although too few share them."""
+    key, _, value, who = fit.part().samples[0]
+    order = np.argsort(key, kind="stable")
+    few = 0
+    for code, token in vocabulary.index.items():
         row = vocabulary.scale[token]
-        numbers = [*vocabulary.knots[row].tolist(), float(vocabulary.mean[row])]
-        sd = float(vocabulary.sd[row])
-        numbers += [sd] if sd != 1.0 else []  # 1: the values are constant
-        stored.update((token, number) for number in numbers if any(numbers))
-    return stored
-
-
-def _holders(data: AuditData, stored: set[tuple[float, float]]) -> Counter[tuple[float, float]]:
-    """How many training subjects have each stored number as a value; 0 where others alone have it."""
-    training = data.prepared.timelines("train").subject_id
-    numbers = [number for _, number in stored]
-    found = Counter[tuple[float, float]]()
-    for events in data.source.events():  # a subject is in one shard
-        is_own = data.vocabulary.keeps_number(events.codes)[events.code]
-        rows = np.flatnonzero(is_own & np.isin(events.value, numbers))
-        token, value = data.vocabulary.ids(events.codes)[events.code[rows]], events.value[rows]
-        ids, subject = np.unique(events.subject_id[rows], return_inverse=True)
-        holders = np.unique(np.stack([token, value, subject]).astype(np.float64), axis=1)
-        learned = np.isin(ids, training)[holders[2].astype(np.int64)]
-        pairs, place = np.unique(holders[:2], axis=1, return_inverse=True)
-        counts = np.bincount(place.reshape(-1), learned, pairs.shape[1])
-        found.update(dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True)))
-    return Counter({pair: count for pair, count in found.items() if pair in stored})
+        if row < 0 or code not in fit.number:
+            continue
+        number = fit.number[code]
+        own = order[slice(*np.searchsorted(key[order], [number, number + 1]).tolist())]
+        stored = np.r_[vocabulary.knots[row], vocabulary.mean[row]]
+        own = own[np.isin(value[own], stored)]
+        pairs = np.unique(np.stack([value[own], who[own].astype(np.float64)]), axis=1)
+        _, holders = np.unique(pairs[0], return_counts=True)
+        few += int((holders < needed).sum())
+    return few
 
 
 CHECKS = (

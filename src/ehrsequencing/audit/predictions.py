@@ -95,21 +95,20 @@ def judge_movement(
 def prefix_equality(data: AuditData) -> Finding:
     """Cut the records at p, encode them again, and ask again: the same prediction as from the prepared set."""
     rows, cut = data.asked.rows, cut_rows(data)
-    in_progress = _in_progress(data.asked, cut)
-    if data.prepared.study.visits.by != "encounter":
-        in_progress &= ~rows.is_query[cut]
+    # later rows decide which encounters overlap
+    inside = (rows.unfinished_codes[cut] > 0) & (data.prepared.study.visits.by == "encounter")
     before = answers(data, data.asked)[cut]
     parts = []
     for who, moment_us in zip(data.asked.subject_id[cut], rows.prediction_us[cut], strict=True):
         record = data.source.records[int(who)]
         parts.append(record.take(record.time_us <= moment_us))  # STATIC is the smallest of numbers
     has_record = np.array([bool(np.any(part.time_us != STATIC)) for part in parts])
-    usable = np.flatnonzero(~in_progress & has_record & ~np.isnan(before).all(axis=1))
+    usable = np.flatnonzero(~inside & has_record & ~np.isnan(before).all(axis=1))
     cut, before = cut[usable], before[usable]
     tested = {
         "subjects": len(np.unique(rows.subject[cut])),
         "rows": len(cut),
-        "rows left out (during a visit)": int(in_progress.sum()),
+        "rows left out (during a visit)": int(inside.sum()),
     }
     if not len(cut):
         return Finding("not_tested", "no sampled time has a record before it", tested)
@@ -132,16 +131,6 @@ def prefix_equality(data: AuditData) -> Finding:
         clean="the record up to that time gives the same predictions",
         tested=tested,
     )
-
-
-def _in_progress(records: TaskRecords, asked: Ints) -> Bools:
-    """Which rows fall into a visit that ends later: in the cut record it ends there."""
-    timelines, rows = records.timelines, records.rows
-    following = records.first_visit[asked] + rows.visits_before[asked]
-    exists = following < timelines.subject_offsets[rows.subject[asked] + 1]
-    out = np.zeros(len(asked), dtype=bool)
-    out[exists] = timelines.start_us[following[exists]] <= rows.prediction_us[asked[exists]]
-    return out
 
 
 # ---- another future --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, Verdict
 from ehrsequencing.config import load_study
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -76,39 +76,37 @@ def deal(rows: dict[str, TaskRows], ids: dict[str, Ints], *, seed: int) -> dict[
 def shuffled_labels(data: AuditData) -> Finding:
     """Train small models on dealt labels, and rank the audited split by them: C = 0.5 ± 0.03, the mean of the deals."""
     if data.run.is_visit_head:
-        why = "the visit head has no calendar, so that C at a horizon is undefined"
-        return Finding("not_tested", why)
-    deals = [_rank(data, seed=DEALS * data.seed + number) for number in range(DEALS)]
-    c = float(np.mean([deal[0] for deal in deals]))
-    se = float(np.sqrt(np.mean([deal[1] ** 2 for deal in deals]) / DEALS))
-    tested = {"deals": DEALS, "events": sum(deal[2] for deal in deals)}
+        return Finding("not_tested", "the visit head has no calendar, so that C is undefined")
+    deals = [_scored(data, seed=DEALS * data.seed + number) for number in range(DEALS)]
+    c = float(np.mean([wolbers_c(ScoredRows.of(*deal))[0, 0] for deal in deals]))
+    n = len(deals[0][0])
+    draws = data.rng(32).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
+    again = [wolbers_c(ScoredRows.of(*deal, weights=draws))[:, 0, 0] for deal in deals]
+    se = float(np.sqrt(np.mean(np.nanvar(again, axis=1)) / DEALS))
+    tested = {"deals": DEALS, "subjects": n, "events": int((deals[0][1] == 1).sum())}
     if np.isnan(c) or np.isnan(se):
         return Finding("not_tested", "no two subjects can be compared at the last horizon", tested)
-    said = f"C = {c:.3f} (95 % interval {c - 1.96 * se:.3f} to {c + 1.96 * se:.3f})"
     verdict: Verdict = "not_tested"
     why = f"too few events to tell 0.5 from 0.5 ± {TOLERANCE}"
     if abs(c - 0.5) > max(TOLERANCE, 3 * se):
         verdict, why = "leak", "shuffled labels could be learned"
     elif abs(c - 0.5) <= TOLERANCE and 1.96 * se <= TOLERANCE:
         verdict, why = "passed", "shuffled labels cannot be learned"
+    said = f"C = {c:.3f} (95 % interval {c - 1.96 * se:.3f} to {c + 1.96 * se:.3f})"
     return Finding(verdict, f"{said}: {why}", tested, round(c, 3), TOLERANCE)
 
 
-def _rank(data: AuditData, *, seed: int) -> tuple[float, float, int]:
-    """One deal: train, rank those of the audited split by the last horizon; C, its standard error, and the events."""
+def _scored(data: AuditData, *, seed: int) -> tuple[Floats, Ints, Floats, tuple[float, ...]]:
+    """One deal: outcomes of the audited split, and risks by the last horizon of a model trained on the deal."""
     shuffled = ShuffledLabels(data.prepared, seed=seed)
     with private_folder() as folder:
         trainer = Trainer(shuffled, data.task.name, folder / "run", study=load_study(None, SMALL))
         trainer.fit()
     model: Any = trainer.training.averaged.cpu().eval()
     records = shuffled.records(data.task.name, data.split)
-    rows, horizons = records.rows, data.task.horizons[-1:]
+    horizons = data.task.horizons[-1:]
     risk = risk_of_rows(model, records, horizons_days=horizons).astype(np.float64)
-    outcome = (rows.duration_days, rows.cause.astype(np.int64), risk, horizons)
-    draws = data.rng(32).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=_RESAMPLES)
-    c = float(wolbers_c(ScoredRows.of(*outcome))[0, 0])
-    resampled = wolbers_c(ScoredRows.of(*outcome, weights=draws))[:, 0, 0]
-    return c, float(np.nanstd(resampled)), int((rows.cause == 1).sum())
+    return records.rows.duration_days, records.rows.cause.astype(np.int64), risk, horizons
 
 
 CHECK = Check(

@@ -1,6 +1,6 @@
 """Reads the original records behind a prepared set: fits the vocabulary again, keeps the events of sampled subjects."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ class Source:
     """The MEDS records that a set was prepared from."""
 
     prepared: Prepared  # the set
-    folder: Path  # where the records are
     parents: dict[str, list[str]]  # parents of each code
     excluded: CodeMatcher  # codes that make no token
     fit: VocabularyFit  # codes and values of the training subjects of the prepared set
@@ -40,10 +39,12 @@ class Source:
         Raises:
             EhrseqError: The records cannot be read, or are not those that were prepared.
         """
-        reader = _reader(prepared, folder)
+        study, manifest = prepared.study, prepared.manifest
+        reader = MedsReader(folder, study.data, study.visits)
+        late = manifest.get("late_rows")
+        reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
         parents = read_parents(folder)
-        excluded = CodeMatcher(prepared.manifest["excluded"], parents=parents)
-        study = prepared.study
+        excluded = CodeMatcher(manifest["excluded"], parents=parents)
         fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
         training = prepared.timelines("train").subject_id
         records: dict[int, Events] = {}
@@ -55,18 +56,18 @@ class Source:
             subjects += len(ids)
             days.append(count_days(events))
             records |= _split(events.take(np.isin(events.subject_id, wanted)))
-        manifest = prepared.manifest
         end_us = reader.end_us(add_days(days))
         if (
             subjects != manifest["subjects"]
             or end_us != manifest["dataset_end_us"]
             or len(records) < len(wanted)
         ):
-            fix = "name the records that were prepared with --data"
             raise EhrseqError(
-                "these are not the records that were prepared", where=str(folder), fix=fix
+                "these are not the records that were prepared",
+                where=str(folder),
+                fix="name the records that were prepared with --data",
             )
-        return cls(prepared, folder, parents, excluded, fit, records, end_us)
+        return cls(prepared, parents, excluded, fit, records, end_us)
 
     def encode(
         self,
@@ -88,8 +89,9 @@ class Source:
             labelled: Whether follow-up ends and outcomes are looked for.
             outcomes: The codes of many outcomes whose events are looked for as well.
         """
-        visits = self.prepared.study.visits
-        record = make_record(join(parts), excluded=self.excluded, settings=visits)
+        record = make_record(
+            join(parts), excluded=self.excluded, settings=self.prepared.study.visits
+        )
         builder = CohortBuilder(task, parents=self.parents)
         if builder.index_times is not None:
             builder.index_times = IndexTimes(*builder.index_times.of(ids))
@@ -97,21 +99,8 @@ class Source:
         vocabulary = self.prepared.vocabulary
         timelines, _ = encode_timelines(record, vocabulary)
         rows = encode_rows(record, cohort.rows, vocabulary)
-        found = None
-        if builder.outcomes is not None and labelled:
-            found = builder.outcomes.find_known(record, outcomes)
-        return TaskRecords(timelines, rows, found)
-
-    def events(self) -> Iterator[Events]:
-        """The records, shard by shard: one more pass."""
-        yield from _reader(self.prepared, self.folder)
-
-
-def _reader(prepared: Prepared, folder: Path) -> MedsReader:
-    late = prepared.manifest.get("late_rows")
-    reader = MedsReader(folder, prepared.study.data, prepared.study.visits)
-    reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
-    return reader
+        events = builder.outcomes.find_known(record, outcomes) if builder.outcomes else None
+        return TaskRecords(timelines, rows, events)
 
 
 def _split(events: Events) -> dict[int, Events]:
