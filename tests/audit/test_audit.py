@@ -106,14 +106,11 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     rng = np.random.default_rng(1000 + number)
     knobs = {
         "outcome_per_year": rng.uniform(0.15, 0.4), "visits_per_year": rng.uniform(1, 4), "pairs": rng.integers(2, 9),
-        "visit_effect": rng.choice([0.0, 0.4]), "gap_effect": rng.choice([0.0, 2.0]),
-        "chronic_effect": rng.choice([0.0, 1.5]), "lab_effect": rng.choice([0.0, 1.0]),
-        "background_codes": rng.integers(5, 80), "death_per_year": rng.choice([0.0, 0.1]), "truth_futures": 4,
-        "frailty_spread": rng.choice([0.0, 1.0]), "visit_rate_spread": rng.choice([0.0, 0.4, 1.0]),
-        "stay_visit_share": rng.choice([0.0, 0.05, 0.5]), "stay_days": rng.choice([2.0, 20.0]),
-        "drop_out_per_year": rng.choice([0.0, 0.03, 0.3]), "drop_out_effect": rng.choice([0.0, 1.0]),
-        "decay_effect": rng.choice([0.0, 1.2, 3.0]), "decay_half_life_days": rng.choice([20, 200]),
-        "order_effect": rng.choice([0.0, 0.8]), "pair_memory": rng.choice([0.0, 0.5, 1.0]),
+        "truth_futures": 4, "background_codes": rng.integers(5, 80), "stay_days": rng.choice([2.0, 20.0]),
+        **{name: rng.choice([0.0, most]) for name, most in (
+            ("gap_effect", 2.0), ("chronic_effect", 1.5), ("lab_effect", 1.0), ("death_per_year", 0.1),
+            ("frailty_spread", 1), ("visit_rate_spread", 1), ("stay_visit_share", 0.5), ("drop_out_per_year", 0.3), ("decay_effect", 3.0),
+        )},
     }  # fmt: skip
     config = SimulationConfig.model_validate({name: np.asarray(value).item() for name, value in knobs.items()})
     simulate(folder / "data", subjects=150, seed=number, config=config)
@@ -374,11 +371,6 @@ def test_labels_are_dealt_by_person(honest: Path) -> None:
 def control(prepared: Path, out: Path) -> Finding:
     run = Run(assemble(prepared, out))
     return shuffled_labels(AuditData(run, Prepared(prepared), split="held_out", subjects=5, seed=0))
-
-
-@pytest.mark.slow
-def test_few_events_cannot_tell_chance(honest: Path, tmp_path: Path) -> None:
-    assert control(honest, tmp_path / "run").verdict == "not_tested"
 
 
 @pytest.mark.slow

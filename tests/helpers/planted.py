@@ -19,6 +19,7 @@ from ehrsequencing.models import attention
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows, open_arrays
 from helpers.audit import (
     assemble,
     broken_model,
@@ -44,6 +45,23 @@ def planted(*found_by: str) -> Callable[[Make], Make]:
     def register(make: Make) -> Make:
         PLANTED[make.__name__] = (make, set(found_by))
         return make
+
+    return register
+
+
+def spoiled(*found_by: str) -> Callable[[Callable[[Path, Path], None]], Callable[[Path, Path], None]]:
+    """Register what is done to the visits and the prediction times of each split of the honest set."""
+
+    def register(change: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def every_split(folder: Path) -> None:
+            for split in SPLITS:
+                change(folder / "visits" / split, folder / "tasks" / "hospital" / split)
+
+        def make(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+            return assemble(broken_set(honest, tmp / "set", every_split), tmp / "run")
+
+        PLANTED[change.__name__] = (make, set(found_by))
+        return change
 
     return register
 
@@ -205,33 +223,23 @@ def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: p
     return assemble_with(tmp, patch, record_room, "group_visits", early)
 
 
-@planted("prefix_equality")
-def visits_seen_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+@spoiled("prefix_equality")
+def visits_seen_from_their_start(visits: Path, rows: Path) -> None:
     """Queries see a visit that begins within a month of them."""
-
-    def change(folder: Path) -> None:
-        for split in SPLITS:
-            visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
-            owner = subject_of_rows(rows)
-            seen, start = load(rows, "visits_before"), load(visits, "start_us")
-            following = load(visits, "subject_offsets")[owner] + seen
-            exists = following < load(visits, "subject_offsets")[owner + 1]
-            soon = start[np.minimum(following, len(start) - 1)] < load(rows, "prediction_us") + 30 * DAY_US
-            sees = exists & soon & load(rows, "is_query")
-            save(rows, "visits_before", seen + sees)
-            save(rows, "unfinished_codes", np.where(sees, 0, load(rows, "unfinished_codes")))
-
-    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+    owner = subject_of_rows(rows)
+    seen, start = load(rows, "visits_before"), load(visits, "start_us")
+    following = load(visits, "subject_offsets")[owner] + seen
+    exists = following < load(visits, "subject_offsets")[owner + 1]
+    soon = start[np.minimum(following, len(start) - 1)] < load(rows, "prediction_us") + 30 * DAY_US
+    sees = exists & soon & load(rows, "is_query")
+    save(rows, "visits_before", seen + sees)
+    save(rows, "unfinished_codes", np.where(sees, 0, load(rows, "unfinished_codes")))
 
 
-@planted("prefix_equality")
-def gap_to_the_next_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    def change(folder: Path) -> None:
-        for split in SPLITS:
-            gap = load(folder / "visits" / split, "delta_days")
-            save(folder / "visits" / split, "delta_days", np.r_[gap[1:], 0.0])
-
-    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+@spoiled("prefix_equality")
+def gap_to_the_next_visit(visits: Path, rows: Path) -> None:
+    gap = load(visits, "delta_days")
+    save(visits, "delta_days", np.r_[gap[1:], 0.0])
 
 
 @planted("prefix_equality")
@@ -244,22 +252,16 @@ def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch
     return assemble_with(tmp, patch, encoding_room, "summarise", ahead)
 
 
-@planted("prefix_equality")
-def static_code_made_from_the_outcome(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+@spoiled("prefix_equality")
+def static_code_made_from_the_outcome(visits: Path, rows: Path) -> None:
     """Who will have the event is marked by a static code that the records do not have."""
-
-    def change(folder: Path) -> None:
-        index = Prepared(honest).vocabulary.index
-        for split in SPLITS:
-            visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
-            owner = subject_of_rows(rows)
-            static = load(visits, "static_codes")
-            marked = np.unique(owner[load(rows, "cause") == 1])
-            static[:] = index["SEX//F"]
-            static[load(visits, "static_offsets")[marked]] = index["SEX//M"]
-            save(visits, "static_codes", static)
-
-    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+    index = Prepared(visits.parents[1], verify=False).vocabulary.index
+    owner = subject_of_rows(rows)
+    static = load(visits, "static_codes")
+    marked = np.unique(owner[load(rows, "cause") == 1])
+    static[:] = index["SEX//F"]
+    static[load(visits, "static_offsets")[marked]] = index["SEX//M"]
+    save(visits, "static_codes", static)
 
 
 @planted("labels_in_records")
@@ -297,48 +299,31 @@ def index_chosen_by_the_future(honest: Path, tmp: Path, patch: pytest.MonkeyPatc
     return assemble(prepared, tmp / "run")
 
 
-@planted("labels_in_records")
-def labels_of_dropped_visits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+@spoiled("labels_in_records")
+def labels_of_dropped_visits(visits: Path, rows: Path) -> None:
     """Truncation dropped each person's first row, and kept its label: all labels stand one row late."""
-
-    def change(folder: Path) -> None:
-        for split in SPLITS:
-            rows = folder / "tasks" / "hospital" / split
-            offsets, duration = load(rows, "row_offsets"), load(rows, "duration_days")
-            late = np.r_[duration[:1], duration[:-1]]
-            first = offsets[:-1][np.diff(offsets) > 0]
-            late[first] = duration[first]
-            save(rows, "duration_days", late)
-
-    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+    offsets, duration = load(rows, "row_offsets"), load(rows, "duration_days")
+    late = np.r_[duration[:1], duration[:-1]]
+    first = offsets[:-1][np.diff(offsets) > 0]
+    late[first] = duration[first]
+    save(rows, "duration_days", late)
 
 
-@planted("labels_in_records")
-def asked_at_the_instant_of_the_outcome(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    def change(folder: Path) -> None:
-        for split in SPLITS:
-            rows = folder / "tasks" / "hospital" / split
-            duration, last = load(rows, "duration_days"), load(rows, "row_offsets")[1:] - 1
-            duration[last[load(rows, "cause")[last] == 1]] = 0.0
-            save(rows, "duration_days", duration)
-
-    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+@spoiled("labels_in_records")
+def asked_at_the_instant_of_the_outcome(visits: Path, rows: Path) -> None:
+    duration, last = load(rows, "duration_days"), load(rows, "row_offsets")[1:] - 1
+    duration[last[load(rows, "cause")[last] == 1]] = 0.0
+    save(rows, "duration_days", duration)
 
 
-@planted("labels_in_records")
-def prediction_times_of_survivors(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+@spoiled("labels_in_records")
+def prediction_times_of_survivors(visits: Path, rows: Path) -> None:
     """Nobody is asked who has an event within a year: who is asked depends on the future."""
-
-    def change(folder: Path) -> None:
-        for split in SPLITS:
-            place = folder / "tasks" / "hospital" / split
-            rows = Prepared(honest).rows("hospital", split)
-            kept = np.flatnonzero((rows.cause == 0) | (rows.duration_days > 365))
-            counts = np.bincount(rows.subject[kept], minlength=len(rows.row_offsets) - 1)
-            for name, array in vars(rows.select(kept, np.r_[0, np.cumsum(counts)])).items():
-                save(place, name, array)
-
-    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+    asked = open_arrays(TaskRows, rows)
+    kept = np.flatnonzero((asked.cause == 0) | (asked.duration_days > 365))
+    counts = np.bincount(asked.subject[kept], minlength=len(asked.row_offsets) - 1)
+    for name, array in vars(asked.select(kept, np.r_[0, np.cumsum(counts)])).items():
+        save(rows, name, array)
 
 
 @planted("splits")
