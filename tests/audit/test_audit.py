@@ -109,7 +109,8 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
         "truth_futures": 4, "background_codes": rng.integers(5, 80), "stay_days": rng.choice([2.0, 20.0]),
         **{name: rng.choice([0.0, most]) for name, most in (
             ("gap_effect", 2.0), ("chronic_effect", 1.5), ("lab_effect", 1.0), ("death_per_year", 0.1),
-            ("frailty_spread", 1), ("visit_rate_spread", 1), ("stay_visit_share", 0.5), ("drop_out_per_year", 0.3), ("decay_effect", 3.0),
+            ("frailty_spread", 1), ("visit_rate_spread", 1), ("stay_visit_share", 0.5), ("drop_out_per_year", 0.3),
+            ("decay_effect", 3.0),
         )},
     }  # fmt: skip
     config = SimulationConfig.model_validate({name: np.asarray(value).item() for name, value in knobs.items()})

@@ -304,7 +304,7 @@ def _is_thin(row: Mapping[str, Any], table: Scores) -> bool:
 def audit_case(m: Mapping[str, Any]) -> Case:
     """The audit's verdict: `state` is `none`, `impossible`, `leak`, `warning` or `clean`, with its counts.
 
-    `matter` is C and NLL of a Cox model with and without the suspicious codes that matter most, None without such codes.
+    `matter` is C and NLL of a Cox model with and without the suspicious codes that matter most, None without any.
     """
     audit = m.get("audit")
     if not audit:
