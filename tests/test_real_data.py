@@ -9,7 +9,7 @@ import pytest
 
 from ehrsequencing.audit.audit import CHECKS
 from ehrsequencing.audit.data import SPLITS as AUDITED
-from ehrsequencing.audit.data import AuditData, Presence
+from ehrsequencing.audit.data import AuditData
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.predict import predict
@@ -89,8 +89,10 @@ def test_mimic_asks_nobody_after_the_discharge_as_died(real_data: Path, tmp_path
     store = Prepared(tmp_path / "set")
     died = store.vocabulary.index["HOSPITAL_DISCHARGE//DIED"]
     for split in AUDITED:
-        presence = Presence(store.records("mimic4_demo", split))
-        assert not np.any(presence.start[presence.token == died] < presence.stop[presence.token == died])
+        records = store.records("mimic4_demo", split)
+        first, seen = records.first_visit, records.rows.visits_before
+        has_it = np.r_[0, np.cumsum(records.timelines.codes == died)][records.timelines.visit_offsets]
+        assert not np.any(has_it[first + seen] > has_it[first])
 
 
 def test_icu_patients_are_asked_once_at_the_index(real_data: Path, tmp_path: Path) -> None:
@@ -112,9 +114,11 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     name = prepared.only_task()
     tiny = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.visit_budget=8192"]
     Trainer(prepared, name, tmp_path / "run", study=load_study(None, tiny)).fit()
-    looks = ("static_codes", "event_after_code", "code_before_event", "duplicate_timelines")
     audited = AuditData(Run(tmp_path / "run"), prepared, split="held_out", subjects=5, seed=0)
-    assert {check.make(audited).verdict for check in CHECKS if check.name in looks} == {"passed"}
+    audited.read_source(None)
+    found = {check.name: check.make(audited).verdict for check in CHECKS}
+    assert found.pop("static_codes") in ("passed", "not_tested")  # 100 people in MIMIC-IV's demo
+    assert set(found.values()) == {"passed"}
     settings = load_study(
         None, ["evaluation.bootstrap=10", "evaluation.baselines=none", "evaluation.explained_subjects=0"]
     ).evaluation

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from ehrsequencing.api.evaluate import report_evaluation
 from ehrsequencing.audit.audit import CHECKS, audit
 from ehrsequencing.audit.data import AuditData, Finding
-from ehrsequencing.audit.shuffled import _deal, shuffled_labels
-from ehrsequencing.audit.source import follow_up
+from ehrsequencing.audit.predictions import MOVED, answers, movement
+from ehrsequencing.audit.shuffled import deal, shuffled_labels
 from ehrsequencing.config import EvaluationConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
@@ -21,8 +23,6 @@ from ehrsequencing.core.outputs import save_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.models.saved import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, add_to_run, saved_audit
-from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES
@@ -30,12 +30,14 @@ from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.train import Trainer
 from helpers.audit import (
     FIRST_ID,
+    TASK,
     TINY,
     assemble,
     broken_set,
     hospital_rows,
     hospital_splits,
     in_stays,
+    leaks,
     load,
     make_set,
     rewrite_manifest,
@@ -44,18 +46,10 @@ from helpers.audit import (
     verdicts,
 )
 from helpers.command_line import ehrseq
-from helpers.meds import DAY_US, SPLITS, STARTS, record, us, write_meds
+from helpers.meds import SPLITS, write_meds
 
-SOURCE_CHECKS = {
-    "single_people",
-    "prefix_equality",
-    "tokens_in_records",
-    "summaries",
-    "labels_in_records",
-    "vocabulary_refit",
-}
-ALWAYS = {"future_perturbation", "stamps", "tokens_in_records", "time_signals", "labels_in_records",
-          "labels_agree", "splits", "vocabulary_refit"}  # fmt: skip
+NEED_RECORDS = {check.name for check in CHECKS if check.needs_records}
+ALWAYS = {"future_perturbation", "prefix_equality", "labels_in_records", "splits", "fitted_again"}
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +83,10 @@ TASKS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 TRAINED = (
-    ("hospital",), ("two members on a simulation", "training.members=2"),
-    ("flat on a hospital", "model.architecture=flat", "training.recalibration=0.5"),
+    ("two members on a simulation", "training.members=2"),
+    *(pytest.param(s, marks=pytest.mark.slow) for s in (
+        ("hospital",), ("flat on a hospital", "model.architecture=flat", "training.recalibration=0.5"),
+    )),
 )  # fmt: skip
 
 
@@ -110,14 +106,12 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     rng = np.random.default_rng(1000 + number)
     knobs = {
         "outcome_per_year": rng.uniform(0.15, 0.4), "visits_per_year": rng.uniform(1, 4), "pairs": rng.integers(2, 9),
-        "visit_effect": rng.choice([0.0, 0.4]), "gap_effect": rng.choice([0.0, 2.0]),
-        "chronic_effect": rng.choice([0.0, 1.5]), "lab_effect": rng.choice([0.0, 1.0]),
-        "background_codes": rng.integers(5, 80), "death_per_year": rng.choice([0.0, 0.1]), "truth_futures": 4,
-        "frailty_spread": rng.choice([0.0, 1.0]), "visit_rate_spread": rng.choice([0.0, 0.4, 1.0]),
-        "stay_visit_share": rng.choice([0.0, 0.05, 0.5]), "stay_days": rng.choice([2.0, 20.0]),
-        "drop_out_per_year": rng.choice([0.0, 0.03, 0.3]), "drop_out_effect": rng.choice([0.0, 1.0]),
-        "decay_effect": rng.choice([0.0, 1.2, 3.0]), "decay_half_life_days": rng.choice([20, 200]),
-        "order_effect": rng.choice([0.0, 0.8]), "pair_memory": rng.choice([0.0, 0.5, 1.0]),
+        "truth_futures": 4, "background_codes": rng.integers(5, 80), "stay_days": rng.choice([2.0, 20.0]),
+        **{name: rng.choice([0.0, most]) for name, most in (
+            ("gap_effect", 2.0), ("chronic_effect", 1.5), ("lab_effect", 1.0), ("death_per_year", 0.1),
+            ("frailty_spread", 1), ("visit_rate_spread", 1), ("stay_visit_share", 0.5), ("drop_out_per_year", 0.3),
+            ("decay_effect", 3.0),
+        )},
     }  # fmt: skip
     config = SimulationConfig.model_validate({name: np.asarray(value).item() for name, value in knobs.items()})
     simulate(folder / "data", subjects=150, seed=number, config=config)
@@ -125,7 +119,7 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "number", [*range(12), *(pytest.param(number, marks=pytest.mark.slow) for number in range(12, 50))]
+    "number", [0, 1, 13, *(pytest.param(number, marks=pytest.mark.slow) for number in range(2, 22) if number != 13)]
 )
 def test_no_false_alarm_on_clean_cohorts(number: int, tmp_path: Path) -> None:
     """Half hospitals, half simulations; every way to cut visits, read values, ask, and model."""
@@ -158,22 +152,59 @@ def test_no_false_alarm_on_trained_runs(settings: tuple[str, ...], tmp_path: Pat
     Trainer(store, store.only_task(), tmp_path / "run", study=study).fit()
     found = verdicts(tmp_path / "run", subjects=15)
     assert {"leak", "warning"}.isdisjoint(found.values())
-    assert all(found[name] == "passed" for name in (*ALWAYS, "recalibration"))
+    assert all(found[name] == "passed" for name in ALWAYS)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     (*_, told) = manifest.get("members", [manifest])  # of several models, one is enough
     told["recalibration"][store.task(store.only_task()).causes[0]]["subjects_with_event"] += 1
     save_manifest(tmp_path / "run", manifest)
-    assert verdicts(tmp_path / "run", subjects=5)["recalibration"] == "leak"
+    assert leaks(tmp_path / "run", only=["fitted_again"])
 
 
-def test_encounters_are_no_false_alarm(tmp_path: Path) -> None:
-    """Stays of several days that overlap and enclose loose rows; questions asked in the middle of a stay."""
-    rows = in_stays(hospital_rows(subjects=150, seed=3))
-    landmarks = ["0d", "77d", "300d"]
-    prepared = make_set(tmp_path, rows, "visits.by=encounter", column="hadm_id", landmarks=landmarks)
+OUTCOME = TASK["outcome"]
+KINDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "recurrent": ({"recurrent": True}, []),
+    "a death that is no cause": ({"competing": {}, "censoring": {"dataset_end": True}}, []),
+    "by value": ({"outcome": {name: [codes, "LAB//1 > 1"] for name, codes in OUTCOME.items()}}, []),
+    "roll-up": ({}, ["vocabulary.rollup=on", "vocabulary.min_subjects=20"]),
+    "stays that overlap": ({"landmarks": ["0d", "77d", "300d"]}, ["visits.by=encounter", "visits.column=hadm_id"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "settings"), KINDS.values(), ids=KINDS)
+def test_whatever_a_task_says_an_honest_pipeline_raises_no_alarm(
+    changes: dict[str, Any], settings: list[str], tmp_path: Path
+) -> None:
+    rows = hospital_rows(subjects=150, seed=3)
+    rows = in_stays(rows) if "visits.by=encounter" in settings else rows
+    parents = {row.code: ["GROUP"] for row in rows}
+    column = "hadm_id" if "visits.by=encounter" in settings else None
+    prepared = make_set(tmp_path, rows, *settings, parents=parents, column=column, **changes)
     found = verdicts(assemble(prepared, tmp_path / "run"))
-    assert "leak" not in found.values()
+    assert {"leak", "warning"}.isdisjoint(found.values())
     assert found["prefix_equality"] == "passed"
+
+
+def test_index_times_from_a_file_are_cut_with_the_records(tmp_path: Path) -> None:
+    rows = hospital_rows(subjects=60)
+    index = [row for row in rows if row.code == "INDEX" and row.time]
+    times = pa.array([row.time for row in index], pa.timestamp("us"))
+    table = pa.table({"subject_id": [row.subject for row in index], "prediction_time": times})
+    pq.write_table(table, tmp_path / "index.parquet")
+    prepared = make_set(tmp_path, rows, index={"file": str(tmp_path / "index.parquet")})
+    found = verdicts(assemble(prepared, tmp_path / "run"))
+    assert found["prefix_equality"] == found["labels_in_records"] == "passed"
+
+
+@pytest.mark.parametrize("settings", [("model.dim=128", "model.layers=4"), ("model.architecture=flat",)])
+def test_rounding_moves_a_prediction_by_far_less_than_a_leak(
+    settings: tuple[str, ...], honest: Path, tmp_path: Path
+) -> None:
+    """In float64 the company in a batch changes a logit by less than a millionth of the bound."""
+    run = Run(assemble(honest, tmp_path / "run", *settings))
+    data = AuditData(run, Prepared(honest), split="held_out", subjects=20, seed=0)
+    together = answers(data, data.asked)
+    alone = [answers(data, data.asked.take(np.array([k]))) for k in range(20)]
+    assert movement(together, np.concatenate(alone)).max() < 1e-6 * MOVED
 
 
 # ---- nothing is passed that was not tested ---------------------------------------------------------------------------
@@ -186,7 +217,7 @@ def test_without_the_records_their_checks_are_not_tested(run: Path, honest: Path
 
     moved = broken_set(honest, tmp_path / "moved", forget)
     found = verdicts(run, prepared=moved)
-    assert {name for name, verdict in found.items() if verdict == "not_tested"} == SOURCE_CHECKS
+    assert {name for name, verdict in found.items() if verdict == "not_tested"} == NEED_RECORDS
     assert "leak" not in found.values()
     # ... and with the records named again, they are.
     assert set(verdicts(run, prepared=moved, data=honest.parent / "data").values()) == {"passed"}
@@ -214,25 +245,7 @@ def test_a_model_that_says_the_same_to_everyone_passes_nothing(run: Path) -> Non
     model.save_pretrained(run)
     rewrite_manifest(run)
     found = verdicts(run)
-    asked = ("future_perturbation", "queries_are_silent", "prefix_equality")
-    assert {found[name] for name in asked} == {"not_tested"}
-
-
-@pytest.mark.parametrize("setting", ["training.recalibration=0", "model.head=visit"])
-def test_a_run_that_was_not_corrected_is_not_tested_for_it(setting: str, tmp_path: Path) -> None:
-    prepared = make_set(tmp_path, hospital_rows(subjects=100), competing={})
-    assert verdicts(assemble(prepared, tmp_path / "run", setting), subjects=5)["recalibration"] == "not_tested"
-
-
-def test_an_outcome_under_another_name_needs_the_records(tmp_path: Path) -> None:
-    """Without them nobody can say whose the token of a group is."""
-    rows = hospital_rows(subjects=100)
-    parents = {row.code: ["GROUP"] for row in rows}
-    prepared = make_set(tmp_path, rows, "vocabulary.rollup=on", parents=parents)
-    run = assemble(prepared, tmp_path / "run")
-    assert verdicts(run, subjects=5)["outcome_in_input"] == "passed"
-    shutil.rmtree(tmp_path / "data")
-    assert verdicts(run, subjects=5)["outcome_in_input"] == "not_tested"
+    assert found["future_perturbation"] == found["prefix_equality"] == "not_tested"
 
 
 def test_too_few_events_are_not_tested(tmp_path: Path) -> None:
@@ -250,49 +263,6 @@ def test_same_seed_same_audit(run: Path) -> None:
     assert all(check["tested"] for check in first["checks"])
 
 
-def test_one_wrong_subject_among_many_is_found_by_the_checks_that_see_everyone(honest: Path, tmp_path: Path) -> None:
-    """Checks on the prepared arrays look at all rows, whoever is drawn."""
-
-    def change(folder: Path) -> None:
-        gap = load(folder / "visits" / "held_out", "delta_days")
-        gap[np.argmax(gap)] += 1.0
-        save(folder / "visits" / "held_out", "delta_days", gap)
-
-    broken = assemble(broken_set(honest, tmp_path / "set", change), tmp_path / "run")
-    (found,) = (check for check in audit(broken, subjects=1)["checks"] if check["name"] == "time_signals")
-    assert (found["verdict"], found["measured"]) == ("leak", None)
-    assert found["reason"].startswith("<11 of ")  # a count of so few may point at a person
-
-
-# ---- the outcome, read by plain means --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "censoring", "end"),
-    [
-        ("0 A, 5 OUT, 9 END, 12 A", {"code": "END"}, (5, 1)),
-        ("0 A, 5 OUT, 5 END", {"code": "END"}, (5, 1)),  # at one instant the outcome comes first
-        ("0 A, 5 COMP, 5 OUT", {"code": "END"}, (5, 1)),  # ... and the cause of interest before the others
-        ("0 A, 4 COMP, 5 OUT", {"code": "END"}, (4, 2)),
-        ("0 A, 3 END, 5 OUT", {"code": "END"}, (3, 0)),
-        ("-9 END, 0 A, 7 B", {"code": "END"}, (7, 0)),  # a mark before the index marks nothing
-        ("0 A, 7 B, - OUT", {}, (7, 0)),  # a code without a time is no event
-        ("0 A, 7 B", {"dataset_end": True}, (20, 0)),
-        ("0 A, 7 B", {"date": "2020-03-01"}, (3, 0)),
-    ],
-)
-def test_follow_up_by_hand(text: str, censoring: dict[str, Any], end: tuple[int, int], tmp_path: Path) -> None:
-    question = task(outcome={"out": "OUT"}, competing={"comp": "COMP"}, censoring=censoring)
-    write_meds(tmp_path, record(1, text))
-    (events,) = MedsReader(tmp_path)
-    causes = [CodeMatcher(patterns) for patterns in question.patterns.values()]
-    marks = CodeMatcher(question.censoring.code) if question.censoring.code else None
-    known = follow_up(events, causes, marks)
-    assert us("2020-03-01") == STARTS[1] + 3 * DAY_US
-    found = known.end(STARTS[1], question, dataset_end_us=STARTS[1] + 20 * DAY_US)
-    assert found == (STARTS[1] + end[0] * DAY_US, end[1])
-
-
 # ---- what people see of it -------------------------------------------------------------------------------------------
 
 
@@ -303,12 +273,12 @@ def test_the_command_names_the_leak_and_exits_with_1(run: Path, honest: Path, tm
     assert all(check.name in done.stdout for check in CHECKS)
 
     def change(folder: Path) -> None:
-        save(folder / "visits" / "train", "age_years", load(folder / "visits" / "train", "age_years") + 1)
+        save(folder / "visits" / "held_out", "age_years", load(folder / "visits" / "held_out", "age_years") + 1)
 
     broken = assemble(broken_set(honest, tmp_path / "set", change), tmp_path / "broken")
     done = ehrseq("audit", broken, "--subjects", 10)
     assert done.exit_code == 1
-    assert "LEAK: time_signals" in done.stdout
+    assert "LEAK: prefix_equality" in done.stdout
     done = ehrseq("audit", tmp_path / "nowhere")
     assert done.exit_code == 2
     assert "not a finished run" in done.stderr
@@ -324,7 +294,17 @@ def test_the_run_stays_valid_and_the_audit_is_of_this_very_run(run: Path, tmp_pa
     assert saved_audit(run) == json.loads((run / "audit.json").read_text()) == json.loads(json.dumps(result))
     assert str(FIRST_ID)[:4] not in (run / "audit.json").read_text()  # nobody's id
     for check in result["checks"]:
-        assert set(check) == {"name", "question", "verdict", "reason", "tested", "measured", "bound", "seconds"}
+        assert set(check) == {
+            "name",
+            "question",
+            "verdict",
+            "reason",
+            "tested",
+            "measured",
+            "bound",
+            "matter",
+            "seconds",
+        }
         assert not {*check["tested"].values()} & {*range(1, 11)}
     other = shutil.copytree(run, tmp_path / "other")
     model = Run(other).model
@@ -381,7 +361,7 @@ def test_labels_are_dealt_by_person(honest: Path) -> None:
     rows = {s: prepared.rows("hospital", s) for s in SPLITS}
     ids = {s: np.asarray(prepared.timelines(s).subject_id) for s in SPLITS}
     rows["held_out"], ids["held_out"] = rows["tuning"], ids["tuning"]
-    dealt = _deal(rows, ids, seed=0)
+    dealt = deal(rows, ids, seed=0)
     np.testing.assert_array_equal(dealt["held_out"].duration_days, dealt["tuning"].duration_days)
     for split in SPLITS:
         assert len(dealt[split]) == len(rows[split])
@@ -392,11 +372,6 @@ def test_labels_are_dealt_by_person(honest: Path) -> None:
 def control(prepared: Path, out: Path) -> Finding:
     run = Run(assemble(prepared, out))
     return shuffled_labels(AuditData(run, Prepared(prepared), split="held_out", subjects=5, seed=0))
-
-
-@pytest.mark.slow
-def test_few_events_cannot_tell_chance(honest: Path, tmp_path: Path) -> None:
-    assert control(honest, tmp_path / "run").verdict == "not_tested"
 
 
 @pytest.mark.slow

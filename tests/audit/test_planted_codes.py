@@ -1,34 +1,34 @@
-"""Planted leaks that records bring along: codes and copies that no stamp gives away. Each is found; its twin is not.
-
-The outcome is death, which makes no token, so that codes of its last hours are seen. Only the checks on codes and
-copies are made here: the others never look at what a code says.
-"""
+"""Planted leaks that records bring along: codes, numbers and copies that no stamp gives away. Each twin is clean."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ehrsequencing.audit.leading_codes import _Counts
+from ehrsequencing.audit.leading_codes import _compared, _Visits
+from ehrsequencing.audit.suspicion import UNKNOWN, _without, importance, sentence
 from ehrsequencing.evaluation.context import predictor_cutoff
 from ehrsequencing.reporting.terminal import audit_lines
 from helpers.audit import FIRST_ID, hospital_splits
 from helpers.meds import DAY_US, HOUR_US, Row
 from helpers.planted_codes import (
     CLEAN,
+    EARLY,
+    LAST,
     PLANTED,
-    discharge_code_two_hours_before_death,
+    audited,
+    codes_before_death,
     findings,
     hospital,
     some,
-    with_flag,
+    visits_after,
 )
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_leak_of_the_records_is_found(name: str, tmp_path: Path) -> None:
     make, expected = PLANTED[name]
-    found = findings(tmp_path, *make())
+    found = findings(audited(tmp_path, *make()))
     assert {check: f.verdict for check, f in found.items() if f.verdict not in ("passed", "not_tested")} == expected
     for check in expected:
         assert str(FIRST_ID)[:4] not in found[check].reason  # nobody's id
@@ -36,18 +36,53 @@ def test_a_planted_leak_of_the_records_is_found(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_its_clean_twin_raises_no_alarm(name: str, tmp_path: Path) -> None:
-    assert {f.verdict for f in findings(tmp_path, *CLEAN[name]()).values()} == {"passed"}
+    assert {f.verdict for f in findings(audited(tmp_path, *CLEAN[name]())).values()} == {"passed"}
 
 
-def test_a_finding_names_the_code_how_often_and_what_to_do(tmp_path: Path) -> None:
-    found = findings(tmp_path, *discharge_code_two_hours_before_death())
-    for check in ("event_after_code", "code_before_event"):
-        reason = found[check].reason
-        assert "'DISCHARGE//DIED'" in reason
-        assert "100%" in reason
-        assert "times the base rate" in reason
-        assert "visits.ignore" in reason
-    assert "'REGISTRY'" in findings(tmp_path / "flag", *with_flag(0.85, 0.02))["static_codes"].reason
+@pytest.mark.parametrize(("planted", "verdict"), [(EARLY, "leak"), (LAST, "warning"), (set(), "passed")])
+def test_codes_just_before_death_are_found(planted: set[str], verdict: str, tmp_path: Path) -> None:
+    """What everybody has at some visit, or at the end of the follow-up, is no finding."""
+    data = audited(tmp_path, *codes_before_death(planted))
+    found = findings(data)
+    finding = found.pop("event_after_code")
+    assert {data.vocabulary.tokens[k] for k in finding.suspects} == planted
+    assert (finding.verdict, {one.verdict for one in found.values()}) == (verdict, {"passed"})
+    assert finding.reason.count("before death") == len(planted)
+    assert ("visits.ignore" in finding.reason) == bool(planted)
+
+
+def test_what_suspicious_codes_matter_is_said(tmp_path: Path) -> None:
+    data = audited(tmp_path, *codes_before_death(LAST))
+    suspects = tuple(data.vocabulary.index[code] for code in sorted(LAST))
+    data.split = "train"
+    matter = importance(data, suspects)
+    assert matter is not None
+    assert matter["c"]["with"] > matter["c"]["without"] + 0.03
+    assert matter["nll"]["with"] < matter["nll"]["without"] - 0.03
+    assert f"C {matter['c']['without']:.2f}" in sentence(matter)
+    same = importance(data, (data.vocabulary.index["DISCHARGE//HOME"],))
+    assert same is not None
+    assert abs(same["c"]["with"] - same["c"]["without"]) < 0.02
+    data.records["held_out"] = data.records["held_out"].take(np.arange(10))
+    data.split = "held_out"
+    assert importance(data, suspects) is None
+    assert "too few people" in sentence(None)
+    hidden = np.isin(np.arange(len(data.vocabulary)), suspects)
+    timelines = _without(data.records["train"], hidden).timelines
+    assert not hidden[timelines.codes].any()
+    assert np.isnan(timelines.values[timelines.codes == UNKNOWN]).all()
+
+
+def test_a_code_that_is_sometimes_wrong_is_a_warning(tmp_path: Path) -> None:
+    rows, died, index, rng = hospital()
+    dying = some(died, 0.5, rng)
+    visits = visits_after(rows, index, {})
+    others = [who for who in sorted(set(index) - set(died)) if who in visits][: int(0.55 * len(dying))]
+    rows += [Row(who, died[who] - 2 * HOUR_US, "COMFORT_CARE") for who in dying]
+    rows += [Row(who, int(rng.choice(visits[who])), "COMFORT_CARE") for who in others]
+    finding = findings(audited(tmp_path, rows, hospital_splits(rows)))["event_after_code"]
+    assert finding.verdict == "warning"
+    assert "'COMFORT_CARE' (6" in finding.reason
 
 
 def test_a_code_of_ten_people_is_found_and_not_named(tmp_path: Path) -> None:
@@ -55,35 +90,49 @@ def test_a_code_of_ten_people_is_found_and_not_named(tmp_path: Path) -> None:
     splits = hospital_splits(rows)
     ten = [who for who in died if splits[who] == "train"][:10]
     rows += [Row(who, died[who] - 2 * HOUR_US, "DISCHARGE//DIED") for who in ten]
-    found = findings(tmp_path, rows, splits)["event_after_code"]
+    found = findings(audited(tmp_path, rows, splits))["event_after_code"]
     assert found.verdict == "leak"
     assert "DIED" not in found.reason
     assert "too few people to be named" in found.reason
 
 
 def test_an_event_that_soon_comes_to_nearly_everybody_is_no_finding(tmp_path: Path) -> None:
-    """How often an event follows a code says something only beside how often it follows anything."""
+    """The codes of the index stand just before the event of most, and at the index of all."""
     rows, _, index, rng = hospital(subjects=200)
     rows += [Row(who, index[who] + 2 * DAY_US, "OUT") for who in some(index, 0.9, rng)]
-    found = findings(tmp_path, rows, hospital_splits(rows), outcome={"out": "OUT"})
-    assert found["event_after_code"].verdict == "passed"
-    assert found["event_after_code"].measured is not None
-    assert found["event_after_code"].measured > 0.9
+    data = audited(tmp_path, rows, hospital_splits(rows), outcome={"out": "OUT"})
+    assert findings(data)["event_after_code"].verdict == "passed"
 
 
-def test_a_rate_must_be_far_above_the_base_rate_and_beyond_chance() -> None:
-    at_risk, events = np.array([4000.0, 4000.0, 10.0, 10.0]), np.array([2400.0, 3200.0, 8.0, 10.0])
-    counts = _Counts(at_risk, events, at_risk.astype(int), base=0.5)
-    assert counts.rate.tolist() == [0.6, 0.8, 0.8, 1.0]
-    # 60 % is no chance, but little more than half; 8 of 10 are chance (P = .055), and 10 of 10 if 100 codes are asked
-    assert counts.beyond_base(1).tolist() == [False, True, False, True]
-    assert counts.beyond_base(100).tolist() == [False, True, False, False]
+def test_the_comparison_of_visits_by_hand() -> None:
+    """Thirty people with a last visit and three others: token 0 in every last one, token 1 in a quarter of all."""
+    subject = np.repeat(np.arange(30), 4)
+    is_last = np.tile([False, False, False, True], 30)
+    of_0, of_1 = np.flatnonzero(is_last), np.arange(120)[np.arange(120) % 4 == np.repeat(np.arange(30) % 4, 4)]
+    zeros = np.zeros(120)
+    visits = _Visits(subject, subject, is_last, zeros, subject, np.r_[of_0, of_1], np.r_[of_0 * 0, of_1 * 0 + 1])
+    high, blind, chance = _compared(visits, is_last, ~is_last, subject, 2)
+    assert chance[0] == pytest.approx(0.25**30)  # each last visit is one of four
+    assert high.tolist() == [True, False]
+    assert blind.tolist() == [False, True]  # token 1 is in seven last visits
+    alone = _compared(visits, is_last, np.zeros(120, dtype=bool), subject, 2)
+    assert alone[1].tolist() == [True, True]  # nobody to compare with
+
+
+def test_what_stays_undetected(tmp_path: Path) -> None:
+    """Known limits (docs/trust.md): a missing number filled in from later, and a blurred score of the outcome."""
+    rows, died, index, rng = hospital()
+    last_number = {(row.subject, row.code): row.value for row in rows if row.value is not None}
+    rows += [Row(who, index[who], code, value) for (who, code), value in last_number.items()]
+    rows += [Row(who, index[who], "SCORE", float(rng.normal() + 1.5 * (who in died))) for who in index]
+    found = findings(audited(tmp_path, rows, hospital_splits(rows)))
+    assert {f.verdict for f in found.values()} == {"passed"}
 
 
 def test_a_warning_is_neither_a_pass_nor_a_leak_for_those_who_read_the_audit() -> None:
     checks = [
         {"name": "static_codes", "verdict": "warning", "reason": "'X' alone"},
-        {"name": "splits", "verdict": "passed", "reason": "every subject is in one split, once"},
+        {"name": "splits", "verdict": "passed", "reason": "nobody is in two splits"},
     ]
     lines = audit_lines({"task": "t", "split": "held_out", "subjects": 5, "checks": checks, "not_tested": 0})
     assert any(line.startswith("  WARNING") and "static_codes" in line for line in lines)

@@ -4,7 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ehrsequencing.audit.pretraining_checks import excluded_codes, unseen_subjects
+from ehrsequencing.audit.data import Finding
+from ehrsequencing.audit.pretraining import excluded_codes, pretraining, unseen_subjects
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining.targets import excluded_targets
 from ehrsequencing.training.run_folder import subjects_digest
@@ -29,64 +30,66 @@ def audited(
     return SimpleNamespace(run=run, prepared=prepared, records=records, task=task, vocabulary=prepared.vocabulary)
 
 
+def unseen(data: Any) -> Finding:
+    return unseen_subjects(data, data.run.manifest["init"])
+
+
+def codes(data: Any) -> Finding:
+    return excluded_codes(data, data.run.manifest["init"])
+
+
 def test_held_out_subjects_that_were_seen_before_are_a_leak(sim_prepared: Path) -> None:
-    assert unseen_subjects(audited(sim_prepared)).verdict == "passed"
-    assert unseen_subjects(audited(sim_prepared, swapped=True)).verdict == "leak"
-    elsewhere = unseen_subjects(audited(sim_prepared, swapped=True, data_path="elsewhere"))
+    assert unseen(audited(sim_prepared)).verdict == "passed"
+    assert unseen(audited(sim_prepared, swapped=True)).verdict == "leak"
+    elsewhere = unseen(audited(sim_prepared, swapped=True, data_path="elsewhere"))
     assert elsewhere.verdict == "warning"  # ids of other data may be other people's
     assert "they may be other people" in elsewhere.reason
-    gone = audited(sim_prepared, swapped=True, prepared="/nowhere")
-    assert unseen_subjects(gone).verdict == "not_tested"
-    assert unseen_subjects(audited(sim_prepared, subjects=None)).verdict == "not_tested"
+    assert unseen(audited(sim_prepared, swapped=True, prepared="/nowhere")).verdict == "not_tested"
+    assert unseen(audited(sim_prepared, subjects=None)).verdict == "not_tested"
     other = {"train": "0" * 16, "tuning": "0" * 16}
-    assert unseen_subjects(audited(sim_prepared, subjects=other)).verdict == "not_tested"
+    assert unseen(audited(sim_prepared, subjects=other)).verdict == "not_tested"
 
 
 def test_the_outcome_as_a_target_is_found(sim_prepared: Path) -> None:
-    assert excluded_codes(audited(sim_prepared)).verdict == "passed"
+    assert codes(audited(sim_prepared)).verdict == "passed"
     known: Any = audited(sim_prepared).run.manifest["init"]["excluded_targets"]
     assert known["outcome"] == ["DX//OUTCOME"]
-    assert excluded_codes(audited(sim_prepared, excluded_targets={**known, "outcome": []})).verdict == "leak"
-    asked_for = excluded_codes(audited(sim_prepared, excluded_targets=None))
-    assert asked_for.verdict == "warning"
+    assert codes(audited(sim_prepared, excluded_targets={**known, "outcome": []})).verdict == "leak"
+    assert codes(audited(sim_prepared, excluded_targets=None)).verdict == "warning"  # nothing was to be excluded
 
 
 def test_outcomes_of_the_run_as_targets_are_a_warning(sim_prepared: Path) -> None:
     known: Any = audited(sim_prepared).run.manifest["init"]["excluded_targets"]
     many = ("DX//A00", "DX//A01")
-    only_its_own = excluded_codes(audited(sim_prepared, outcomes=many))
-    assert only_its_own.verdict == "warning"
-    assert only_its_own.reason.startswith("the run's 2 outcomes were targets of the pretraining")
-    some = audited(sim_prepared, outcomes=many, excluded_targets={**known, "outcomes": ["DX//A00"]})
-    assert excluded_codes(some).reason.startswith("1 of the run's 2 outcomes were targets")
+    for excluded in (known, {**known, "outcomes": ["DX//A00"]}):
+        found = codes(audited(sim_prepared, outcomes=many, excluded_targets=excluded))
+        assert found.verdict == "warning"
+        assert found.reason.startswith("the run's 2 outcomes were targets of the pretraining")
     every = audited(sim_prepared, outcomes=many, excluded_targets={**known, "outcomes": list(many)})
-    assert excluded_codes(every).verdict == "passed"
-    assert "the run's 2 outcomes" in excluded_codes(audited(sim_prepared, outcomes=many, excluded_targets=None)).reason
+    assert codes(every).verdict == "passed"
+    assert "the run's 2 outcomes" in codes(audited(sim_prepared, outcomes=many, excluded_targets=None)).reason
 
 
 def test_every_model_of_a_chain_is_looked_at(sim_prepared: Path) -> None:
     clean: Any = audited(sim_prepared).run.manifest["init"]
     run = {key: value for key, value in clean.items() if key not in ("objectives", "excluded_targets")}
-    none: Any = {"objectives": None, "excluded_targets": None}
 
     def through_a_run(source: Any) -> Any:
         """A run that started from a run, which started from `source`."""
         found = audited(sim_prepared, before=source)
-        for key in none:
+        for key in ("objectives", "excluded_targets"):
             del found.run.manifest["init"][key]
         return found
 
-    assert excluded_codes(through_a_run(clean)).verdict == "passed"
-    assert unseen_subjects(through_a_run(clean)).verdict == "passed"
-    assert excluded_codes(through_a_run({**run, "init": clean})).verdict == "passed"
-    assert excluded_codes(through_a_run(run)).verdict == "not_tested"
-    bad = excluded_codes(through_a_run({**run, "init": {**clean, "excluded_targets": None}}))
+    assert pretraining(through_a_run(clean)).verdict == "passed"
+    assert pretraining(through_a_run({**run, "init": clean})).verdict == "passed"
+    assert pretraining(through_a_run(run)).verdict == "passed"
+    bad = pretraining(through_a_run({**run, "init": {**clean, "excluded_targets": None}}))
     assert bad.verdict == "warning"
-    forgot = unseen_subjects(through_a_run({**clean, "subjects": None}))
-    assert forgot.verdict == "not_tested"
-    assert forgot.reason.endswith("(model 2 of the 2 that the run goes back to)")
+    assert bad.reason.endswith("(model 3 that the run goes back to)")
+    assert pretraining(through_a_run({**clean, "subjects": None})).verdict == "not_tested"
     swapped = audited(sim_prepared, swapped=True)
     digests = {split: subjects_digest(swapped.records[split].timelines.subject_id) for split in ("train", "tuning")}
     nearest = {**clean, "subjects": digests, "init": clean}  # saw the right people, its source saw our held-out ones
     swapped.run.manifest["init"] = nearest
-    assert unseen_subjects(swapped).verdict == "leak"
+    assert pretraining(swapped).verdict == "leak"

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.audit.audit import audit
+from ehrsequencing.audit.audit import CHECKS, audit
+from ehrsequencing.audit.data import AuditData
 from ehrsequencing.config import TaskConfig, load_study, validated
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.train import Trainer
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 
+ALL = tuple(check.name for check in CHECKS)
 FIRST_ID = 7_310_500  # ids that nothing else in a report would look like
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.min_steps=1")
 TASK: dict[str, Any] = {
@@ -152,5 +155,9 @@ def verdicts(run: Path, **settings: Any) -> dict[str, str]:
     return {check["name"]: check["verdict"] for check in result["checks"]}
 
 
-def leaks(run: Path, **settings: Any) -> set[str]:
-    return {name for name, verdict in verdicts(run, **settings).items() if verdict == "leak"}
+def leaks(run: Path, *, only: Collection[str] = ALL, **settings: Any) -> set[str]:
+    """The checks, of some or all, that find a leak."""
+    loaded = Run(run)
+    data = AuditData(loaded, loaded.prepared(), **{"split": "held_out", "subjects": 25, "seed": 0, **settings})
+    data.read_source(None)
+    return {check.name for check in CHECKS if check.name in only and check.make(data).verdict == "leak"}

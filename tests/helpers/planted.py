@@ -1,16 +1,37 @@
-"""Leaks that the audit must find: a run with a leak, by its name, and the checks that find it."""
+"""Leaks that the audit must find: a pipeline with one thing broken, by its name, and the checks that find it."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
+import ehrsequencing.records.encoding as encoding_room
+import ehrsequencing.records.visits as record_room
+from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.models import attention
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.events import STATIC
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows, open_arrays
 from helpers.audit import (
     assemble,
+    broken_model,
+    broken_set,
     hospital_rows,
+    in_stays,
+    load,
     make_set,
+    rewrite_manifest,
+    save,
 )
+from helpers.meds import DAY_US, SPLITS, Row
 
 Make = Callable[[Path, Path, pytest.MonkeyPatch], Path]
 
@@ -28,6 +49,23 @@ def planted(*found_by: str) -> Callable[[Make], Make]:
     return register
 
 
+def spoiled(*found_by: str) -> Callable[[Callable[[Path, Path], None]], Callable[[Path, Path], None]]:
+    """Register what is done to the visits and the prediction times of each split of the honest set."""
+
+    def register(change: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def every_split(folder: Path) -> None:
+            for split in SPLITS:
+                change(folder / "visits" / split, folder / "tasks" / "hospital" / split)
+
+        def make(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+            return assemble(broken_set(honest, tmp / "set", every_split), tmp / "run")
+
+        PLANTED[change.__name__] = (make, set(found_by))
+        return change
+
+    return register
+
+
 def assemble_with(
     folder: Path, patch: pytest.MonkeyPatch, owner: object, name: str, change: Callable[..., Any], *settings: str
 ) -> Path:
@@ -36,3 +74,284 @@ def assemble_with(
         during.setattr(owner, name, change)
         prepared = make_set(folder, hospital_rows(), *settings)
     return assemble(prepared, folder / "run")
+
+
+def subject_of_rows(rows: Path) -> NDArray[np.int64]:
+    """Return the place of each row's subject among the split's subjects, from the stored arrays of a task."""
+    per_subject = np.diff(load(rows, "row_offsets"))
+    return np.repeat(np.arange(len(per_subject)), per_subject)
+
+
+@planted("future_perturbation", "prefix_equality")
+def bidirectional_timeline(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    return broken_model(assemble(honest, tmp / "run"), attention="bidirectional")
+
+
+@planted("future_perturbation", "prefix_equality")
+def flat_bidirectional(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    return broken_model(assemble(honest, tmp / "run", "model.architecture=flat"), attention="bidirectional")
+
+
+@planted("future_perturbation", "prefix_equality")
+def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """No mask at all: every token of a person sees every other, those of later visits and of other questions too."""
+
+    def unmasked(batch: Any, token_offsets: Any, **settings: Any) -> Any:
+        return attention.codes_plan(token_offsets[batch.subject_offsets])
+
+    patch.setattr(attention, "tokens_plan", unmasked)
+    return assemble(honest, tmp / "run", "model.architecture=flat")
+
+
+@planted("future_perturbation")
+def window_off_by_one(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Each visit sees the one after it, too: the visit mask is shifted by one."""
+    see = attention.visits_plan
+
+    def ahead(batch: Any, *, window: int, bidirectional: bool = False) -> Any:
+        return see(batch, window=2, bidirectional=True)  # itself, one back, one ahead
+
+    patch.setattr(attention, "visits_plan", ahead)
+    return assemble(honest, tmp / "run")
+
+
+@planted("future_perturbation")
+def queries_visible(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    see = attention.visits_plan
+
+    def as_visits(batch: Any, **settings: Any) -> Any:
+        return see(replace(batch, is_query=torch.zeros_like(batch.is_query)), **settings)
+
+    patch.setattr(attention, "visits_plan", as_visits)
+    return assemble(honest, tmp / "run")
+
+
+def patched_loader(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    collate = SubjectLoader.collate
+
+    def leaky(self: SubjectLoader, subjects: Any) -> Step:
+        step = collate(self, subjects)
+        return replace(step, batch=change(step.batch))
+
+    patch.setattr(SubjectLoader, "collate", leaky)
+
+
+@planted("future_perturbation", "prefix_equality")
+def gap_of_the_next_visit_in_the_batch(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    patched_loader(patch, lambda batch: replace(batch, delta_days=batch.delta_days.roll(-1)))
+    return assemble(honest, tmp / "run")
+
+
+@planted("future_perturbation", "prefix_equality")
+def values_standardised_by_the_whole_record(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    def standardise(batch: Any) -> Any:
+        owner = batch.subject_of_visit[batch.visit_of_code]
+        values = batch.values.nan_to_num(0.0)
+        count = torch.zeros(batch.n_subjects).index_add(0, owner, (~batch.values[:, 0].isnan()).float()).clamp(min=1)
+        mean = torch.zeros(batch.n_subjects, 2).index_add(0, owner, values) / count.unsqueeze(1)
+        return replace(batch, values=batch.values - mean[owner])
+
+    patched_loader(patch, standardise)
+    return assemble(honest, tmp / "run")
+
+
+def into_the_newest_visit(folder: Path, *, token: int) -> None:
+    """The newest visit that a person with the event has before it holds a token in place of its first one."""
+    for split in SPLITS:
+        visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
+        codes, first = load(visits, "codes"), load(visits, "visit_offsets")
+        owner = subject_of_rows(rows)
+        chosen = np.flatnonzero((load(rows, "cause") == 1) & ~load(rows, "is_query"))
+        newest = load(visits, "subject_offsets")[owner[chosen]] + load(rows, "visits_before")[chosen] - 1
+        codes[first[newest]] = token
+        save(visits, "codes", codes)
+
+
+@planted("prefix_equality")
+def outcome_code_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The newest visit that a person with the event has before it says so."""
+    change = partial(into_the_newest_visit, token=Prepared(honest).vocabulary.index["DX//RELAPSE"])
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("prefix_equality")
+def outcome_rolled_up_and_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The outcome's many rare codes are written as their parent, which harmless codes have too."""
+    rows, parents = [], {}
+    for row in hospital_rows():
+        code = f"DX//RELAPSE-{row.subject % 40}" if row.code == "DX//RELAPSE" else row.code
+        if code.startswith("DX//RELAPSE") or code in {f"DX//{k}" for k in range(20, 60)}:
+            parents[code] = ["DX//ANY"]
+        rows.append(row._replace(code=code))
+    settings = ("vocabulary.rollup=on", "vocabulary.min_subjects=15")
+    prepared = make_set(tmp, rows, *settings, parents=parents, outcome={"relapse": "DX//RELAPSE*"})
+    vocabulary = Prepared(prepared).vocabulary
+    assert not any("RELAPSE" in token for token in vocabulary.tokens)  # nothing to be found by its name
+    change = partial(into_the_newest_visit, token=vocabulary.index["DX//ANY"])
+    return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
+
+
+@planted("prefix_equality")
+def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A question is asked at an admission and answered with the whole stay, which ends after the outcome."""
+    build = CohortBuilder.build
+
+    def at_admission(self: Any, record: Any, **settings: Any) -> Any:
+        visits = replace(record.visits, end_us=record.visits.start_us)
+        return build(self, replace(record, visits=visits), **settings)
+
+    def change(folder: Path) -> None:  # a batch refuses the gaps below zero that come of it
+        for split in SPLITS:
+            place = folder / "tasks" / "hospital" / split
+            save(place, "delta_days", np.maximum(load(place, "delta_days"), 0))
+
+    with patch.context() as during:
+        during.setattr(CohortBuilder, "build", at_admission)
+        prepared = make_set(tmp, in_stays(hospital_rows()), "visits.by=encounter", column="hadm_id")
+    return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
+
+
+@planted("prefix_equality")
+def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A visit is said to be known in full at its start: codes of the outcome's day come before the outcome."""
+    group = record_room.group_visits
+
+    def early(*arguments: Any, **settings: Any) -> Any:
+        visits = group(*arguments, **settings)
+        return replace(visits, end_us=visits.start_us)
+
+    return assemble_with(tmp, patch, record_room, "group_visits", early)
+
+
+@spoiled("prefix_equality")
+def visits_seen_from_their_start(visits: Path, rows: Path) -> None:
+    """Queries see a visit that begins within a month of them."""
+    owner = subject_of_rows(rows)
+    seen, start = load(rows, "visits_before"), load(visits, "start_us")
+    following = load(visits, "subject_offsets")[owner] + seen
+    exists = following < load(visits, "subject_offsets")[owner + 1]
+    soon = start[np.minimum(following, len(start) - 1)] < load(rows, "prediction_us") + 30 * DAY_US
+    sees = exists & soon & load(rows, "is_query")
+    save(rows, "visits_before", seen + sees)
+    save(rows, "unfinished_codes", np.where(sees, 0, load(rows, "unfinished_codes")))
+
+
+@spoiled("prefix_equality")
+def gap_to_the_next_visit(visits: Path, rows: Path) -> None:
+    gap = load(visits, "delta_days")
+    save(visits, "delta_days", np.r_[gap[1:], 0.0])
+
+
+@planted("prefix_equality")
+def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    summarise = encoding_room.summarise
+
+    def ahead(*arguments: Any, query_us: Any, **settings: Any) -> Any:
+        return summarise(*arguments, query_us=query_us + 200 * DAY_US, **settings)
+
+    return assemble_with(tmp, patch, encoding_room, "summarise", ahead)
+
+
+@spoiled("prefix_equality")
+def static_code_made_from_the_outcome(visits: Path, rows: Path) -> None:
+    """Who will have the event is marked by a static code that the records do not have."""
+    index = Prepared(visits.parents[1], verify=False).vocabulary.index
+    owner = subject_of_rows(rows)
+    static = load(visits, "static_codes")
+    marked = np.unique(owner[load(rows, "cause") == 1])
+    static[:] = index["SEX//F"]
+    static[load(visits, "static_offsets")[marked]] = index["SEX//M"]
+    save(visits, "static_codes", static)
+
+
+@planted("labels_in_records")
+def rows_after_censoring(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The end of follow-up is forgotten: people go on to be asked, and have events, after it."""
+
+    def last(self: Any, record: Any, owner: Any, moment: Any, *others: Any) -> Any:
+        timed = record.events.time_us != STATIC
+        end = np.full(int(record.subject.max()) + 1, STATIC)
+        np.maximum.at(end, record.subject[timed], record.events.time_us[timed])
+        return end[owner]
+
+    return assemble_with(tmp, patch, CohortBuilder, "_censoring", last)
+
+
+@planted("labels_in_records")
+def index_chosen_by_the_future(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Time zero is the last admission instead of the first one."""
+    candidates = CohortBuilder._candidates
+
+    def last(self: Any, *arguments: Any) -> Any:
+        owner, moment = candidates(self, *arguments)
+        newest = np.r_[owner[1:] != owner[:-1], True]
+        return owner[newest], moment[newest]
+
+    rows = hospital_rows()
+    rows += [Row(row.subject, row.time + 300 * DAY_US, "INDEX") for row in rows if row.code == "INDEX" and row.time]
+    with patch.context() as during:
+        during.setattr(CohortBuilder, "_candidates", last)
+        prepared = make_set(tmp, rows, index={"code": "INDEX", "which": "every"})
+    store = prepared / "tasks" / "hospital" / "task.yaml"
+    store.write_text(store.read_text().replace("which: every", "which: first"))
+
+    rewrite_manifest(prepared)
+    return assemble(prepared, tmp / "run")
+
+
+@spoiled("labels_in_records")
+def labels_of_dropped_visits(visits: Path, rows: Path) -> None:
+    """Truncation dropped each person's first row, and kept its label: all labels stand one row late."""
+    offsets, duration = load(rows, "row_offsets"), load(rows, "duration_days")
+    late = np.r_[duration[:1], duration[:-1]]
+    first = offsets[:-1][np.diff(offsets) > 0]
+    late[first] = duration[first]
+    save(rows, "duration_days", late)
+
+
+@spoiled("labels_in_records")
+def asked_at_the_instant_of_the_outcome(visits: Path, rows: Path) -> None:
+    duration, last = load(rows, "duration_days"), load(rows, "row_offsets")[1:] - 1
+    duration[last[load(rows, "cause")[last] == 1]] = 0.0
+    save(rows, "duration_days", duration)
+
+
+@spoiled("labels_in_records")
+def prediction_times_of_survivors(visits: Path, rows: Path) -> None:
+    """Nobody is asked who has an event within a year: who is asked depends on the future."""
+    asked = open_arrays(TaskRows, rows)
+    kept = np.flatnonzero((asked.cause == 0) | (asked.duration_days > 365))
+    counts = np.bincount(asked.subject[kept], minlength=len(asked.row_offsets) - 1)
+    for name, array in vars(asked.select(kept, np.r_[0, np.cumsum(counts)])).items():
+        save(rows, name, array)
+
+
+@planted("splits")
+def split_by_row(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Prediction times were dealt out, and not people: every other one of a training person is held out."""
+
+    def change(folder: Path) -> None:
+        train, held_out = (folder / "tasks" / "hospital" / split for split in ("train", "held_out"))
+        rows, subject = Prepared(honest).rows("hospital", "train"), Prepared(honest).rows("hospital", "train").subject
+        shutil.rmtree(folder / "visits" / "held_out")
+        shutil.copytree(folder / "visits" / "train", folder / "visits" / "held_out")
+        for remainder, place in enumerate((train, held_out)):
+            kept = np.flatnonzero(np.arange(len(rows)) % 2 == remainder)
+            counts = np.bincount(subject[kept], minlength=len(rows.row_offsets) - 1)
+            part = rows.select(kept, np.r_[0, np.cumsum(counts)])
+            for name, array in vars(part).items():
+                save(place, name, array)
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("splits")
+def people_in_two_splits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """People of the tuning split are held out, too."""
+
+    def change(folder: Path) -> None:
+        for place in ("visits", "tasks/hospital"):
+            shutil.rmtree(folder / place / "held_out")
+            shutil.copytree(folder / place / "tuning", folder / place / "held_out")
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")

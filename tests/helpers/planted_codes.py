@@ -1,4 +1,4 @@
-"""Records with planted leaks in codes and copies, and their clean twins."""
+"""Records with planted leaks that no stamp gives away, and their clean twins; death, the outcome, has no token."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ from ehrsequencing.records.prepared import Prepared
 from helpers.audit import FIRST_ID, assemble, hospital_rows, hospital_splits, make_set
 from helpers.meds import DAY_US, HOUR_US, Row
 
-LOOKS = {"static_codes", "event_after_code", "code_before_event", "duplicate_timelines"}
+LOOKS = {"static_codes", "event_after_code", "splits", "whole_record_values", "telling_token"}
 DEATH: dict[str, Any] = {"outcome": {"death": "MEDS_DEATH"}, "competing": {}}
 Records = tuple[list[Row], dict[int, str]]
 PLANTED: dict[str, tuple[Callable[[], Records], dict[str, str]]] = {}
@@ -37,11 +37,17 @@ def clean(make: Callable[[], Records]) -> Callable[[], Records]:
     return make
 
 
-def findings(folder: Path, rows: list[Row], splits: dict[int, str], **changes: Any) -> dict[str, Finding]:
-    """Run the checks on codes and copies; the task is death, unless `changes` say otherwise."""
+def audited(folder: Path, rows: list[Row], splits: dict[int, str], **changes: Any) -> AuditData:
+    """A run on records, as the checks see it; the task is death, unless `changes` say otherwise."""
     prepared = make_set(folder, rows, splits=splits, **(DEATH | changes))
     run = Run(assemble(prepared, folder / "run", "training.recalibration=0"))
-    data = AuditData(run, Prepared(prepared), split="held_out", subjects=5, seed=0)
+    data = AuditData(run, Prepared(prepared), split="held_out", subjects=40, seed=0)
+    data.read_source(None)
+    return data
+
+
+def findings(data: AuditData) -> dict[str, Finding]:
+    """The answers of the checks on codes, numbers and copies."""
     return {check.name: check.make(data) for check in CHECKS if check.name in LOOKS}
 
 
@@ -68,63 +74,48 @@ def with_splits(rows: list[Row]) -> Records:
     return rows, hospital_splits(rows)
 
 
-def after_index(rows: list[Row], index: dict[int, int], chosen: list[int], rng: np.random.Generator) -> dict[int, int]:
-    """A moment of some visit after the index of each of the chosen."""
-    out = {}
-    for subject in chosen:
-        times = [r.time for r in rows if r.subject == subject and r.time and r.time > index[subject]]
-        out[subject] = int(rng.choice(times))
+def visits_after(rows: list[Row], index: dict[int, int], until: dict[int, int]) -> dict[int, list[int]]:
+    """The moments of each person's visits between the index and some end."""
+    out: dict[int, list[int]] = {}
+    for row in rows:
+        if row.time and index[row.subject] < row.time < until.get(row.subject, 2**62):
+            out.setdefault(row.subject, []).append(row.time)
     return out
 
 
-# ---- codes that come just before events ------------------------------------------------------------------------------
+# ---- codes just before events ----------------------------------------------------------------------------------------
+
+EARLY = {"DISCHARGE//DIED", "CHART//CLOSED", "ORDER//LAST"}
+LAST = {"DISPOSITION", "BILLED", "LAB//ORDERED"}
 
 
-@planted(event_after_code="leak", code_before_event="leak")
-def discharge_code_two_hours_before_death() -> Records:
-    rows, died, _, rng = hospital()
-    return with_splits([*rows, *(Row(who, died[who] - 2 * HOUR_US, "DISCHARGE//DIED") for who in some(died, 0.4, rng))])
+def codes_before_death(planted: set[str]) -> Records:
+    """Codes of the last hours or days (`EARLY`), or of the last visit at any lead (`LAST`), beside innocent ones.
 
-
-@clean
-def discharge_code_of_some_visit() -> Records:
-    rows, _, index, rng = hospital()
-    visits = after_index(rows, index, some(index, 0.2, rng), rng)
-    return with_splits([*rows, *(Row(who, when, "DISCHARGE//HOME") for who, when in visits.items())])
-
-
-@planted(code_before_event="leak")
-def chart_closed_once_before_the_index_for_everybody() -> Records:
-    """Its first sight is the index, where it means nothing: only its later records do."""
+    - DISCHARGE//DIED two hours, and ORDER//LAST three days before death. CHART//CLOSED two hours before, and once
+      before the index for everybody, so that its first sight means nothing.
+    - DISPOSITION, a discharge of those who die before they come again; BILLED, a diagnosis of the last stay that was
+      coded after death and dated back to the admission; LAB//ORDERED, a test stamped at its order, which was made
+      because of the fatal illness. Others have them now and then.
+    - Innocent: DISCHARGE//HOME at some visit; TRANSFER, two hours before any end of a follow-up, or for `LAST` seldom.
+    """
     rows, died, index, rng = hospital()
-    rows += [Row(who, when - 50 * DAY_US, "CHART//CLOSED") for who, when in index.items()]
-    return with_splits([*rows, *(Row(who, died[who] - 2 * HOUR_US, "CHART//CLOSED") for who in some(died, 0.4, rng))])
-
-
-@planted(event_after_code="leak")
-def order_three_days_before_death() -> Records:
-    rows, died, _, rng = hospital()
-    return with_splits([*rows, *(Row(who, died[who] - 3 * DAY_US, "ORDER//LAST") for who in some(died, 0.4, rng))])
-
-
-@planted(event_after_code="warning", code_before_event="warning")
-def code_of_the_last_hours_that_is_sometimes_wrong() -> Records:
-    rows, died, index, rng = hospital()
-    dying = some(died, 0.5, rng)
-    rows += [Row(who, died[who] - 2 * HOUR_US, "COMFORT_CARE") for who in dying]
-    others = sorted(set(index) - set(died))[: int(0.55 * len(dying))]
-    return with_splits(
-        [*rows, *(Row(who, when, "COMFORT_CARE") for who, when in after_index(rows, index, others, rng).items())]
-    )
-
-
-@clean
-def code_at_the_end_of_follow_up() -> Records:
-    """Of those who have it, nobody is followed for a day without the event; yet most of them leave alive."""
-    rows, died, _, rng = hospital()
     ends = {row.subject: row.time for row in rows if row.code == "END" and row.time}
-    leaving = {who: ends[who] for who in some(ends, 0.4, rng)} | {who: died[who] for who in some(died, 0.4, rng)}
-    return with_splits([*rows, *(Row(who, when - 2 * HOUR_US, "TRANSFER") for who, when in leaving.items())])
+    visits = visits_after(rows, index, ends | died)
+    leaving = [] if planted == LAST else some(ends, 0.4, rng) + some(died, 0.4, rng)
+    new = [Row(who, int(rng.choice(visits[who])), "DISCHARGE//HOME") for who in some(index, 0.2, rng) if who in visits]
+    new += [Row(who, (ends | died)[who] - 2 * HOUR_US, "TRANSFER") for who in leaving]
+    if planted == EARLY:
+        new += [Row(who, died[who] - 2 * HOUR_US, "DISCHARGE//DIED") for who in some(died, 0.4, rng)]
+        new += [Row(who, died[who] - 3 * DAY_US, "ORDER//LAST") for who in some(died, 0.5, rng)]
+        new += [Row(who, when - 50 * DAY_US, "CHART//CLOSED") for who, when in index.items()]
+        new += [Row(who, died[who] - 2 * HOUR_US, "CHART//CLOSED") for who in some(died, 0.5, rng)]
+    for code in sorted(planted & LAST):
+        number = 1.0 if code == "LAB//ORDERED" else None
+        new += [Row(who, max(visits[who]), code, number) for who in some(died, 0.8, rng) if who in visits]
+        others = [who for who in some(index, 0.03, rng) if who in visits]
+        new += [Row(who, int(rng.choice(visits[who])), code, number) for who in others]
+    return with_splits([*rows, *new])
 
 
 # ---- codes without a time --------------------------------------------------------------------------------------------
@@ -146,20 +137,42 @@ def consent_that_only_survivors_could_give() -> Records:
     return with_flag(0.1, 0.8)
 
 
-@clean
-def registry_flag_of_anybody() -> Records:
-    return with_flag(0.4, 0.4)
+@planted(static_codes="warning")
+def region_whose_codes_tell_little_one_by_one() -> Records:
+    """Ten regions, five of the registers of deaths: no region alone has an AUC above .60, all together have .85."""
+    rows, died, index, rng = hospital(subjects=900)
+    regions = {w: 2 * int(rng.integers(0, 5)) + (rng.random() < (0.85 if w in died else 0.15)) for w in index}
+    return with_splits([*rows, *(Row(who, None, f"REGION//{region}") for who, region in regions.items())])
 
 
 @clean
 def ward_of_those_who_are_followed_for_a_month() -> Records:
-    """Whoever is followed longer has more events: that is no leak."""
+    """Whoever is followed longer has more events: that is no leak. Nor is a flag of anybody."""
     rows, _, index, rng = hospital(subjects=400)
     short = {who for who in index if rng.random() < 0.6}
     end = {who: index[who] + 30 * DAY_US for who in short}
     rows = [r for r in rows if r.subject not in short or r.time is None or r.time < end[r.subject]]
     rows += [Row(who, when, "END") for who, when in end.items()]
+    rows += [Row(who, None, "REGISTRY") for who in some(index, 0.4, rng)]
     return with_splits([*rows, *(Row(who, None, "WARD//SHORT") for who in short)])
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@planted(whole_record_values="leak")
+def numbers_standardised_with_the_whole_record() -> Records:
+    rows, _, _, _ = hospital(subjects=150)
+    of: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        if row.value is not None:
+            of.setdefault((row.subject, row.code), []).append(row.value)
+
+    def scaled(row: Row) -> Row:
+        own = of.get((row.subject, row.code), [])
+        return row if len(own) < 2 else row._replace(value=float((row.value - np.mean(own)) / np.std(own)))
+
+    return with_splits([scaled(row) for row in rows])
 
 
 # ---- one record under two ids ----------------------------------------------------------------------------------------
@@ -168,19 +181,19 @@ def ward_of_those_who_are_followed_for_a_month() -> Records:
 def copied(split: str, change: Callable[[Row], Row]) -> Records:
     """Half of a split's people once more, among the training people, under new ids."""
     rows = many_rows(subjects=200, seed=4)
-    splits = hospital_splits(rows)
+    splits = hospital_splits(list(rows))
     chosen = [who for who, where in splits.items() if where == split][::2]
     new = {who: FIRST_ID + 50_000 + k for k, who in enumerate(chosen)}
     copies = [change(row)._replace(subject=new[row.subject]) for row in rows if row.subject in new]
     return [*rows, *copies], splits | {who: "train" for who in new.values()}
 
 
-@planted(duplicate_timelines="leak")
+@planted(splits="leak")
 def held_out_people_copied_under_new_ids_and_dates() -> Records:
     return copied("held_out", lambda row: row._replace(time=row.time + 391 * DAY_US if row.time else None))
 
 
-@planted(duplicate_timelines="leak")
+@planted(splits="leak")
 def tuning_people_copied_with_another_sex_birth_and_numbers() -> Records:
     def change(row: Row) -> Row:
         if row.time is None:
@@ -190,6 +203,20 @@ def tuning_people_copied_with_another_sex_birth_and_numbers() -> Records:
         return row._replace(value=None if row.value is None else row.value + 0.1)
 
     return copied("tuning", change)
+
+
+@planted(splits="leak")
+def held_out_people_copied_with_every_date_moved_a_little() -> Records:
+    """Later dates move further, so that visits keep their order and no time between two of them is the same."""
+    start = min(row.time for row in many_rows(subjects=200, seed=4) if row.time and row.code == "INDEX")
+
+    def change(row: Row) -> Row:
+        if row.time is None or row.time < start - 900 * DAY_US:
+            return row
+        day, rest = divmod(row.time, DAY_US)
+        return row._replace(time=(day + (day - start // DAY_US) // 9) * DAY_US + rest)
+
+    return copied("held_out", change)
 
 
 @clean

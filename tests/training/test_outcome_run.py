@@ -156,7 +156,7 @@ def test_the_page_and_the_audit(outcome_run: Path) -> None:
     page = (outcome_run / "outcomes.html").read_text(encoding="utf-8")
     assert all(row["code"] in page for row in found["outcomes"])
     verdicts = {check["name"]: check["verdict"] for check in audit(outcome_run, subjects=20)["checks"]}
-    assert verdicts["outcomes_in_records"] == verdicts["future_perturbation"] == "passed"
+    assert verdicts["labels_in_records"] == verdicts["future_perturbation"] == "passed"
     assert "leak" not in verdicts.values()
 
 

@@ -1,45 +1,37 @@
 """Runs all checks of `ehrseq audit` on a run and writes `audit.json`.
 
-Reading order: `data` (what every check looks at), `source` (the original records), `copies` (subjects with another past
-or future), then the files with checks, in the order of `CHECKS`. `docs/trust.md` says what the checks prove and what
-they cannot prove.
+Reading order: `data` (what every check looks at), `source` (the original records), then the files with
+checks, in the order of `CHECKS`. `docs/trust.md` says what they prove and what they cannot prove.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from ehrsequencing.audit import (
-    copies,
-    fit_checks,
-    input_checks,
-    label_checks,
+    fitted,
     leading_codes,
-    model_checks,
-    pretraining_checks,
+    predictions,
+    pretraining,
+    same_person,
     shuffled,
-    single_people,
     suspicion,
 )
-from ehrsequencing.audit.data import AuditData, Check
+from ehrsequencing.audit.data import AuditData, Check, Finding
+from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
 CHECKS: tuple[Check, ...] = (
-    *model_checks.CHECKS,
-    *copies.CHECKS,
-    *input_checks.CHECKS,
-    *label_checks.CHECKS,
-    *single_people.DUPLICATE_CHECKS,
-    *fit_checks.CHECKS,
-    *single_people.CHECKS,
+    *predictions.CHECKS,
+    same_person.CHECK,
+    *fitted.CHECKS,
     *suspicion.CHECKS,
-    *leading_codes.CHECKS,
+    leading_codes.CHECK,
 )
 
 
@@ -68,7 +60,8 @@ def audit(
 
     Returns:
         What was written: `leaks`, `warnings`, `not_tested` (counts), and `checks`, each with its name, question,
-        verdict (`passed`, `warning`, `leak`, `not_tested`), reason, what was tested, the measured number and its bound.
+        verdict (`passed`, `warning`, `leak`, `not_tested`), reason, what was tested, the measured number, its bound,
+        and of suspicious codes how much they `matter` (C and NLL of a Cox model with and without them).
 
     Raises:
         EhrseqError: The run, its prepared set, or records that were named cannot be used.
@@ -76,13 +69,11 @@ def audit(
     run = Run(run_folder)
     require_room(run_folder, AUDIT)
     store = run.prepared(prepared)
-    checks = [
-        *CHECKS,
-        *(label_checks.OUTCOME_CHECKS if run.outcomes else ()),
-        *([shuffled.CHECK] if shuffled_labels else ()),
-    ]
+    checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
-        checks += pretraining_checks.CHECKS
+        checks.append(pretraining.CHECK)
+    if shuffled_labels:
+        checks.append(shuffled.CHECK)
     total = len(checks) + 1
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
@@ -91,11 +82,9 @@ def audit(
     for number, check in enumerate(checks, start=1):
         progress(number, total, check.name)
         started = time.monotonic()
-        finding = check.make(facts)
-        seconds = round(time.monotonic() - started, 2)
-        tested = {what: shareable_count(count) for what, count in finding.tested.items()}
+        told = _told(facts, check)
         named = {"name": check.name, "question": check.question}
-        answers.append({**named, **asdict(finding), "tested": tested, "seconds": seconds})
+        answers.append(named | told | {"seconds": round(time.monotonic() - started, 2)})
     progress(total, total, "done")
     result = {
         "fingerprint": run.fingerprint,
@@ -105,7 +94,7 @@ def audit(
         "split": split,
         "subjects": subjects,
         "seed": seed,
-        "records": facts.source is not None,
+        "records": facts.why_no_source is None,
         "leaks": sum(a["verdict"] == "leak" for a in answers),
         "warnings": sum(a["verdict"] == "warning" for a in answers),
         "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
@@ -113,3 +102,21 @@ def audit(
     }
     add_to_run(run_folder, AUDIT, lambda path: write_json(path, result))
     return result
+
+
+def _told(data: AuditData, check: Check) -> dict[str, Any]:
+    """The finding of a check as it is written, with what the suspicious codes matter."""
+    if check.needs_records and data.why_no_source is not None:
+        finding = Finding("not_tested", data.why_no_source)
+    else:
+        finding = check.make(data)
+    matter = importance(data, finding.suspects) if finding.suspects else None
+    reason = f"{finding.reason}; {sentence(matter)}" if finding.suspects else finding.reason
+    return {
+        "verdict": finding.verdict,
+        "reason": reason,
+        "tested": {what: shareable_count(count) for what, count in finding.tested.items()},
+        "measured": finding.measured,
+        "bound": finding.bound,
+        "matter": matter,
+    }

@@ -1,9 +1,15 @@
-"""Checks for codes that come just before events, which may have been recorded because of the event.
+"""Looks for codes that stand in the last visit before an event, and nowhere else: written because of the event.
 
-Both checks look at the labels of the training and the tuning subjects, all of them. Rates are life-table (actuarial)
-rates: somebody whose follow-up ends within the window counts as half a person, a competing event as no event. With
-blanking, windows begin where it ends, as the labels do. A rate is held against the base rate: that of all prediction
-times, in which every person has the same weight.
+A visit counts where a prediction time sees it before the follow-up ends. The *zone* before the end of a follow-up is
+its last visit at any lead, its last day, or its last week (with blanking, before the blanking). A code is suspicious
+where it is more frequent in the zone before events than
+
+- in the same subjects' other visits (Mantel–Haenszel, a stratum a subject), and
+- in the zones of those who leave without the event (a stratum for visits of about the same number since the index),
+
+both by an odds ratio of at least 10 and beyond chance. (One comparison is enough where nobody can be compared, if the
+event follows nearly all visits with the code.) So a code that everybody has at the index, or at the end of follow-up,
+is no finding.
 """
 
 from dataclasses import dataclass
@@ -11,22 +17,19 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betainc
 
-from ehrsequencing.audit.data import FITTED, AuditData, Check, Finding, Verdict
-from ehrsequencing.config import format_days
+from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.core.arrays import Bools, Floats, Ints, ragged
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import count_at_or_before
 
-WINDOWS_DAYS = (1.0, 2.0, 7.0)
-SURE_RATE, HIGH_RATE = 0.95, 0.5  # of the event after a code is first seen: a leak, a warning
-LEAD_DAYS = 1.0
-LEAD_SHARE = 0.2  # of those with the event, who must have the code in the last day before it
-SURE_LEAD = 0.8  # of the records of such a code, followed by the event within a day: a leak; a warning as above
+ZONES = {"the last one": None, "in the last day": 1.0, "in the last week": 7.0}
+WAIT_DAYS = 1.0  # until a prediction time sees a visit
 FEWEST_CARRIERS = 10
-LEAST_ODDS_RATIO = 3.0  # of a suspicious rate and the base rate: where all have the event soon, no code gives it away
-BY_CHANCE = 0.01  # how many codes may look like this although they tell nothing: the binomial tail times the codes
+LEAST_ODDS_RATIO = 10.0
+SURE_SHARE = 0.9  # of a code's visits, followed by the event within a day or a week: a leak
+NO_CHANCE = 0.01  # of each comparison
+BY_CHANCE = 0.001  # how many codes may look like this in the clearer of both comparisons although they tell nothing
 MOST_NAMED = 5
 ADVICE = (
     "ask how it comes to be recorded; if it is written because of the event, add it to the task's outcome or to "
@@ -35,262 +38,144 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class _Labels:
-    """What followed some moments."""
-
-    cause: Ints  # (n,) cause of the event, 0 where there is none
-    days: Floats  # (n,) until the event or the end of follow-up, from the end of any blanking
-
-    @classmethod
-    def of(cls, rows: TaskRows, chosen: Ints) -> "_Labels":
-        days = rows.duration_days[chosen] - rows.entry_days[chosen]
-        return cls(rows.cause.astype(np.int64)[chosen], days)
-
-    def within(self, cause: int, days: float) -> tuple[Floats, Floats]:
-        """(n,) 1 where the event falls in the window; (n,) persons at risk: ½ where follow-up ends in it, else 1."""
-        lost = (self.cause == 0) & (self.days < days)
-        return ((self.cause == cause) & (self.days <= days)).astype(np.float64), 1.0 - 0.5 * lost
-
-
-def _base_rate(data: AuditData, cause: int, days: float) -> float:
-    """Rate of a cause within some days of a prediction time of an average person."""
-    events = at_risk = 0.0
-    for split in FITTED:
-        rows = data.records[split].rows
-        event, present = _Labels.of(rows, np.arange(len(rows))).within(cause, days)
-        each = 1.0 / np.maximum(np.diff(rows.row_offsets), 1)[rows.subject]
-        events, at_risk = (
-            events + float((each * event).sum()),
-            at_risk + float((each * present).sum()),
-        )
-    return events / at_risk if at_risk else 0.0
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Of every token: persons at risk, events among them, and distinct people behind that; and the base rate."""
-
-    at_risk: Floats
-    events: Floats
-    people: Ints
-    base: float
-
-    @property
-    def rate(self) -> Floats:
-        return np.divide(
-            self.events, self.at_risk, out=np.zeros_like(self.events), where=self.at_risk > 0
-        )
-
-    def beyond_base(self, questions: int) -> Bools:
-        """(V,) which tokens have more events than the base rate explains, by far, with so many comparisons made."""
-        tail = np.ones(len(self.events))
-        some = self.events > 0
-        events, rest = self.events[some], np.maximum(self.at_risk[some] - self.events[some], 0.0)
-        tail[some] = betainc(events, rest + 1.0, min(self.base, 1.0))
-        by_far = self.rate * (1 - self.base) >= LEAST_ODDS_RATIO * self.base * (1 - self.rate)
-        return by_far & (tail * questions < BY_CHANCE)
-
-
-@dataclass(frozen=True)
-class _Suspect:
-    """A code, how often the event follows it, and that in words."""
-
-    token: int
-    people: int
-    rate: float
-    words: str
-
-    def told(self, data: AuditData) -> str:
-        """The code, and how often the event follows it; no name where too few people have it."""
-        named = self.people >= SMALLEST_COUNT
-        name = (
-            repr(data.vocabulary.tokens[self.token])
-            if named
-            else "a code of too few people to be named"
-        )
-        return f"{name} ({self.words})"
-
-
-def _often(rate: float, base: float) -> str:
-    """A rate and its lift."""
-    lift = rate / base
-    return f"{rate:.0%}, {lift:,.{0 if lift >= 10 else 1}f} times the base rate"
-
-
-def _verdict(
-    data: AuditData, suspects: list[_Suspect], *, sure: float, after: str, tested: dict[str, int]
-) -> Finding:
-    """Leak or warning, with the codes of the highest rates."""
-    suspects = sorted(suspects, key=lambda suspect: (-suspect.rate, suspect.token))
-    told = ", ".join(suspect.told(data) for suspect in suspects[:MOST_NAMED])
-    more = f" and {len(suspects) - MOST_NAMED:,} more" if len(suspects) > MOST_NAMED else ""
-    worst = suspects[0].rate
-    verdict: Verdict = "leak" if worst > sure else "warning"
-    often = "almost always" if verdict == "leak" else "often"
-    return Finding(verdict, f"{after} {often}: {told}{more}; {ADVICE}", tested, worst, HIGH_RATE)
-
-
-# ---- after the first sight of a code ---------------------------------------------------------------------------------
-
-
-def event_after_code(data: AuditData) -> Finding:
-    """The rate of each cause within 1, 2 and 7 days of the first prediction time that sees a code."""
-    tokens, causes, durations = list[Ints](), list[Ints](), list[Floats]()
-    for split in FITTED:
-        presence, rows = data.presence[split], data.records[split].rows
-        seen = presence.start < presence.stop  # one row for each person and token
-        tokens.append(presence.token[seen])
-        labels = _Labels.of(rows, presence.start[seen])
-        causes.append(labels.cause)
-        durations.append(labels.days)
-    token, size = np.concatenate(tokens), len(data.vocabulary)
-    after = _Labels(np.concatenate(causes), np.concatenate(durations))
-    people = np.bincount(token, minlength=size)
-    enough = people >= FEWEST_CARRIERS
-    questions = int(enough.sum()) * len(WINDOWS_DAYS) * len(data.task.causes)
-    tested = {"codes": int(enough.sum()), "prediction times": len(token)}
-    if not questions or not (after.cause > 0).any():
-        few = f"no code is first seen by {FEWEST_CARRIERS} people, or nobody has an event after one"
-        return Finding("not_tested", few, tested)
-    worst: dict[int, _Suspect] = {}
-    highest = 0.0
-    for number, cause in enumerate(data.task.causes, start=1):
-        for days in WINDOWS_DAYS:
-            counts = _counts(
-                token, people, after.within(number, days), _base_rate(data, number, days)
-            )
-            rate = counts.rate
-            highest = max(highest, float(rate[enough].max(initial=0.0)))
-            for k in np.flatnonzero(
-                enough & (rate > HIGH_RATE) & counts.beyond_base(questions)
-            ).tolist():
-                if k not in worst or rate[k] > worst[k].rate:
-                    words = (
-                        f"{cause} within {format_days(days)}: {_often(float(rate[k]), counts.base)}"
-                    )
-                    worst[k] = _Suspect(k, int(people[k]), float(rate[k]), words)
-    if worst:
-        words = "after the first sight of a code the event follows"
-        return _verdict(data, list(worst.values()), sure=SURE_RATE, after=words, tested=tested)
-    clean = "no code, when it is first seen, announces an event within 7 days"
-    return Finding("passed", clean, tested, highest, HIGH_RATE)
-
-
-def _counts(token: Ints, people: Ints, found: tuple[Floats, Floats], base: float) -> _Counts:
-    events, at_risk = (
-        np.asarray(np.bincount(token, part, len(people)), np.float64) for part in found
-    )
-    return _Counts(at_risk, events, people, base)
-
-
-# ---- in the last hours before an event -------------------------------------------------------------------------------
-
-
-def code_before_event(data: AuditData) -> Finding:
-    """Codes in the last day before many events, and seldom elsewhere; every record of a code counts, not the first."""
-    split_visits = [_Visits.of(data.records[split]) for split in FITTED]
-    size, suspects, highest, able = len(data.vocabulary), list[_Suspect](), 0.0, 0
-    tested = {"visits": sum(len(visits.subject) for visits in split_visits)}
-    found = [
-        _records_before(data, split_visits, number)
-        for number in range(1, len(data.task.causes) + 1)
-    ]
-    questions = sum(int((counts.people >= FEWEST_CARRIERS).sum()) for counts, _ in found)
-    for cause, (counts, with_event) in zip(data.task.causes, found, strict=True):
-        if with_event < FEWEST_CARRIERS:
-            continue
-        able += 1
-        leads = (counts.people >= FEWEST_CARRIERS) & (counts.people >= LEAD_SHARE * with_event)
-        highest = max(highest, float(counts.rate[leads].max(initial=0.0)))
-        leads &= (counts.rate > HIGH_RATE) & counts.beyond_base(max(questions, 1))
-        for k in np.flatnonzero(leads).tolist():
-            rate, share = float(counts.rate[k]), counts.people[k] / with_event
-            words = f"{share:.0%} of those with {cause} have it in the day before; "
-            words += f"{cause} within a day of its records: "
-            suspects.append(
-                _Suspect(k, int(counts.people[k]), rate, words + _often(rate, counts.base))
-            )
-    tested["codes"] = size
-    if not able:
-        return Finding(
-            "not_tested", f"no cause has {FEWEST_CARRIERS} people with the event", tested
-        )
-    if suspects:
-        return _verdict(
-            data,
-            suspects,
-            sure=SURE_LEAD,
-            after="within hours of a code the event follows",
-            tested=tested,
-        )
-    clean = "no code is frequent on the day before an event and rare elsewhere"
-    return Finding("passed", clean, tested, highest, HIGH_RATE)
-
-
-@dataclass(frozen=True)
 class _Visits:
-    """The visits of one split that a prediction time sees within a day of their end."""
+    """Visits of the training and tuning subjects, N in all, and what followed them."""
 
-    timelines: Timelines  # of the split
-    visit: Ints  # (n,) the visits
-    subject: Ints  # (n,) their subjects
-    labels: _Labels  # what followed their ends
-    with_event: dict[int, int]  # cause → how many subjects have it after some prediction time
+    subject: Ints  # (N,)
+    number: Ints  # (N,) 0 for the first since the index, 1, 2 to 3, 4 to 7 …
+    is_last: Bools  # (N,) of its follow-up
+    days: Floats  # (N,) to the event or the end of follow-up
+    cause: Ints  # (N,) 0 without an event
+    visit: Ints  # (P,) distinct pairs of a visit
+    token: Ints  # (P,) … and a token
 
     @classmethod
     def of(cls, records: TaskRecords) -> "_Visits":
         timelines, rows = records.timelines, records.rows
-        offsets, owner = timelines.subject_offsets, timelines.owner
-        place = np.arange(len(owner)) - offsets[owner]
-        before, first = count_at_or_before(
-            rows.subject, rows.visits_before.astype(np.int64), owner, place
-        )
-        row = first + before
-        visit = np.flatnonzero(row < rows.row_offsets[owner + 1])
-        row = row[visit]
-        waited = (rows.prediction_us[row] - timelines.end_us[visit]) / DAY_US
-        soon = waited <= LEAD_DAYS
-        visit, row, waited = visit[soon], row[soon], waited[soon]
-        labels = _Labels.of(rows, row)
-        cause, subject = rows.cause, rows.subject
-        having = {int(c): len(np.unique(subject[cause == c])) for c in np.unique(cause) if c > 0}
+        owner = timelines.owner
+        place = np.arange(len(owner)) - timelines.subject_offsets[owner]
+        seen_by = rows.visits_before.astype(np.int64)
+        before, first = count_at_or_before(rows.subject, seen_by, owner, place)
+        row = first + before  # the first that sees the visit
+        has_row = row < rows.row_offsets[owner + 1]
+        row[~has_row] = 0
+        waited = (rows.prediction_us[row] - timelines.end_us) / DAY_US
+        visit = np.flatnonzero(has_row & (waited <= WAIT_DAYS))
+        row, owner, waited = row[visit], owner[visit], waited[visit]
+        days = rows.duration_days[row] - rows.entry_days[row] + waited
+        end_us = timelines.end_us[visit] + np.round(days * DAY_US)
+        first_of_owner = np.searchsorted(owner, owner)
+        since = np.arange(len(owner)) - first_of_owner
+        has_next = (np.diff(owner) == 0) & (np.diff(end_us) <= DAY_US)
+        codes, code_offsets = ragged(timelines.visit_offsets, visit)
+        of_visit = np.repeat(np.arange(len(visit)), np.diff(code_offsets))
+        pairs = np.unique(np.stack([of_visit, timelines.codes[codes].astype(np.int64)]), axis=1)
         return cls(
-            timelines, visit, owner[visit], _Labels(labels.cause, labels.days + waited), having
+            owner,
+            np.log2(since + 1).astype(np.int64),
+            ~np.r_[has_next, False][: len(owner)],
+            days,
+            rows.cause[row].astype(np.int64),
+            *pairs,
         )
 
 
-def _records_before(data: AuditData, visits: list[_Visits], cause: int) -> tuple[_Counts, int]:
-    """Of each token, its records and those that the event follows within a day; and how many people have the event."""
-    size = len(data.vocabulary)
-    at_risk, events = np.zeros(size), np.zeros(size)
-    people = np.zeros(size, np.int64)
-    for some in visits:
-        event, present = some.labels.within(cause, LEAD_DAYS)
-        lengths = np.diff(some.timelines.visit_offsets)
-        weight = np.zeros(len(lengths))
-        for total, part in ((at_risk, present), (events, event)):
-            weight[some.visit] = part
-            total += np.bincount(some.timelines.codes, np.repeat(weight, lengths), size)
-        hit = some.visit[event > 0]
-        codes, _ = ragged(some.timelines.visit_offsets, hit)
-        token = some.timelines.codes.astype(np.int64)[codes]
-        distinct = np.unique(
-            np.stack([token, np.repeat(some.subject[event > 0], lengths[hit])]), axis=1
-        )
-        people += np.bincount(distinct[0], minlength=size)
-    counts = _Counts(at_risk, events, people, _base_rate(data, cause, LEAD_DAYS))
-    return counts, sum(some.with_event.get(cause, 0) for some in visits)
+def _compared(
+    visits: _Visits, cases: Bools, controls: Bools, stratum: Ints, size: int
+) -> tuple[Bools, Bools, Floats]:
+    """Tokens that are more frequent in some visits than in others, by Mantel and Haenszel's odds ratio.
+
+    Returns:
+        (V,) by far more frequent; (V,) in too few cases to be compared, of strata that have both; (V,) the chance of
+        so many cases with it.
+    """
+    strata = int(stratum.max(initial=-1)) + 1
+    n1 = np.bincount(stratum[cases], minlength=strata)
+    n0 = np.bincount(stratum[controls], minlength=strata)
+    key = stratum[visits.visit] * size + visits.token
+    used = (cases | controls)[visits.visit] & ((n1 > 0) & (n0 > 0))[stratum[visits.visit]]
+    cells, place = np.unique(key[used], return_inverse=True)
+    in_case = cases[visits.visit[used]]
+    a = np.bincount(place, in_case, len(cells))
+    c = np.bincount(place, ~in_case, len(cells))
+    at, token = cells // size, cells % size
+    total = n1[at] + n0[at]
+    up = np.bincount(token, a * (n0[at] - c) / total, size)
+    down = np.bincount(token, c * (n1[at] - a) / total, size)
+    observed = np.bincount(token, a, size).astype(np.float64)
+    expected = np.bincount(token, n1[at] * (a + c) / total, size)
+    visits_with = np.bincount(token, a + c, size)
+    # of so many or more: Hoeffding's bound by a binomial tail with the same mean
+    chance = betainc(
+        np.maximum(observed, 1.0),
+        visits_with - np.minimum(observed, visits_with) + 1.0,
+        expected / np.maximum(visits_with, 1.0),
+    )
+    is_blind = observed < FEWEST_CARRIERS
+    is_high = (up + 0.5 >= LEAST_ODDS_RATIO * (down + 0.5)) & (chance < NO_CHANCE)
+    return is_high & ~is_blind, is_blind, np.where(is_blind, 1.0, chance)
 
 
-CHECKS = (
-    Check(
-        "event_after_code",
-        "Does an event follow as soon as a code is first seen?",
-        event_after_code,
-    ),
-    Check(
-        "code_before_event",
-        "Does a code mark the hours before many events, and little else?",
-        code_before_event,
-    ),
+def _suspects(visits: _Visits, zone: Bools, has_event: Bools, size: int) -> tuple[Bools, Floats]:
+    """(V,) suspicious tokens of one zone and cause, and the share of each one's visits that lies in the zone."""
+    cases = zone & has_event
+    own, no_own, chance = _compared(visits, cases, ~zone, visits.subject, size)
+    others, no_others, chance_beside = _compared(
+        visits, cases, zone & ~has_event, visits.number, size
+    )
+    # a visit counts one half where the follow-up ends
+    known = 1.0 - 0.5 * (zone & (visits.cause == 0))
+    seen = np.bincount(visits.token, known[visits.visit], size)
+    share = np.bincount(visits.token, cases[visits.visit], size) / np.maximum(seen, 1.0)
+    high = (own & others) | ((share > SURE_SHARE) & ((own & no_others) | (others & no_own)))
+    high &= np.minimum(chance, chance_beside) * size < BY_CHANCE
+    return high & (_people(visits, cases, size) >= FEWEST_CARRIERS), share
+
+
+def event_after_code(data: AuditData) -> Finding:
+    """Compare the zones before each cause with other visits and with the zones of others."""
+    visits, size = _Visits.of(data.fitted), len(data.vocabulary)
+    people = _people(visits, np.ones(len(visits.subject), np.bool_), size)
+    found = list[tuple[bool, float, int, str]]()  # is it sure, share, token, in words
+    with_event = 0
+    for number, cause in enumerate(data.task.causes, start=1):
+        has_event = visits.cause == number
+        with_event = max(with_event, len(np.unique(visits.subject[has_event])))
+        for where, days in ZONES.items():
+            zone = visits.is_last if days is None else visits.days <= days
+            high, share = _suspects(visits, zone, has_event, size)
+            for token in np.flatnonzero(high).tolist():
+                words = f"{share[token]:.0%} of its visits are {where} before {cause}"
+                is_sure = days is not None and bool(share[token] > SURE_SHARE)
+                found.append((is_sure, float(share[token]), token, words))
+    tested = {"visits": len(visits.subject), "codes": int((people >= FEWEST_CARRIERS).sum())}
+    if with_event < FEWEST_CARRIERS:
+        return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with it", tested)
+    if not found:
+        return Finding("passed", "no code stands just before events and seldom elsewhere", tested)
+    gravest = {one[2]: one for one in sorted(found)}
+    ranked = sorted(gravest.values(), reverse=True)
+    said = [f"{data.code_name(k, int(people[k]))} ({words})" for _, _, k, words in ranked]
+    more = f" and {len(said) - MOST_NAMED:,} more" if len(said) > MOST_NAMED else ""
+    return Finding(
+        "leak" if ranked[0][0] else "warning",
+        f"just before events, and seldom elsewhere, stand {', '.join(said[:MOST_NAMED])}{more}; {ADVICE}",
+        tested,
+        round(ranked[0][1], 2),
+        SURE_SHARE,
+        tuple(gravest),
+    )
+
+
+def _people(visits: _Visits, chosen: Bools, size: int) -> Ints:
+    """(V,) how many subjects have each token in the chosen visits."""
+    some = chosen[visits.visit]
+    pairs = np.unique(np.stack([visits.subject[visits.visit[some]], visits.token[some]]), axis=1)
+    return np.bincount(pairs[1], minlength=size)
+
+
+CHECK = Check(
+    "event_after_code",
+    "Does a code stand just before the event, and seldom elsewhere?",
+    event_after_code,
 )

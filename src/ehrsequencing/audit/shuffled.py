@@ -1,14 +1,13 @@
 """Checks that a small model trained on shuffled outcomes ranks subjects no better than chance."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
+from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, Verdict
 from ehrsequencing.config import load_study
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -51,98 +50,63 @@ class ShuffledLabels(Prepared):
 
     def rows(self, task: str, split: str) -> TaskRows:
         """Prediction times with dealt labels."""
-        return self._dealt(task)[split]
-
-    def _dealt(self, task: str) -> dict[str, TaskRows]:
-        return _deal(
-            {split: self._first(task, split) for split in SPLITS}, self._ids, seed=self.seed
-        )
-
-    def _first(self, task: str, split: str) -> TaskRows:
-        rows = super().rows(task, split)
-        offsets = rows.row_offsets
-        has = np.diff(offsets) > 0
-        return rows.select(offsets[:-1][has], np.r_[0, np.cumsum(has)])
-
-    @cached_property
-    def _ids(self) -> dict[str, Ints]:
-        return {split: self.timelines(split).subject_id for split in SPLITS}
+        first, ids = {}, {}
+        for name in SPLITS:
+            rows = super().rows(task, name)
+            has = np.diff(rows.row_offsets) > 0
+            first[name] = rows.select(rows.row_offsets[:-1][has], np.r_[0, np.cumsum(has)])
+            ids[name] = self.timelines(name).subject_id
+        return deal(first, ids, seed=self.seed)[split]
 
 
-def _deal(rows: dict[str, TaskRows], ids: dict[str, Ints], *, seed: int) -> dict[str, TaskRows]:
+def deal(rows: dict[str, TaskRows], ids: dict[str, Ints], *, seed: int) -> dict[str, TaskRows]:
     """The same rows, with the labels of somebody drawn at random."""
     owner = np.concatenate([ids[s][rows[s].subject] for s in SPLITS])
-    labels = {
-        n: np.concatenate([getattr(rows[s], n) for s in SPLITS]) for n in ("duration_days", "cause")
-    }
     people, first = np.unique(owner, return_index=True)
     given = np.random.default_rng([seed, 31]).permutation(first)
-    out, start = {}, 0
-    for split in SPLITS:
-        here = given[np.searchsorted(people, owner[start : start + len(rows[split])])]
-        out[split] = TaskRows(
-            **{**vars(rows[split]), **{name: column[here] for name, column in labels.items()}}
-        )
-        start += len(rows[split])
-    return out
+    place = np.split(np.searchsorted(people, owner), np.cumsum([len(rows[s]) for s in SPLITS]))
+    days = np.concatenate([rows[s].duration_days for s in SPLITS])[given]
+    cause = np.concatenate([rows[s].cause for s in SPLITS])[given]
+    return {
+        s: replace(rows[s], duration_days=days[here], cause=cause[here])
+        for s, here in zip(SPLITS, place, strict=False)
+    }
 
 
 def shuffled_labels(data: AuditData) -> Finding:
     """Train small models on dealt labels, and rank the audited split by them: C = 0.5 ± 0.03, the mean of the deals."""
     if data.run.is_visit_head:
-        return Finding(
-            "not_tested", "the visit head has no calendar, so that C at a horizon is undefined"
-        )
-    deals = [_deal_and_rank(data, seed=DEALS * data.seed + number) for number in range(DEALS)]
-    c = float(np.mean([deal.c for deal in deals]))
-    se = float(np.sqrt(np.mean([deal.c_se**2 for deal in deals]) / DEALS))
-    tested = {
-        "deals": DEALS,
-        "subjects": deals[0].subjects,
-        "events": sum(deal.events for deal in deals),
-    }
+        return Finding("not_tested", "the visit head has no calendar, so that C is undefined")
+    deals = [_scored(data, seed=DEALS * data.seed + number) for number in range(DEALS)]
+    c = float(np.mean([wolbers_c(ScoredRows.of(*deal))[0, 0] for deal in deals]))
+    n = len(deals[0][0])
+    draws = data.rng(32).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
+    again = [wolbers_c(ScoredRows.of(*deal, weights=draws))[:, 0, 0] for deal in deals]
+    se = float(np.sqrt(np.mean(np.nanvar(again, axis=1)) / DEALS))
+    tested = {"deals": DEALS, "subjects": n, "events": int((deals[0][1] == 1).sum())}
     if np.isnan(c) or np.isnan(se):
         return Finding("not_tested", "no two subjects can be compared at the last horizon", tested)
-    said = f"C = {c:.3f} (95 % interval {c - 1.96 * se:.3f} to {c + 1.96 * se:.3f})"
+    verdict: Verdict = "not_tested"
+    why = f"too few events to tell 0.5 from 0.5 ± {TOLERANCE}"
     if abs(c - 0.5) > max(TOLERANCE, 3 * se):
-        return Finding("leak", f"{said}: shuffled labels could be learned", tested, c, TOLERANCE)
-    if abs(c - 0.5) <= TOLERANCE and 1.96 * se <= TOLERANCE:
-        return Finding("passed", f"{said}: shuffled labels cannot be learned", tested, c, TOLERANCE)
-    return Finding(
-        "not_tested",
-        f"{said}: too few events to tell 0.5 from 0.5 ± {TOLERANCE}",
-        tested,
-        c,
-        TOLERANCE,
-    )
+        verdict, why = "leak", "shuffled labels could be learned"
+    elif abs(c - 0.5) <= TOLERANCE and 1.96 * se <= TOLERANCE:
+        verdict, why = "passed", "shuffled labels cannot be learned"
+    said = f"C = {c:.3f} (95 % interval {c - 1.96 * se:.3f} to {c + 1.96 * se:.3f})"
+    return Finding(verdict, f"{said}: {why}", tested, round(c, 3), TOLERANCE)
 
 
-@dataclass(frozen=True)
-class _Ranked:
-    """C of one deal with its standard error over subjects, and on how many it rests."""
-
-    c: float
-    c_se: float
-    subjects: int
-    events: int
-
-
-def _deal_and_rank(data: AuditData, *, seed: int) -> _Ranked:
-    """One deal: train, and rank those of the audited split by their risk at the last horizon."""
+def _scored(data: AuditData, *, seed: int) -> tuple[Floats, Ints, Floats, tuple[float, ...]]:
+    """One deal: outcomes of the audited split, and risks by the last horizon of a model trained on the deal."""
     shuffled = ShuffledLabels(data.prepared, seed=seed)
     with private_folder() as folder:
         trainer = Trainer(shuffled, data.task.name, folder / "run", study=load_study(None, SMALL))
         trainer.fit()
     model: Any = trainer.training.averaged.cpu().eval()
     records = shuffled.records(data.task.name, data.split)
-    rows = records.rows
     horizons = data.task.horizons[-1:]
     risk = risk_of_rows(model, records, horizons_days=horizons).astype(np.float64)
-    outcome = (rows.duration_days, rows.cause.astype(np.int64), risk, horizons)
-    draws = data.rng(32).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=_RESAMPLES)
-    c = wolbers_c(ScoredRows.of(*outcome))[0, 0]
-    resampled = wolbers_c(ScoredRows.of(*outcome, weights=draws))[:, 0, 0]
-    return _Ranked(float(c), float(np.nanstd(resampled)), len(rows), int((outcome[1] == 1).sum()))
+    return records.rows.duration_days, records.rows.cause.astype(np.int64), risk, horizons
 
 
 CHECK = Check(

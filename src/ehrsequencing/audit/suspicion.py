@@ -1,279 +1,257 @@
-"""Checks whether one token, number or undated code predicts the outcome almost perfectly, which suggests a leak."""
+"""Inputs that say too much: numbers scaled with the future, one telling code, codes without a time; what they matter.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+Outcomes are those of the training and tuning subjects; nobody held out is looked at.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 
-from ehrsequencing.audit.data import FITTED, SPLITS, AuditData, Check, Finding, Verdict
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, ragged
-from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.audit.data import AuditData, Check, Finding
+from ehrsequencing.audit.fitted import training_edges
+from ehrsequencing.audit.source import join
+from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.cox import CoxRegression, CoxRows
+from ehrsequencing.baselines.history import fit_feature_spec, has_static, history_features
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.disclosure import enough_people
+from ehrsequencing.metrics.plain import concordance
+from ehrsequencing.records.timelines import TaskRecords
 
+CENTRED = 1e-5  # distance of a record's mean from 0, in its standard deviations
+CENTRED_SHARE = 0.5  # of the records: a leak
+FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
 TELLING_AUC = 0.98
-HIGH_STATIC_AUC, SURE_STATIC_AUC = 0.8, 0.9  # of a code without a time: a warning, a leak
+ALSO_AUC = 0.9  # of other codes, which may say the same: left out with the telling one
+HIGH_STATIC_AUC, SURE_STATIC_AUC = (
+    0.8,
+    0.9,
+)  # of all codes without a time together: a warning, a leak
 MIN_EVENTS = 20  # subjects with and without the event
+FEWEST_CARRIERS = 10
+MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
+FOLDS = 5
+MOST_NAMED = 5
+MOST_ROWS = 20_000  # prediction times that the Cox model ranks, drawn at random
+UNKNOWN = 1  # the unknown token, of which no feature is made
+Importance = dict[str, dict[str, float]]
+FEW_EVENTS = f"fewer than {MIN_EVENTS} subjects with, or without, the event"
 
 
-@dataclass(frozen=True)
-class _Label:
-    """One yes-or-no question to every row of every split."""
-
-    name: str  # in words
-    yes: dict[str, Bools]  # split → (R,) had the event
-    no: dict[str, Bools]  # split → (R,) is known not to have had it
-
-
-def _labels(data: AuditData) -> Iterator[_Label]:
-    """Each cause by the first horizon, by the last, and at any time in the follow-up."""
-    limits = {
-        f"within {days:g} days": days for days in (data.task.horizons[0], data.task.horizons[-1])
-    }
-    for number, cause in enumerate(data.task.causes, start=1):
-        for words, days in {**limits, "in the follow-up": np.inf}.items():
-            yes, no = {}, {}
-            for split in SPLITS:
-                duration, which = (
-                    data.records[split].rows.duration_days,
-                    data.records[split].rows.cause,
-                )
-                yes[split] = (which == number) & (duration <= days)
-                no[split] = ~yes[split] & ((duration > days) | (which > 0) | np.isinf(days))
-            yield _Label(f"{cause} {words}", yes, no)
-            # by then all is known that ever will be
-            newest = {split: _newest(data.records[split].rows) for split in SPLITS}
-            yield _Label(
-                f"{cause} {words}, at the last prediction time",
-                {s: yes[s] & newest[s] for s in yes},
-                {s: no[s] & newest[s] for s in no},
-            )
+def whole_record_values(data: AuditData) -> Finding:
+    """Whether the numbers of a record, all or those of one code, have mean 0: they were scaled by all of the record."""
+    events = join(list(data.source.records.values()))
+    rows = np.flatnonzero(~np.isnan(events.value))
+    subject, value = events.subject_id[rows], events.value[rows].astype(np.float64)
+    token = data.vocabulary.ids(events.codes)[events.code[rows]].astype(np.int64)
+    groups = (subject, subject * len(data.vocabulary) + token)
+    share = max(_centred_share(group, value) for group in groups)
+    tested = {"records": len(np.unique(subject)), "numbers": len(value)}
+    if share < 0:
+        return Finding("not_tested", "too few records have several numbers", tested)
+    if share <= CENTRED_SHARE:
+        clean = "no record's numbers are scaled with that record"
+        return Finding("passed", clean, tested, round(share, 2), CENTRED_SHARE)
+    return Finding(
+        "leak",
+        f"in {share:.0%} of the records the numbers have mean 0: they were standardised with the whole record, "
+        "later numbers included; take the original values, which the software scales on training subjects",
+        tested,
+        round(share, 2),
+        CENTRED_SHARE,
+        tuple(np.unique(token).tolist()),
+    )
 
 
-def _newest(rows: TaskRows) -> Bools:
-    """(R,) each subject's last prediction time."""
-    subject = rows.subject
-    return np.asarray(np.r_[subject[1:] != subject[:-1], True][: len(subject)], dtype=np.bool_)
+def _centred_share(group: Ints, value: Floats) -> float:
+    """The share of groups whose mean is 0, of those with enough numbers that differ; -1 where too few are such."""
+    _, place, count = np.unique(group, return_inverse=True, return_counts=True)
+    mean = np.bincount(place, value) / count
+    sd = np.sqrt(np.bincount(place, (value - mean[place]) ** 2) / count)
+    usable = (count >= FEWEST_NUMBERS) & (sd > 0)
+    is_zero = np.abs(mean) < CENTRED * sd
+    return float(is_zero[usable].mean()) if usable.sum() >= FEWEST_RECORDS else -1.0
 
 
 def telling_token(data: AuditData) -> Finding:
-    """The AUC of each token's presence, and of each number among the inputs, for the outcome."""
-    numbers = _numbers(data)
-    best, best_name, best_label, labels = 0.5, "", "", 0
-    for label in _labels(data):
-        weights = [_per_subject(data, part) for part in (label.yes, label.no)]
-        people = [sum(float(w.sum()) for w in weight.values()) for weight in weights]
-        if min(people) < MIN_EVENTS - 0.5:
-            continue
-        labels += 1
-        share = np.stack(
-            [
-                sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS)
-                / total
-                for weight, total in zip(weights, people, strict=True)
-            ]
-        )
-        auc = 0.5 + 0.5 * np.abs(share[0] - share[1])
-        found = [(float(auc.max()), data.vocabulary.tokens[int(auc.argmax())])]
-        found += [(_auc(number, label), name) for name, number in numbers.items()]
-        top, name = max(found)
-        if top > best:
-            best, best_name, best_label = top, name, label.name
-    tested = {"tokens and numbers": len(data.vocabulary) + len(numbers), "outcomes": labels}
-    if not labels:
-        return Finding(
-            "not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested
-        )
-    said = f"{best_name!r} alone predicts {best_label} with an AUC of {best:.3f}"
-    if best > TELLING_AUC:
-        return Finding(
-            "leak", f"suspected: {said}; read how it came to be recorded", tested, best, TELLING_AUC
-        )
-    return Finding(
-        "passed",
-        f"no input alone predicts the outcome too well; the best, {said}",
-        tested,
-        best,
-        TELLING_AUC,
+    """The AUC of each code's presence, and of its last number, at the last prediction time: by then all is known."""
+    records, vocabulary = data.fitted, data.vocabulary
+    columns = fit_feature_spec(
+        records, vocabulary, max_codes=MOST_CODES, max_static_codes=MOST_STATIC
     )
-
-
-def static_codes(data: AuditData) -> Finding:
-    """The AUC of carrying each code without a time, for the event: of each cause, and of any.
-
-    A person counts once. Two labels are asked: the event at any time in the follow-up against none, and the event by
-    the median time of the events against those known to have had none until then. The lower AUC counts, so that a
-    code which goes with a longer follow-up is no finding. An AUC below ½ counts as its mirror image.
-    """
-    pairs = _static_pairs(data)
-    tested = {"codes": len(np.unique(pairs[1])), "outcomes": 0}
-    if not tested["codes"]:
-        return Finding("not_tested", "no code of these records is without a time", tested)
-    size, best, best_name, best_cause = len(data.vocabulary), 0.5, "", ""
-    for words, ever, by_median in _people(data):
-        if min(len(part) for part in ever) < MIN_EVENTS:
+    offsets = records.rows.row_offsets
+    last_row = offsets[1:][np.diff(offsets) > 0] - 1
+    chosen = np.sort(data.rng(21).permutation(last_row)[:MOST_PEOPLE])
+    features = history_features(records, vocabulary, chosen=chosen, columns=columns)
+    cause = records.rows.cause[chosen]
+    questions = [(name, cause == k) for k, name in enumerate(data.task.causes, start=1)]
+    able = [(n, y) for n, y in questions if MIN_EVENTS <= y.sum() <= len(y) - MIN_EVENTS]
+    tested = {"subjects": len(chosen), "codes": len(columns.codes), "outcomes": len(able)}
+    if not able:
+        return Finding("not_tested", FEW_EVENTS, tested)
+    best, said = 0.5, "no code says anything"
+    tokens = {vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
+    suspects = set[int]()
+    for name, feature in zip(columns.names, features.T.astype(np.float64), strict=True):
+        kind, _, code = name.partition(" ")
+        if kind not in ("count", "static", "last"):
             continue
-        tested["outcomes"] += 1
-        gain = _gain(pairs, ever, size)
-        if len(by_median[1]) >= MIN_EVENTS // 2:
-            early = _gain(pairs, by_median, size)
-            gain = np.where(
-                gain * early > 0, np.sign(gain) * np.minimum(np.abs(gain), np.abs(early)), 0.0
-            )
-        top = int(np.abs(gain).argmax())
-        if 0.5 + abs(gain[top]) > best:
-            best, best_name, best_cause = 0.5 + abs(gain[top]), data.vocabulary.tokens[top], words
-    if not tested["outcomes"]:
-        return Finding(
-            "not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested
-        )
-    said = f"{best_name!r} alone predicts {best_cause} with an AUC of {best:.3f}"
-    if best > HIGH_STATIC_AUC:
-        verdict: Verdict = "leak" if best > SURE_STATIC_AUC else "warning"
-        why = f"{said}; a code without a time may have been filled in after the event: find out when it was recorded, "
-        return Finding(
-            verdict, f"{why}and if it was, name it in visits.ignore", tested, best, HIGH_STATIC_AUC
-        )
-    clean = "no code without a time gives the outcome away" + (
-        f"; the best, {said}" if best_name else ""
-    )
-    return Finding("passed", clean, tested, best, HIGH_STATIC_AUC)
+        value = feature if kind == "last" else (feature > 0).astype(np.float64)
+        for outcome, event in able:
+            auc = _auc(value, event, ~event)
+            if auc > ALSO_AUC:
+                suspects.add(tokens[code])
+            if auc > best:
+                best = auc
+                shown = data.code_name(tokens[code], int((feature > 0).sum()))
+                said = f"{shown} alone predicts {outcome} in the follow-up with an AUC of {auc:.2f}"
+    if best <= TELLING_AUC:
+        clean = f"no input alone predicts the outcome too well; the best, {said}"
+        return Finding("passed", clean, tested, round(best, 2), TELLING_AUC)
+    reason = f"suspected: {said}; read how it came to be recorded"
+    return Finding("leak", reason, tested, round(best, 2), TELLING_AUC, tuple(sorted(suspects)))
 
 
-def _static_pairs(data: AuditData) -> tuple[Ints, Ints]:
-    """Person and token of each code without a time; persons are counted on from split to split."""
-    owners, tokens, people = list[Ints](), list[Ints](), 0
-    for split in FITTED:
-        timelines = data.records[split].timelines
-        owners.append(people + timelines.static_owner)
-        tokens.append(timelines.static_codes.astype(np.int64))
-        people += len(timelines)
-    return np.concatenate(owners), np.concatenate(tokens)
-
-
-def _people(data: AuditData) -> Iterator[tuple[str, tuple[Ints, Ints], tuple[Ints, Ints]]]:
-    """Each cause in words, with people with and without it: in all their follow-up, and by the events' median time."""
-    first_person, cause, days, person = 0, list[Ints](), list[Floats](), list[Ints]()
-    for split in FITTED:
-        rows = data.records[split].rows
-        offsets = rows.row_offsets
-        asked = np.flatnonzero(np.diff(offsets) > 0)
-        first = offsets[asked]
-        person.append(first_person + asked)
-        cause.append(rows.cause.astype(np.int64)[first])
-        days.append(rows.duration_days[first])
-        first_person += len(data.records[split].timelines)
-    who, which, when = np.concatenate(person), np.concatenate(cause), np.concatenate(days)
-    events = {name: which == number for number, name in enumerate(data.task.causes, start=1)}
-    if len(events) > 1:
-        events[" or ".join(events)] = which > 0
-    for name, event in events.items():
-        median = float(np.median(when[event])) if event.any() else 0.0
-        soon = event & (when <= median)
-        known = (when >= median) | ((which > 0) & ~event)
-        yield name, (who[event], who[~event]), (who[soon], who[known & ~soon])
-
-
-def _gain(pairs: tuple[Ints, Ints], people: tuple[Ints, Ints], n_tokens: int) -> Floats:
-    """(V,) AUC − ½ of carrying each code, for those with the event against those without."""
-    owner, token = pairs
-    share = [
-        np.bincount(token[np.isin(owner, some)], minlength=n_tokens) / len(some) for some in people
-    ]
-    return 0.5 * (share[0] - share[1])
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A number among the inputs of some rows: split → rows, their subjects, and the number."""
-
-    rows: dict[str, Ints]
-    subject: dict[str, Ints]
-    value: dict[str, Floats32]
-
-
-def _numbers(data: AuditData) -> dict[str, _Number]:
-    """Values of the newest visit's codes, carried summaries, age and gap, by name."""
-    parts: dict[str, dict[str, tuple[Ints, Floats32]]] = {}
-    for split in SPLITS:
-        records = data.records[split]
-        timelines, rows = records.timelines, records.rows
-        everyone = np.arange(len(rows))
-        seen = rows.visits_before.astype(np.int64)
-        some = everyone[seen > 0]
-        newest = records.first_visit[some] + seen[some] - 1
-        codes, offsets = ragged(timelines.visit_offsets, newest)
-        row = np.r_[
-            np.repeat(some, np.diff(offsets)), np.repeat(everyone, np.diff(rows.carry_offsets))
-        ]
-        token = np.r_[timelines.codes[codes], rows.carry_codes]
-        value = np.r_[timelines.values[codes, 0], rows.carry_values[:, 0]]
-        valued = ~np.isnan(value)
-        row, token, value = row[valued], token[valued], value[valued]
-        order = np.argsort(token, kind="stable")
-        names, first = np.unique(token[order], return_index=True)
-        for name, place in zip(names.tolist(), np.split(order, first[1:]), strict=False):
-            parts.setdefault(data.vocabulary.tokens[name], {})[split] = (row[place], value[place])
-        for said, column in (
-            ("the age", rows.age_years),
-            ("the time since the visit before", rows.delta_days),
-        ):
-            known = np.flatnonzero(~np.isnan(column))
-            parts.setdefault(said, {})[split] = (known, column[known])
-    return {
-        name: _Number(
-            {s: r for s, (r, _) in some.items()},
-            {s: data.records[s].rows.subject[r] for s, (r, _) in some.items()},
-            {s: v for s, (_, v) in some.items()},
-        )
-        for name, some in parts.items()
-    }
-
-
-def _auc(number: _Number, label: _Label) -> float:
-    """AUC of the number for the label, in whichever direction; .5 where too few subjects have both.
-
-    Every subject counts once on either side, so that one long record decides nothing.
-    """
-    values, weights = list[Floats](), list[Floats]()
-    for part in (label.yes, label.no):
-        chosen = {s: part[s][number.rows[s]] for s in number.rows}
-        values.append(
-            np.concatenate([number.value[s][chosen[s]] for s in chosen]).astype(np.float64)
-        )
-        weights.append(np.concatenate([_share(number.subject[s][chosen[s]]) for s in chosen]))
-    if min(float(w.sum()) for w in weights) < MIN_EVENTS - 0.5:
+def _auc(value: Floats, yes: Bools, no: Bools) -> float:
+    """AUC of a number in whichever direction, ties one half; .5 where too few have one."""
+    known = ~np.isnan(value) & (yes | no)
+    is_case = yes[known]
+    if min(is_case.sum(), (~is_case).sum()) < MIN_EVENTS:
         return 0.5
-    value, inverse = np.unique(np.concatenate(values), return_inverse=True)
-    yes, no = (
-        np.bincount(place, weights=weight, minlength=len(value))
-        for place, weight in zip(
-            np.split(inverse.reshape(-1), [len(values[0])]), weights, strict=True
-        )
-    )
-    below = np.cumsum(no) - no
-    auc = float((yes * (below + no / 2)).sum() / (yes.sum() * no.sum()))
+    _, place = np.unique(value[known], return_inverse=True)
+    cases = np.bincount(place[is_case], minlength=int(place.max()) + 1)
+    others = np.bincount(place, minlength=len(cases)) - cases
+    auc = float(cases @ (np.cumsum(others) - others / 2)) / (int(cases.sum()) * int(others.sum()))
     return max(auc, 1 - auc)
 
 
-def _per_subject(data: AuditData, part: dict[str, Bools]) -> dict[str, Floats]:
-    """(R,) weights of the chosen rows, which sum to 1 for each subject that has any; 0 elsewhere."""
-    out = {}
-    for split, chosen in part.items():
-        out[split] = np.zeros(len(chosen))
-        out[split][chosen] = _share(data.records[split].rows.subject[chosen])
-    return out
+def static_codes(data: AuditData) -> Finding:
+    """The AUC of all codes without a time together, by a ridge Cox model of other people (out of fold).
+
+    Those with the event are held against those followed without it for as long as half of the events took, so that a
+    code of people who left early, or stayed long, is no finding.
+    """
+    records, vocabulary = data.fitted, data.vocabulary
+    columns = fit_feature_spec(
+        records, vocabulary, max_codes=0, max_static_codes=MOST_STATIC, enough=FEWEST_CARRIERS
+    )
+    tokens, rows = columns.static_codes, records.rows
+    able = np.diff(rows.row_offsets) > 0
+    first_row = rows.row_offsets[:-1][able]
+    x = has_static(records.timelines, tokens)[able].astype(np.float64)
+    days, cause = rows.duration_days[first_row], rows.cause[first_row]
+    best, said, named, outcomes = 0.5, "nothing", np.zeros(0, np.int64), 0
+    for number, name in enumerate(data.task.causes, start=1):
+        event = cause == number
+        other = ~event & ((cause > 0) | (days >= np.median(days[event] if event.any() else np.inf)))
+        if min(event.sum(), other.sum()) < MIN_EVENTS:
+            continue
+        outcomes += 1
+        score, weight = _out_of_fold(data, CoxRows(x, rows.entry_days[first_row], days, event))
+        auc = _auc(score, event, other)
+        if auc > best:
+            best, named = auc, np.flatnonzero(weight > 0.3 * weight.max())[:MOST_NAMED]
+            said = f"the codes without a time together predict {name} with an AUC of {auc:.2f}"
+    tested = {"subjects": len(x), "codes": len(tokens), "outcomes": outcomes}
+    if not len(tokens) or not outcomes:
+        return Finding("not_tested", f"no code without a time is frequent, or {FEW_EVENTS}", tested)
+    if best <= HIGH_STATIC_AUC:
+        return Finding("passed", said, tested, round(best, 2), HIGH_STATIC_AUC)
+    names = [data.code_name(tokens[k], int(x[:, k].sum())) for k in named.tolist()]
+    return Finding(
+        "leak" if best > SURE_STATIC_AUC else "warning",
+        f"{said}, above all {', '.join(names)}; a code without a time may have been filled in after the event: "
+        "find out when it was recorded, and if it was, name it in visits.ignore",
+        tested,
+        round(best, 2),
+        HIGH_STATIC_AUC,
+        tokens,
+    )
 
 
-def _share(subject: Ints) -> Floats:
-    """(n,) one over the number of rows of each row's subject."""
-    _, inverse, count = np.unique(subject, return_inverse=True, return_counts=True)
-    return 1.0 / count[inverse.reshape(-1)]
+def _out_of_fold(data: AuditData, rows: CoxRows) -> tuple[Floats, Floats]:
+    """(n,) log-hazards by regressions on the other folds, and (F,) the mean size of the coefficients."""
+    fold = data.rng(22).integers(0, FOLDS, len(rows.event))
+    score, weight = np.zeros(len(fold)), np.zeros(rows.x.shape[1])
+    for k in range(FOLDS):
+        rest = fold != k
+        part = CoxRows(
+            rows.x[rest], rows.entry_days[rest], rows.duration_days[rest], rows.event[rest]
+        )
+        fit = CoxRegression(part).fit(ridge=0.1 * float(part.event.sum()))
+        score[~rest] = fit.log_hazard(rows.x[~rest])
+        weight += np.abs(fit.beta) / FOLDS
+    return score, weight
+
+
+# ---- how much suspicious codes matter ------------------------------------------------------------------------------
+
+
+def importance(data: AuditData, suspects: tuple[int, ...]) -> Importance | None:
+    """C of the first cause by the last horizon, and mean NLL, at prediction times of the audited split.
+
+    Returns:
+        `c` and `nll`, each `with` and `without` the suspects; None where fewer than 11 people have, or have not, the
+        event.
+    """
+    rows = data.records[data.split].rows
+    events = len(np.unique(rows.subject[rows.cause == 1]))
+    if not enough_people(events, len(np.unique(rows.subject))):
+        return None
+    hidden = np.isin(data.vocabulary.base, suspects)
+    found = {"with": _fit(data, np.zeros_like(hidden)), "without": _fit(data, hidden)}
+    return {name: {key: scores[name] for key, scores in found.items()} for name in ("c", "nll")}
+
+
+def _fit(data: AuditData, hidden: Bools) -> dict[str, float]:
+    """Of the model that does not know the `hidden` (V,) tokens."""
+    records = {name: _without(part, hidden) for name, part in data.records.items()}
+    fitting = FittingData(
+        data.task, data.vocabulary, records["train"], records["tuning"], training_edges(data)
+    )
+    model, judged = LandmarkCox(fitting), records[data.split]
+    chosen = fitting.draw(np.arange(len(judged)), MOST_ROWS)
+    horizon = data.task.horizons[-1]
+    risk = model.risk(judged, chosen, np.array([horizon]))[:, 0, 0]
+    c = concordance(
+        judged.rows.duration_days[chosen], judged.rows.cause[chosen], risk, horizon=horizon
+    )
+    return {"c": round(c, 3), "nll": round(float(model.nll(judged, chosen).mean()), 4)}
+
+
+def _without(records: TaskRecords, hidden: Bools) -> TaskRecords:
+    """The same visits, in which some codes have become unknown."""
+    old = records.timelines
+    codes = np.where(hidden[old.codes], UNKNOWN, old.codes).astype(np.int32)
+    values = np.where(hidden[old.codes][:, None], np.float32(np.nan), old.values)
+    static = np.where(hidden[old.static_codes], UNKNOWN, old.static_codes).astype(np.int32)
+    timelines = replace(old, codes=codes, values=values, static_codes=static)
+    return replace(records, timelines=timelines)
+
+
+def sentence(found: Importance | None) -> str:
+    """What `importance` found, for people."""
+    if found is None:
+        return "too few people have the event to say how much this matters"
+    c, nll = found["c"], found["nll"]
+    return (
+        f"with the suspicious codes a Cox model has C {c['with']:.2f} and an NLL of {nll['with']:.3f}, "
+        f"without them C {c['without']:.2f} and {nll['without']:.3f}"
+    )
 
 
 CHECKS = (
+    Check(
+        "whole_record_values",
+        "Were the numbers of a record scaled with its own later numbers?",
+        whole_record_values,
+        needs_records=True,
+    ),
     Check("telling_token", "Does any single code or number give the outcome away?", telling_token),
     Check(
         "static_codes",
-        "Does a code without a time, which nobody can date, give the outcome away?",
+        "Do the codes without a time, which nobody can date, give the outcome away together?",
         static_codes,
     ),
 )

@@ -34,7 +34,6 @@ _SAME = (
 _TRAINING = (*_MODEL, *_SAME, "training.learning_rate=1e-3", "training.warmup_steps=20")
 
 
-
 def run_pretraining_demo(
     prepared: Prepared, out: Path, *, task: str, seed: int, say: Callable[[str], Any]
 ) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
-# key in the file (examples/tripod.yaml): (title with the item of TRIPOD+AI or the domain of PROBAST, what is asked)
+# key in the file (examples/tripod.yaml): (title with the item of TRIPOD+AI or the domain of PROBAST+AI, what is asked)
 QUESTIONS = {
     "intended_use": (
         "Intended use and users (3b, 27)",
@@ -59,11 +59,11 @@ QUESTIONS = {
         "who confirmed that outcome, index and censoring codes mean what is claimed",
     ),
     "outcome_assessment": (
-        "Outcome assessment (8b, PROBAST 3)",
+        "Outcome assessment (8b, PROBAST+AI 3)",
         "whether it was assessed in the same way in everyone, blind to the predictors",
     ),
     "predictors_in_use": (
-        "Predictors at hand in use (PROBAST 2)",
+        "Predictors at hand in use (PROBAST+AI 2)",
         "whether every input is recorded in time where the model would be used",
     ),
     "sample_size": (
@@ -71,7 +71,7 @@ QUESTIONS = {
         "why this many subjects are enough for the decision in question",
     ),
     "external_validation": (
-        "External validation (12, PROBAST 1)",
+        "External validation (12, PROBAST+AI 1)",
         "another hospital, country or period, by people who did not build the model",
     ),
     "monitoring": (

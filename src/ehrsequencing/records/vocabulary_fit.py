@@ -89,6 +89,10 @@ class VocabularyFit:
             rows = np.flatnonzero(is_training[piece]) + piece.start
             self._update(events, rows, subject, hashed)
 
+    def values(self) -> Values:
+        """The numbers of training subjects that are kept; the key of a code is its number."""
+        return self._values.by_key()
+
     def _update(
         self, events: Events, rows: Ints, subject: Ints, hashed_id: NDArray[np.uint64]
     ) -> None:

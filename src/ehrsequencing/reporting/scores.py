@@ -302,14 +302,19 @@ def _is_thin(row: Mapping[str, Any], table: Scores) -> bool:
 
 
 def audit_case(m: Mapping[str, Any]) -> Case:
-    """The audit's verdict: `state` is `none`, `impossible`, `leak`, `warning` or `clean`, with its counts."""
+    """The audit's verdict: `state` is `none`, `impossible`, `leak`, `warning` or `clean`, with its counts.
+
+    `matter` is C and NLL of a Cox model with and without the suspicious codes that matter most, None without any.
+    """
     audit = m.get("audit")
     if not audit:
         return {"state": "impossible" if m.get("score") else "none"}
     verdicts = [check["verdict"] for check in audit["checks"]]
     passed, not_tested = verdicts.count("passed"), verdicts.count("not_tested")
     state = "leak" if audit["leaks"] else "warning" if audit.get("warnings") else "clean"
+    matters = [check["matter"] for check in audit["checks"] if check.get("matter")]
     return {
+        "matter": max(matters, key=lambda m: m["c"]["with"] - m["c"]["without"], default=None),
         "state": state,
         "passed": passed,
         "leaks": audit["leaks"],

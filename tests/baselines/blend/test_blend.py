@@ -12,9 +12,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from ehrsequencing.audit import copies, model_checks
+from ehrsequencing.audit import predictions
 from ehrsequencing.audit.data import AuditData
-from ehrsequencing.audit.source import of_few_people
 from ehrsequencing.baselines import boosted, history, landmark_cox
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
@@ -199,8 +198,6 @@ def test_no_stored_number_is_that_of_few_people(
     assert made.blend is not None
     columns = [made.blend.boosted.columns, made.blend.cox.design.columns]
     assert told_of_few(run, store, columns, "boosted.cuts", *RANGES) == 0
-    few, stored = of_few_people(made.blend, train, 5)
-    assert (few, stored > 300) == (0, True)
 
     def again(**broken: Any) -> tuple[Blend, Path]:
         data = FittingData(
@@ -212,7 +209,7 @@ def test_no_stored_number_is_that_of_few_people(
         other.save(folder)
         return other, folder
 
-    assert of_few_people(again(enough=1)[0], train, 5)[0] > 50  # bins and names of single people
+    assert told_of_few(again(enough=1)[1], store, columns, "boosted.cuts", *RANGES) > 5  # those of single people
 
     def plain_cuts(values: Any, owner: Any, **given: Any) -> Any:
         known = np.unique(values[~np.isnan(values)])
@@ -224,11 +221,9 @@ def test_no_stored_number_is_that_of_few_people(
 
     monkeypatch.setattr(boosted, "feature_cuts", plain_cuts)
     monkeypatch.setattr(landmark_cox, "feature_range", extremes)
-    broken, folder = again()
+    _, folder = again()
     assert told_of_few(folder, store, columns, "boosted.cuts") > 20
     assert told_of_few(folder, store, columns, *RANGES) > 5
-    assert of_few_people(replace(broken, cox=made.blend.cox), train, 5)[0] > 20
-    assert of_few_people(replace(broken, boosted=made.blend.boosted), train, 5)[0] > 5
 
 
 def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_own(
@@ -369,7 +364,7 @@ def test_a_planted_leak_of_the_history_features_is_found(
 ) -> None:
     """The network sees no future in both; only the features of trees and regressions do in the second."""
     data = AuditData(Run(run), store, split="held_out", subjects=30, seed=0)
-    assert model_checks.future_perturbation(data).verdict == "passed"
+    assert predictions.future_perturbation(data).verdict == "passed"
     plain = history._records_until
 
     def leaking(records: Any, chosen: Any) -> Any:
@@ -377,8 +372,10 @@ def test_a_planted_leak_of_the_history_features_is_found(
         return part, subject, np.minimum(visits + 1, np.diff(part.subject_offsets)[subject])
 
     monkeypatch.setattr(history, "_records_until", leaking)
-    assert model_checks.future_perturbation(data).verdict == "leak"
-    assert copies.answers(data, data.asked).shape[1] == 2 * len(data.task.causes) * (len(Run(run).blend.edges_days) + 1)
+    assert predictions.future_perturbation(data).verdict == "leak"
+    assert predictions.answers(data, data.asked).shape[1] == 2 * len(data.task.causes) * (
+        len(Run(run).blend.edges_days) + 1
+    )
 
 
 def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
