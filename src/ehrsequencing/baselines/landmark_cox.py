@@ -26,7 +26,8 @@ from ehrsequencing.baselines.history import (
     history_features,
 )
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, dropout_cause
+from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.scales import fit_scale
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -377,8 +378,8 @@ class HistoryCensoring:
         history = self._features(train, chosen)
         # it is not stored
         design = LinearDesign.fit(history, self.columns, train.rows.subject[chosen], enough=1)
-        fitted = self._rows(train.rows, chosen, design(history))
-        others = self._rows(tuning.rows, watched, design(self._features(tuning, watched)))
+        fitted = self._rows(train, chosen, design(history))
+        others = self._rows(tuning, watched, design(self._features(tuning, watched)))
         return design, fit_censoring_cox(fitted, tuning=others)
 
     def _at(self, records: TaskRecords, landmark_days: float | None) -> Ints:
@@ -387,11 +388,13 @@ class HistoryCensoring:
             every = records.at_landmark(landmark_days)
         return self.data.draw(every, MOST_CENSORING_ROWS)
 
-    def _rows(self, rows: TaskRows, chosen: Ints, x: Floats) -> CoxRows:
+    def _rows(self, records: TaskRecords, chosen: Ints, x: Floats) -> CoxRows:
+        rows, task = records.rows, self.data.task
+        ends = potential_days(records, task, self.data.dataset_end_us)
         return censoring_rows(
             x,
             rows.duration_days[chosen],
-            rows.cause[chosen],
-            until_days=max(self.data.task.horizons),
+            dropout_cause(rows.duration_days, rows.cause, ends)[chosen],
+            until_days=max(task.horizons),
             entry_days=rows.entry_days[chosen],
         )

@@ -23,14 +23,19 @@ from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import results
-from ehrsequencing.evaluation.comparison import ORACLE, Comparison, draw_subjects
+from ehrsequencing.evaluation.comparison import (
+    ORACLE,
+    Comparison,
+    draw_subjects,
+    fewer_draws,
+    main_place,
+)
 from ehrsequencing.evaluation.context import Context, read_tripod
 from ehrsequencing.evaluation.curves import (
+    calibration_rows,
     decision_rows,
-    groups_of_rows,
     incidence_rows,
     smooth_rows,
-    subgroup_rows,
 )
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
@@ -40,15 +45,21 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
+from ehrsequencing.evaluation.observation import unobserved_tenths
 from ehrsequencing.evaluation.oracle import (
     oracle_differences,
     oracle_table,
     oracle_warnings,
     truth_of,
 )
-from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.results import SHARED, add_result, before_and_after, recalibrate
+from ehrsequencing.evaluation.population import (
+    Population,
+    days_since_first_index,
+)
+from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import SHARED, add_result, without_few
 from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, nll_through
+from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.trained_baselines import (
     known_baselines,
     likelihood_of_parts,
@@ -56,12 +67,16 @@ from ehrsequencing.evaluation.trained_baselines import (
     rivals_of,
 )
 from ehrsequencing.metrics.censoring import (
-    RowCensoring,
+    CensoringByRow,
     StepFunction,
+    SubjectClock,
     censoring_survival,
     conditional_risk,
+    dropout_cause,
 )
+from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
+from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.prepared import Prepared
 
 GRID_POINTS = 12  # of the integrated Brier score
@@ -116,6 +131,11 @@ class Evaluation:
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.every_day = np.unique(np.r_[spaced, self.horizons])
         self.grid = self.every_day if self.source.is_curve else self.horizons
+        # where risks are known: between two of these days a hazard counts as constant, as it is between two edges
+        edges = np.array([edge for edge in self.source.edges_days if edge < self.horizons[-1]])
+        self.every_knot = np.unique(np.r_[self.every_day, edges])
+        self.knots = self.every_knot if self.source.is_curve else self.horizons
+        self.potential = potential_days(self.records, self.task, population.dataset_end_us)
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
         self.oracle = self.truth if self.truth is not None and self.truth.known.all() else None
@@ -133,44 +153,47 @@ class Evaluation:
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
-        at = self.settings.decision_thresholds
         strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
         metrics, differences = self._metrics(risks, comparisons, progress)
-        smooth: list[dict[str, Any]] = []
-        for number, comparison in enumerate(comparisons, start=1):
-            progress(f"calibration, decision curves, {number} of {len(comparisons)}")
-            curves, indices = smooth_rows(
-                comparison, causes, models=strongest, seed=self.settings.seed
-            )
-            smooth += curves
+        parts = [part for one in comparisons for part in one.parts() if len(part)]
+        curves: dict[str, list[dict[str, Any]]] = {"smooth_calibration": []}
+        for number, part in enumerate(parts, start=1):
+            progress(f"calibration, decision curves, {number} of {len(parts)}")
+            smooth, indices = smooth_rows(part, causes, models=strongest, seed=self.settings.seed)
+            curves["smooth_calibration"] += smooth
             metrics += indices
-        on_grid = self._comparisons({self.ours: risks[self.ours]}, self.grid)
+        at = self.settings.decision_thresholds
+        curves["calibration"] = [
+            row for part in parts for row in calibration_rows(part, causes, models=strongest)
+        ]
+        curves["decision"] = [
+            row
+            for part in parts
+            for row in decision_rows(part, causes, models=strongest, thresholds=at)
+        ]
         progress("subgroups, inputs, checks, codes that move the risk")
-        found = (
+        main = main_place(comparisons, self.ours)
+        self.warnings += self.context.warnings(comparisons)
+        for one in comparisons:
+            self.warnings += unobserved_tenths(one, self.records)
+        return (
             self.context.frame()
-            | self.context.surroundings(comparisons, settings=self.settings, trials=self.trials)
+            | self.context.surroundings(
+                comparisons, settings=self.settings, trials=self.trials, main=main
+            )
+            | curves
             | {
+                "main": {"landmark_days": main[0], "horizon_days": main[1]},
                 "models": list(risks),
                 "strongest": strongest[1] if len(strongest) > 1 else None,
                 "baselines": [
                     {"model": f.model.name, "tuning_nll": results.number(f.tuning_nll)}
                     for f in self.fitted
                 ],
-                "metrics": metrics,
-                "differences": differences,
+                "metrics": without_few(metrics),
+                "differences": without_few(differences),
                 "at_risk": [
                     results.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
-                ],
-                "calibration": [
-                    row
-                    for s in comparisons
-                    for row in results.calibration(s, causes, models=strongest)
-                ],
-                "smooth_calibration": smooth,
-                "decision": [
-                    row
-                    for s in comparisons
-                    for row in decision_rows(s, causes, models=strongest, thresholds=at)
                 ],
                 "subgroups": [
                     row for comparison in comparisons for row in self._subgroups(comparison)
@@ -179,26 +202,29 @@ class Evaluation:
                     self.source,
                     self.population,
                     selected(
-                        risks[self.ours], slice(None), np.searchsorted(self.grid, self.horizons)
+                        risks[self.ours], slice(None), np.searchsorted(self.knots, self.horizons)
                     ),
                     wanted=wanted_trajectories(self.population, self.settings),
                 ),
-                "incidence": [
-                    row
-                    for grid, s in zip(on_grid, comparisons, strict=True)
-                    if grid.landmark_days is not None
-                    for row in incidence_rows(
-                        grid, causes, model=self.ours, horizon_days=s.longest_horizon(self.ours)
-                    )
-                ],
+                "incidence": self._incidence(risks, main[1]),
                 "tripod": read_tripod(self.settings.tripod),
                 "codes": code_effects(self.run, self.population, settings=self.settings),
                 "oracle": self._oracle(),
                 "blend": results.blend(self.run, self.likelihood_of_parts()),
+                "warnings": self.warnings,
             }
         )
-        self.warnings += self.context.warnings(comparisons)
-        return found | {"warnings": self.warnings}
+
+    def _incidence(self, risks: Mapping[str, Floats], horizon_days: float) -> list[dict[str, Any]]:
+        """Incidence by risk group at each landmark, up to the main horizon."""
+        return [
+            row
+            for grid in self._comparisons({self.ours: risks[self.ours]}, self.grid)
+            if grid.landmark_days is not None and grid.followed(horizon_days).any()
+            for row in incidence_rows(
+                grid, self.task.causes, model=self.ours, horizon_days=horizon_days
+            )
+        ]
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
         """Only the long rows of `metrics`, without the indices of the smooth curves."""
@@ -206,18 +232,18 @@ class Evaluation:
         return self._metrics(risks, list(self._comparisons(risks, self.horizons)), progress)[0]
 
     def _risks(self, progress: Say) -> dict[str, Floats]:
-        """Model → (R, causes, grid), given no event in the blanking period; ours, then baselines, strongest first."""
+        """Model → (R, causes, knots), given no event in the blanking period; ours, then baselines, strongest first."""
         progress("risk curves")
-        risks = {self.ours: self.source.risk(self.records, self.grid)}
+        risks = {self.ours: self.source.risk(self.records, self.knots)}
         self.fitted = self._baselines(progress)
         # a baseline's sums depend a little on the days asked for
-        column = np.searchsorted(self.every_day, self.grid)
+        column = np.searchsorted(self.every_knot, self.knots)
         for model in self._others():
-            risks[model.name] = self._of_baseline(model, self.every_day, column)
-        risks |= {other.name: other.risk(self.records, self.grid) for other in self.beside}
+            risks[model.name] = self._of_baseline(model, self.every_knot, column)
+        risks |= {other.name: other.risk(self.records, self.knots) for other in self.beside}
         if self.oracle is not None:
             risks[ORACLE] = conditional_risk(
-                self.oracle.risk, self.grid, start_days=self.task.blanking
+                self.oracle.risk, self.knots, start_days=self.task.blanking
             )
         for risk in risks.values():
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
@@ -262,6 +288,8 @@ class Evaluation:
             self.source.edges_days,
             self.settings.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
+            recalibration=self.source.study.training.recalibration,
+            dataset_end_us=int(self.prepared.manifest["dataset_end_us"]),
         )
 
     def likelihood_of_parts(self) -> dict[str, float]:
@@ -282,7 +310,7 @@ class Evaluation:
         is_one_landmark = any(len(at) == len(self.rows) for _, at in places)
         if not (self.population.only_landmarks or is_one_landmark):
             places.append((None, np.arange(len(self.rows))))
-        column = slice(None) if days is self.grid else np.searchsorted(self.grid, days)
+        column = np.searchsorted(self.knots, days)
         for place, at in places:
             rows = slice(None) if place is None else at
             yield Comparison(
@@ -292,9 +320,23 @@ class Evaluation:
                 self.cause[at],
                 days,
                 {name: selected(risk, rows, column) for name, risk in risks.items()},
-                self._draws,
+                fewer_draws(self._draws, len(at)),
                 self._censoring(place, at),
+                self.potential[at],
+                {name: self._expected(risk, rows, days) for name, risk in risks.items()},
             )
+
+    def _expected(self, risk: Floats, rows: Ints | slice, days: Floats) -> Floats:
+        """(r, causes, days) events that a model expects of each row while it is under observation."""
+        start = self.task.blanking
+        late = np.flatnonzero(self.knots > start)
+        return expected_events(
+            selected(risk, rows, late),
+            self.knots[late],
+            duration_days=self.duration[rows],
+            horizons_days=days,
+            start_days=start,
+        )
 
     @cached_property
     def _draws(self) -> NDArray[np.uint8]:
@@ -304,21 +346,41 @@ class Evaluation:
 
     def _censoring(
         self, landmark_days: float | None, chosen: Ints
-    ) -> StepFunction | RowCensoring | None:
-        """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
+    ) -> StepFunction | CensoringByRow | None:
+        """G of drop-out: on each subject's own clock where subjects have several rows, else one curve for all.
+
+        Of a landmark it is fitted on the evaluated rows (None), or on the training subjects at risk there.
+        """
         if self.settings.censoring == "cox":
             return self._censoring_cox.of_rows(self.records, chosen, landmark_days=landmark_days)
+        subject = self.rows.subject[chosen]
+        if len(np.unique(subject)) < len(chosen):
+            return self._clock.of_rows(days_since_first_index(self.rows)[chosen])
         if not self.train_censoring:
             return None
         rows = self.context.records("train").rows
-        at = (
-            np.ones(len(rows), dtype=bool)
-            if landmark_days is None
-            else rows.at_landmark(landmark_days)
-        )
+        at = rows.at_landmark(landmark_days or 0.0)
         if not at.any():
             return None
-        return censoring_survival(rows.duration_days[at], rows.cause[at])
+        return censoring_survival(rows.duration_days[at], self._train_dropout[at])
+
+    @cached_property
+    def _train_dropout(self) -> Ints:
+        """(R,) causes of the training rows, 0 only where the subject dropped out."""
+        assert self.prepared is not None  # checked at the start
+        train, end_us = self.context.records("train"), self.prepared.manifest["dataset_end_us"]
+        ends = potential_days(train, self.task, int(end_us))
+        return dropout_cause(train.rows.duration_days, train.rows.cause, ends)
+
+    @cached_property
+    def _clock(self) -> SubjectClock:
+        """G₀ by time since the index, of the evaluated subjects or of the training subjects."""
+        if self.train_censoring:
+            rows, cause = self.context.records("train").rows, self._train_dropout
+        else:
+            rows, cause = self.rows, dropout_cause(self.duration, self.cause, self.potential)
+        since = days_since_first_index(rows)
+        return SubjectClock.fit(since, rows.duration_days, cause, rows.subject)
 
     @cached_property
     def _censoring_cox(self) -> HistoryCensoring:
@@ -336,7 +398,8 @@ class Evaluation:
         ):
             estimates = scope_estimates(comparison, self.task.causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
-            metrics += over_time_rows(on_grid, self.task.causes) if self.source.is_curve else []
+            if self.source.is_curve:
+                metrics += over_time_rows(on_grid, self.task.causes, self.horizons)
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
             self.beside_truth += oracle_differences(comparison, estimates, ours=self.ours)
         likelihoods, cause = self._likelihoods(), self.task.causes[0]
@@ -435,7 +498,9 @@ def evaluate(
     evaluation = Evaluation(source, population, prepared=store, settings=settings)
     result = evaluation.result(progress=progress)
     if fitted is not None:
-        recalibration = result["recalibration"] = before_and_after(run, fitted, population)
+        landmark = result["main"]["landmark_days"]
+        recalibration = before_and_after(run, fitted, population, landmark_days=landmark)
+        result["recalibration"] = recalibration
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_result(result, run_folder)
     return result

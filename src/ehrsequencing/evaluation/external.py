@@ -21,7 +21,8 @@ from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.results import before_and_after, recalibrate, write_result
+from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
@@ -115,7 +116,12 @@ def read_external(
         "splits": {SPLIT: counts["splits"]["train"]},
     }
     population = Population(
-        split=SPLIT, data=data_name(data), records=records, attrition=attrition, source=data
+        split=SPLIT,
+        data=data_name(data),
+        records=records,
+        attrition=attrition,
+        source=data,
+        dataset_end_us=end_us,
     )
     return External(population, unknown, unmatched, late=reader.late)
 
@@ -217,7 +223,10 @@ def validate(
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(
-                run, recalibrate(run, store), found.population
+                run,
+                recalibrate(run, store),
+                found.population,
+                landmark_days=result["main"]["landmark_days"],
             )
         write_result(result, temporary)
         draw(result, temporary)

@@ -19,7 +19,8 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
 from ehrsequencing.evaluation.comparison import ORACLE, Comparison
 from ehrsequencing.evaluation.estimates import Estimate, long_rows
 from ehrsequencing.evaluation.population import Population, RowFinder
-from ehrsequencing.evaluation.risk_source import RunRisks, hazards_through
+from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.cohort import NEVER
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 DRAWN = "drawn at random for the evaluation"  # the last step of the flow, where some were drawn
 
@@ -29,6 +31,7 @@ class Population:
             `prediction_times` and `events`.
         source: Folder of the MEDS records, where a simulation keeps its truth; None where it is not known.
         only_landmarks: Whether only landmarks are evaluated, since a file of predictions has none elsewhere.
+        dataset_end_us: Last timestamp of the data set.
     """
 
     split: str
@@ -37,6 +40,7 @@ class Population:
     attrition: Mapping[str, Any]
     source: Path | None
     only_landmarks: bool = False
+    dataset_end_us: int = NEVER
 
     @classmethod
     def of_split(cls, prepared: Prepared, task: TaskConfig, split: str) -> "Population":
@@ -61,6 +65,7 @@ class Population:
             records=prepared.records(task.name, split),
             attrition=prepared.attrition(task.name),
             source=None if source is None else Path(source),
+            dataset_end_us=int(prepared.manifest["dataset_end_us"]),
         )
 
     def drawn(self, settings: EvaluationConfig) -> "Population":
@@ -120,6 +125,12 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     return np.sort(
         np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False)
     )
+
+
+def days_since_first_index(rows: TaskRows) -> Floats:
+    """(R,) days from the subject's first index to each prediction time."""
+    first = rows.index_us[rows.row_offsets[:-1][rows.subject]]
+    return np.asarray((rows.prediction_us - first) / DAY_US, dtype=np.float64)
 
 
 class RowFinder:

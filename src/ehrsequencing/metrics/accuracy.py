@@ -77,12 +77,20 @@ def index_of_prediction_accuracy(rows: ScoredRows, *, null_risk: ArrayLike | Non
 
 
 def observed_over_expected(rows: ScoredRows) -> Floats:
-    """O/E: Aalen–Johansen incidence over the mean predicted risk; 1 is calibrated in the large.
+    """O/E: events seen over events expected while under observation; 1 is calibrated in the large.
+
+        O/E_e(t) = Σ_i 1[T_i ≤ t, cause_i = e] / Σ_i ∫₀^min(T_i, t) λ_e(u | x_i) du
+
+    The difference of the two sums is a martingale, so that no censoring that is independent given x biases it, and no
+    weights are needed: neither drop-out nor a follow-up that ends at an age or a date.
 
     Returns:
-        (causes, horizons) or (resamples, causes, horizons); NaN where no risk is predicted at all.
+        (causes, horizons) or (resamples, causes, horizons); NaN where no event is expected at all.
     """
-    return rows.finish(divide(rows.observed_risk, rows.mean_risk))
+    seen = [rows.weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
+    expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
+    observed = np.stack(seen, axis=2)
+    return rows.finish(divide(observed, expected.reshape(observed.shape)))
 
 
 def integrated_brier(rows: ScoredRows) -> Floats:
@@ -187,6 +195,7 @@ RECORDS = (
         target=1.0,
         digits=2,
         part="calibration",
+        of_every_row=True,
     ),
     Metric(
         key="ibs",

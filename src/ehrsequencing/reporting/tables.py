@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.evaluation.curves import SUBGROUP_METRICS
+from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.scores import place_of
