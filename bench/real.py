@@ -33,6 +33,8 @@ from _real_numbers import (
     cell,
     gap,
     interval,
+    median_and_wins,
+    median_text,
     oe_beside_cohort,
     ours_of,
     seeds_of,
@@ -205,12 +207,13 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     own = ours_of(splits)
     rivals = [model for model in means if model not in own]
     for model in [*own, *rivals]:
-        cells = [
-            cell(
-                metric,
-                interval((found.get((model, metric), math.nan) for found in by_split), splits),
-            )
+        columns = {
+            metric: [found.get((model, metric), math.nan) for found in by_split]
             for metric in COLUMNS
+        }
+        cells = [
+            cell(metric, interval(values, splits)) + median_text(metric, values)
+            for metric, values in columns.items()
         ]
         mark = " (strongest)" if model == rival else ""
         label = own[model] if model in own and len(own) > 1 else model
@@ -224,7 +227,8 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     for mine, other in [*pairs, *((mine, other) for mine in own for other in rivals)]:
         found = {metric: gap(by_split, splits, other, metric, ours=mine) for metric in COMPARED}
         cells = [
-            f"{cell(metric, value, signed=True)} *{verdict(metric, value)}*"
+            f"{cell(metric, value, signed=True)} *{verdict(metric, value)}*; "
+            + median_and_wins(by_split, other, metric, ours=mine)
             for metric, value in found.items()
         ]
         lines.append(f"| {own[mine]} − {own.get(other, other)} | {' | '.join(cells)} |")
@@ -253,9 +257,10 @@ def summary(name: str, splits: Sequence[Mapping[str, Any]]) -> str:
         numbers = " | ".join(
             cell(metric, (mean, math.nan, math.nan)) for metric, mean in means.items()
         )
-        less = (
-            "" if model == OURS else cell("nll", gap(by_split, splits, model, "nll"), signed=True)
-        )
+        less = ""
+        if model != OURS:
+            less = cell("nll", gap(by_split, splits, model, "nll"), signed=True)
+            less += f"; {median_and_wins(by_split, model, 'nll')}"
         label = f"**{own.get(model, model)}**" if model in own else model
         lines.append(
             f"| {place} | {label}{' (strongest)' if model == rival else ''} | {numbers} | {less} |"

@@ -19,7 +19,7 @@ KEYS = ("oe", "c", "auc", "ipa", "slope")
 
 @dataclass(frozen=True)
 class People:
-    """Rows of simulated people: when they enter, their hazard rate·shape·u^(shape − 1) u years after the index, ends."""
+    """Rows of simulated people, with the hazard rate · shape · u^(shape − 1) u years after the index."""
 
     subject: np.ndarray
     since: np.ndarray  # (n,) years from the index to the prediction time

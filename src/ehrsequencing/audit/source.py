@@ -12,7 +12,7 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.events import BIRTH, DEATH, STATIC, Events, parse_date_us
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, Events, parse_date_us
 from ehrsequencing.records.meds import DayCounts, LateRows, MedsReader, add_days, count_days
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -131,6 +131,7 @@ class FollowUp:
     last_us: int  # the record's last event but birth
     death_us: int | None  # death, which ends every follow-up; None without one
     is_beyond: bool = False  # whether the record goes on after the data's end
+    birth_us: int | None = None
 
     def end(
         self, index_us: int, task: TaskConfig, *, dataset_end_us: int, moment_us: int | None = None
@@ -139,15 +140,17 @@ class FollowUp:
 
         At one instant the outcome comes before censoring.
         """
-        if task.censoring.date is not None:
-            censoring_us = parse_date_us(task.censoring.date)
-        elif task.censoring.dataset_end:
-            censoring_us = dataset_end_us
+        rule, marks = task.censoring, [mark for mark in self.marks_us if mark >= index_us]
+        if rule.date is not None:
+            censoring_us = min([parse_date_us(rule.date), *marks])
+        elif rule.dataset_end:
+            censoring_us = min([dataset_end_us, *marks])
+        elif rule.age is not None and self.birth_us is not None:
+            birthday = self.birth_us + round(rule.age * DAY_US)
+            censoring_us = min([birthday, dataset_end_us, *marks])
         else:
             last_us = dataset_end_us if self.is_beyond else self.last_us
-            censoring_us = min(
-                (mark for mark in self.marks_us if mark >= index_us), default=last_us
-            )
+            censoring_us = min(marks, default=last_us)
         if self.death_us is not None:
             censoring_us = min(censoring_us, self.death_us)
         end = (censoring_us, 0)
@@ -172,6 +175,7 @@ def follow_up(
     """Outcome and censoring of one subject, by a loop over its events; the first `recurring` causes end no record."""
     first: tuple[int, int] | None = None
     outcomes, marks, last_us, death_us = list[tuple[int, int]](), [], int(STATIC), None
+    birth_us: int | None = None
     matched = [matcher.events(events).tolist() for matcher in causes]
     for place, (moment, number) in enumerate(
         zip(events.time_us.tolist(), events.code.tolist(), strict=True)
@@ -181,6 +185,8 @@ def follow_up(
             continue
         if code != BIRTH:
             last_us = max(last_us, moment)
+        elif birth_us is None:
+            birth_us = moment
         if code == DEATH and death_us is None:
             death_us = moment
         for cause, matches in enumerate(matched, start=1):
@@ -192,7 +198,8 @@ def follow_up(
             marks.append(moment)
     when, which = first if first else (None, 0)
     is_beyond = bool(np.isin(events.subject_id[:1], events.beyond))
-    return FollowUp(when, which, sorted(outcomes), marks, last_us, death_us, is_beyond)
+    ends = (marks, last_us, death_us, is_beyond, birth_us)
+    return FollowUp(when, which, sorted(outcomes), *ends)
 
 
 # features that are above 0 where somebody has the code, by the start of their names

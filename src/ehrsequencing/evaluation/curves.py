@@ -300,7 +300,7 @@ def calibration_rows(
         observed = estimate(scope, model, partial(_observed_groups, groups=groups))["observed"]
         low, high = observed.band()
         for cell in cells(scope, causes):
-            place = cell.pop("place")
+            place, _ = cell.pop("place"), cell.pop("events")
             risk = scope.risk[model][:, *place]
             group = quantile_groups(risk, groups)
             use = np.flatnonzero((found.n[place] > 0) & ~np.isnan(found.observed[place]))

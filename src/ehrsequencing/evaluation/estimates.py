@@ -252,9 +252,11 @@ def long_rows(
 
 
 def over_time_rows(
-    grid: Comparison, causes: Sequence[str], horizons_days: Floats
+    grid: Comparison, causes: Sequence[str], horizons_days: Floats, *, strongest: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Metrics over time up to each horizon (integrated Brier score, AJ error) of every model, intervals at landmarks.
+    """Metrics over time up to each horizon: integrated Brier score of every model, AJ error of the strongest.
+
+    Only landmarks have intervals.
 
     The AJ error comes with what right risks would show, `aj_null`: the 95th percentile of the error of the resampled
     gaps about the gap itself.
@@ -263,6 +265,7 @@ def over_time_rows(
         grid: The scope with risks on a time grid that has every horizon.
         causes: Names.
         horizons_days: Where each average over time ends.
+        strongest: Ours and the strongest baseline.
     """
     if grid.landmark_days is None:  # too much for what it says
         grid = grid.without_resamples()
@@ -271,7 +274,10 @@ def over_time_rows(
         inside = grid.followed(horizon)
         part = (grid if inside.all() else grid.among(inside)).until(horizon)
         for model in grid.risk if len(part) else ():
-            for name, one in _over_time(part, model).items():
+            found = _integrals(part, model)
+            if model in strongest:
+                found |= _incidence_errors(part, model)
+            for name, one in found.items():
                 for e, cause in enumerate(causes):
                     out += long_rows(
                         part.at_end(), one.of_cause(e), model=model, cause=cause, metric=name
@@ -279,26 +285,35 @@ def over_time_rows(
     return out
 
 
-def _over_time(part: Comparison, model: str) -> dict[str, Estimate]:
-    """IBS, AJ error and what it would be by chance, each (causes, 1)."""
-    metrics = taken("over time")
-    gap = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)})["gap"]
-    # an integral needs two times
-    plain = [metric for metric in metrics if metric.interval and len(part.horizons_days) > 1]
+def _integrals(part: Comparison, model: str) -> dict[str, Estimate]:
+    """Metrics of a whole grid that have an interval, each (causes, 1); an integral needs two times."""
+    if len(part.horizons_days) < 2:
+        return {}
+    plain = [metric for metric in taken("over time") if metric.interval]
     found = estimate(
         part, model, lambda rows: {key: x[..., None] for key, x in values(rows, plain).items()}
     )
-    days, last = part.horizons_days, gap.events[:, -1:]
-    none = np.zeros((0, *last.shape))
+    return {
+        key: replace(one, events=one.events[:, -1:], subjects=one.subjects[-1:])
+        for key, one in found.items()
+    }
+
+
+def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
+    """AJ error up to the last day, and what it would be by chance, each (causes, 1)."""
+    gap = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)})["gap"]
+    days, events = part.horizons_days, gap.events[:, -1:]
     error = mean_distance(gap.value, days)[:, None]
-    one = Estimate(error, none, last, gap.subjects[-1:])
-    chance = np.full_like(error, np.nan)
-    if len(gap.samples):
-        apart = mean_distance(gap.samples - gap.value, days)
-        chance = np.nanquantile(np.where(np.isnan(apart), 0.0, apart), 0.95, axis=0)[:, None]
-        chance = np.where(np.isnan(apart).mean(axis=0)[:, None] > 0.05, np.nan, chance)
-    out = {key: replace(found[key], events=last, subjects=gap.subjects[-1:]) for key in found}
-    return out | {"aj": one, "aj_null": replace(one, value=chance)}
+    own = Estimate(error, np.zeros((0, *error.shape)), events, gap.subjects[-1:])
+    if not len(gap.samples):
+        return {"aj": own}
+    apart = mean_distance(gap.samples - gap.value, days)
+    undefined = np.isnan(apart).mean(axis=0) > 0.05
+    chance = np.nanquantile(np.where(undefined, 0.0, apart), 0.95, axis=0)
+    return {
+        "aj": own,
+        "aj_null": replace(own, value=np.where(undefined, np.nan, chance)[:, None]),
+    }
 
 
 def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class Evaluation:
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
-        strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
+        strongest = self._strongest
         metrics, differences = self._metrics(risks, comparisons, progress)
         parts = [part for one in comparisons for part in one.parts() if len(part)]
         curves: dict[str, list[dict[str, Any]]] = {"smooth_calibration": []}
@@ -214,6 +214,11 @@ class Evaluation:
                 "warnings": self.warnings,
             }
         )
+
+    @property
+    def _strongest(self) -> list[str]:
+        """Ours, and the strongest baseline where there is one."""
+        return [self.ours, *(one.model.name for one in self.fitted[:1])]
 
     def _incidence(self, risks: Mapping[str, Floats], horizon_days: float) -> list[dict[str, Any]]:
         """Incidence by risk group at each landmark, up to the main horizon."""
@@ -399,7 +404,9 @@ class Evaluation:
             estimates = scope_estimates(comparison, self.task.causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
             if self.source.is_curve:
-                metrics += over_time_rows(on_grid, self.task.causes, self.horizons)
+                metrics += over_time_rows(
+                    on_grid, self.task.causes, self.horizons, strongest=self._strongest
+                )
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
             self.beside_truth += oracle_differences(comparison, estimates, ours=self.ours)
         likelihoods, cause = self._likelihoods(), self.task.causes[0]

@@ -190,16 +190,19 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
         reason = TOO_FEW if few else None
         return vars(place) | {
             "mean": number(mean),
+            "median": None if np.isnan(mean) else number(np.nanmedian(values)),
             **limits,
             "values": [*map(number, values)],
             "reason": reason,
         }
 
-    differences = [
-        line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
-        for place in places
-        if place.model != OURS and METRICS[place.metric].compared
-    ]
+    differences = []
+    for place in places:
+        if place.model != OURS and METRICS[place.metric].compared:
+            less = column(Place(OURS, *list(vars(place).values())[1:])) - column(place)
+            better = METRICS[place.metric].better
+            wins = {"wins": int(np.sum(better * less > 0)), "of": int(np.sum(~np.isnan(less)))}
+            differences.append(line(place, less) | wins)
     return {
         "splits": len(splits),
         "seeds": [split.seed for split in splits],

@@ -43,6 +43,7 @@ from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.tables import blend_weights as reported
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
+from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
 from helpers.settings import TINY
@@ -398,6 +399,8 @@ def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
 def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="visit head"):
         trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
+    with pytest.raises(EhrseqError, match="cannot start from another model"):  # it saw whom the weights are fitted on
+        trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, SETTINGS), init=Pretrained(run))
     with pytest.raises(EhrseqError, match="has not been recalibrated"):
         _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []
