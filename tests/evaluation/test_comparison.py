@@ -173,7 +173,7 @@ def test_right_risks_pass_against_chance_and_wrong_ones_do_not() -> None:
 
 
 def test_bands_of_a_smooth_curve_hold_it() -> None:
-    scope = world(9, 300, resamples=60)
+    scope = world(9, 150, resamples=60, rows_each=2)
     curves, metrics = smooth_rows(replace(scope, landmark_days=None), CAUSES, models=["right"], seed=0)
     for curve in curves:
         inside = [lo <= x <= hi for lo, x, hi in zip(curve["low"], curve["observed"], curve["high"], strict=True)]

@@ -221,7 +221,8 @@ def complete(**kind: Any) -> dict[str, Any]:
         },
         "instability": {"resamples": 3, "horizon_days": horizons[-1], "mape": 0.021,
                         "groups": _risk_groups(people, horizons)},
-        "external": None, "recalibration": _recalibration(causes, horizons, metrics["landmarks_days"][0]), "repeated_splits": _splits(metrics),
+        "external": None, "recalibration": _recalibration(causes, horizons, kind.get("landmarks", (0.0,))[0]),
+        "repeated_splits": _splits(metrics),
         "recalibrated_in_training": True,
     }  # fmt: skip
 

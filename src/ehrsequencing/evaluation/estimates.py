@@ -100,8 +100,11 @@ def estimate(
     }
     events = scope.subjects_with_event()
     subjects = np.full(len(scope.horizons_days), scope.subjects)
-    for name in point:
-        samples[name][:, too_few(events, subjects)] = np.nan
+    few = too_few(events, subjects)
+    for name, value in point.items():
+        samples[name][:, few[:, -value.shape[1] :]] = (
+            np.nan
+        )  # a mean over time goes by the last day
     return {name: Estimate(value, samples[name], events, subjects) for name, value in point.items()}
 
 

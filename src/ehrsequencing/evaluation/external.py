@@ -20,6 +20,7 @@ from ehrsequencing.core.files import private_folder, refuse_overlap
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.file_risks import people
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
@@ -253,9 +254,8 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
             f"{rate:.0%} of the tokens are unknown to the run: it cannot use what it does not know."
         )
     if seen:
-        many = f"{seen:,}" if seen >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
-        text = f"{many} subject ids also occur in the run's training data: if they are the same people, this is not"
-        warnings.append(f"{text} external validation.")
+        text = "subject ids also occur in the run's training data: if they are the same people, this is not"
+        warnings.append(f"{people(seen)} {text} external validation.")
     if found.late is not None:
         warnings.append(
             f"A few rows come after {found.late.gap_days:,} days without any row. They were left out and do not move "

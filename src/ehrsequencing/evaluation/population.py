@@ -9,6 +9,7 @@ import numpy as np
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.events import DAY_US
@@ -108,9 +109,9 @@ class Population:
         last = self.counts["steps"][-1]
         if last["step"] != DRAWN:
             return []
-        of = f"{last['subjects'] + last['excluded']:,} subjects of {self.split}"
+        some, whole = count_text(last["subjects"]), count_text(last["subjects"] + last["excluded"])
         return [
-            f"Only {last['subjects']:,} of {of}, drawn at random, are evaluated (evaluation.subjects)."
+            f"Only {some} of {whole} subjects of {self.split}, drawn at random, are evaluated (evaluation.subjects)."
         ]
 
 
