@@ -260,7 +260,7 @@ def tick_days(horizon_days: float) -> list[float]:
 def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict[str, Any]:
     """One risk group: mean predicted and observed incidence, its band over people, and how many people are left."""
     days = part.horizons_days
-    found = estimate(part, model, partial(_incidence, e=e))["observed"]
+    found = estimate(part, model, partial(_incidence, e=e), hides_few=False)["observed"]
     low, high = found.band()
     counts = RiskSets.count(part.duration_days, part.cause, part.risk[model].shape[1], None)
     reached = counts.reaches(days)

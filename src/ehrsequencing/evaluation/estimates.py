@@ -81,7 +81,11 @@ class Estimate:
 
 
 def estimate(
-    scope: Comparison, model: str, metrics: Callable[[ScoredRows], dict[str, Floats]]
+    scope: Comparison,
+    model: str,
+    metrics: Callable[[ScoredRows], dict[str, Floats]],
+    *,
+    hides_few: bool = True,
 ) -> dict[str, Estimate]:
     """Values of one model as they are and in every resample, by the same code.
 
@@ -91,6 +95,7 @@ def estimate(
         scope: The rows.
         model: Whose risks.
         metrics: Scored rows → name → (..., causes, horizons, ...).
+        hides_few: Whether there is no interval where there are too few people.
     """
     point = metrics(scope.scored(model))
     found = [metrics(scope.scored(model, weights=weights)) for weights in _work_blocks(scope)]
@@ -101,7 +106,7 @@ def estimate(
     events = scope.subjects_with_event()
     subjects = np.full(len(scope.horizons_days), scope.subjects)
     few = too_few(events, subjects)
-    for name, value in point.items():
+    for name, value in point.items() if hides_few else ():
         samples[name][:, few[:, -value.shape[1] :]] = (
             np.nan
         )  # a mean over time goes by the last day

@@ -328,20 +328,23 @@ class Evaluation:
                 fewer_draws(self._draws, len(at)),
                 self._censoring(place, at),
                 self.potential[at],
-                {name: self._expected(risk, rows, days) for name, risk in risks.items()},
+                self._expected(risks, rows) if days is self.horizons else {},
             )
 
-    def _expected(self, risk: Floats, rows: Ints | slice, days: Floats) -> Floats:
-        """(r, causes, days) events that a model expects of each row while it is under observation."""
+    def _expected(self, risks: Mapping[str, Floats], rows: Ints | slice) -> dict[str, Floats]:
+        """Model → (r, causes, horizons), events that it expects of each row while it is under observation."""
         start = self.task.blanking
         late = np.flatnonzero(self.knots > start)
-        return expected_events(
-            selected(risk, rows, late),
-            self.knots[late],
-            duration_days=self.duration[rows],
-            horizons_days=days,
-            start_days=start,
-        )
+        return {
+            name: expected_events(
+                selected(risk, rows, late),
+                self.knots[late],
+                duration_days=self.duration[rows],
+                horizons_days=self.horizons,
+                start_days=start,
+            )
+            for name, risk in risks.items()
+        }
 
     @cached_property
     def _draws(self) -> NDArray[np.uint8]:

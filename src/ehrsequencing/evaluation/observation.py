@@ -46,6 +46,6 @@ def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float
     duration, event = scope.duration_days[inside], (scope.cause[inside] > 0).astype(np.int64)
     for number in np.unique(tenth):
         here = tenth == number
-        if not RiskSets.count(duration[here], event[here], 1, None).reaches(horizon_days):
+        if not RiskSets.count(duration[here], event[here], 1, None).reaches([horizon_days])[0]:
             return True
     return False

@@ -36,22 +36,13 @@ def brier(rows: ScoredRows) -> Floats:
     return rows.finish(rows.where_covered(scores))
 
 
-def null_brier(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> Floats:
-    """Brier score of a prediction that is the same for everyone.
-
-    Args:
-        rows: The scored rows; their risks are not used.
-        null_risk: (causes, horizons) that prediction, say the training subjects' incidence. Default: the Aalen–Johansen
-            incidence of these rows, again for each resample.
+def null_brier(rows: ScoredRows) -> Floats:
+    """Brier score of giving everyone the observed incidence of these rows, again for each resample.
 
     Returns:
         (causes, horizons) or (resamples, causes, horizons).
     """
-    risk = (
-        rows.observed_risk
-        if null_risk is None
-        else np.broadcast_to(np.asarray(null_risk), rows.observed_risk.shape)
-    )
+    risk = rows.observed_risk
     scores = np.empty_like(rows.observed_risk)
     for h in range(len(rows.horizons_days)):
         known = rows.known_weights(h)
@@ -61,17 +52,13 @@ def null_brier(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> Float
     return rows.finish(rows.where_covered(scores))
 
 
-def index_of_prediction_accuracy(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> Floats:
+def index_of_prediction_accuracy(rows: ScoredRows) -> Floats:
     """IPA = 1 − Brier / Brier of the null prediction (Kattan & Gerds 2018): 0 is no skill, below 0 is harm.
-
-    Args:
-        rows: The scored rows.
-        null_risk: See `null_brier`.
 
     Returns:
         (causes, horizons) or (resamples, causes, horizons); NaN where the null prediction is perfect.
     """
-    null = null_brier(rows, null_risk=null_risk)
+    null = null_brier(rows)
     # A null score of 0 up to rounding (everybody or nobody had the event) leaves the skill undefined.
     return 1.0 - divide(rows.once(brier), np.where(null < 1e-12, 0.0, null))
 

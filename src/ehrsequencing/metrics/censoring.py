@@ -443,34 +443,3 @@ def aalen_johansen_se(
         variances.append(np.where(counts.times_days <= horizon, terms, 0.0).sum(axis=-1))
     error: Floats = np.sqrt(np.maximum(np.stack(variances, axis=-1), 0.0))
     return error
-
-
-def check_horizons(
-    duration_days: ArrayLike,
-    cause: ArrayLike,
-    horizons_days: ArrayLike,
-    *,
-    censoring: StepFunction | None = None,
-) -> None:
-    """Refuse horizons that the follow-up does not reach.
-
-    Args:
-        duration_days: (n,) observed times.
-        cause: (n,) int, 0 = censored.
-        horizons_days: (horizons,) times at which risk is to be evaluated.
-        censoring: G where it was fitted on other rows.
-
-    Raises:
-        EhrseqError: At some horizon G(t−) is 0, or nobody is observed any more although some were event-free when last
-            seen. Metrics are NaN there.
-    """
-    horizons = np.atleast_1d(np.asarray(horizons_days, dtype=np.float64))
-    counts = RiskSets.count(duration_days, (np.asarray(cause) > 0).astype(np.int64), 1, None)
-    covered = counts.reaches(horizons) & ((censoring or counts.censoring).before(horizons) > 0)
-    if not covered.all():
-        beyond = ", ".join(f"{days:g}" for days in horizons[~covered])
-        raise EhrseqError(
-            f"follow-up ends before {beyond} days",
-            where="horizons",
-            fix="choose horizons within the follow-up",
-        )

@@ -155,7 +155,7 @@ class ScoredRows:
 
     @cached_property
     def covered(self) -> Bools:
-        """(resamples, horizons) whether follow-up reaches the horizon (see `check_horizons`)."""
+        """(resamples, horizons) whether follow-up reaches the horizon."""
         return self.counts.reaches(self.horizons_days) & (self.smallest_g > 0)
 
     @cached_property
