@@ -47,7 +47,6 @@ from ehrsequencing.evaluation.estimates import (
 from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
 from ehrsequencing.evaluation.observation import unobserved_tenths
 from ehrsequencing.evaluation.oracle import (
-    oracle_differences,
     oracle_table,
     oracle_warnings,
     truth_of,
@@ -139,7 +138,6 @@ class Evaluation:
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
         self.oracle = self.truth if self.truth is not None and self.truth.known.all() else None
-        self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         trials = settings.tuning_trials
         self.trials = self.source.study.evaluation.tuning_trials if trials is None else trials
@@ -411,7 +409,6 @@ class Evaluation:
                     on_grid, self.task.causes, self.horizons, strongest=self._strongest
                 )
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
-            self.beside_truth += oracle_differences(comparison, estimates, ours=self.ours)
         likelihoods, cause = self._likelihoods(), self.task.causes[0]
         for comparison in comparisons:
             days = comparison.landmark_days
@@ -472,7 +469,7 @@ class Evaluation:
             train = self.context.records("train").rows
             found = oracle_table(self.truth, self.source, self.records, self.nll, train=train)
             self.warnings += oracle_warnings(found)
-        return found | {"differences": self.beside_truth}
+        return found
 
 
 def evaluate(
