@@ -40,6 +40,7 @@ class People:
         return -np.expm1(-self.rate[:, None] * until)[:, None]
 
     def scope(self, *, censored: bool, clock: bool, names_its_end: bool = True) -> Comparison:
+        """The rows with true risks; weights by one curve over rows, or on the subject's clock."""
         end = self.end if censored else np.full(len(self.event), np.inf)
         potential = self.potential if censored and names_its_end else np.full(len(end), np.inf)
         duration = np.minimum(self.event, end)

@@ -21,6 +21,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.drift import drift, input_rates, instability
+from ehrsequencing.evaluation.observation import unobserved_tenths
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
@@ -274,6 +275,7 @@ class Context:
         ]
         for comparison in comparisons:
             found += comparison.warnings(self.risks.name)
+            found += unobserved_tenths(comparison, population.records)
         return found
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
-from ehrsequencing.baselines.landmark_cox import HistoryCensoring
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
@@ -45,19 +44,15 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
-from ehrsequencing.evaluation.observation import unobserved_tenths
 from ehrsequencing.evaluation.oracle import (
     oracle_table,
     oracle_warnings,
     truth_of,
 )
-from ehrsequencing.evaluation.population import (
-    Population,
-    days_since_first_index,
-)
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result, without_few
-from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, nll_through
+from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, nll_of_curves
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.trained_baselines import (
     known_baselines,
@@ -65,17 +60,10 @@ from ehrsequencing.evaluation.trained_baselines import (
     parts_alone,
     rivals_of,
 )
-from ehrsequencing.metrics.censoring import (
-    CensoringByRow,
-    StepFunction,
-    SubjectClock,
-    censoring_survival,
-    conditional_risk,
-    dropout_cause,
-)
+from ehrsequencing.evaluation.weights import Weights
+from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.prepared import Prepared
 
 GRID_POINTS = 12  # of the integrated Brier score
@@ -134,7 +122,6 @@ class Evaluation:
         edges = np.array([edge for edge in self.source.edges_days if edge < self.horizons[-1]])
         self.every_knot = np.unique(np.r_[self.every_day, edges])
         self.knots = self.every_knot if self.source.is_curve else self.horizons
-        self.potential = potential_days(self.records, self.task, population.dataset_end_us)
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
         self.oracle = self.truth if self.truth is not None and self.truth.known.all() else None
@@ -172,8 +159,6 @@ class Evaluation:
         progress("subgroups, inputs, checks, codes that move the risk")
         main = main_place(comparisons, self.ours)
         self.warnings += self.context.warnings(comparisons)
-        for one in comparisons:
-            self.warnings += unobserved_tenths(one, self.records)
         return (
             self.context.frame()
             | self.context.surroundings(
@@ -193,9 +178,7 @@ class Evaluation:
                 "at_risk": [
                     results.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
                 ],
-                "subgroups": [
-                    row for comparison in comparisons for row in self._subgroups(comparison)
-                ],
+                "subgroups": [row for one in comparisons for row in self._subgroups(one)],
                 "trajectories": trajectories(
                     self.source,
                     self.population,
@@ -230,7 +213,7 @@ class Evaluation:
         ]
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
-        """Only the long rows of `metrics`, without the indices of the smooth curves."""
+        """Only the long rows of `metrics`, also of few people, without the indices of the smooth curves."""
         risks = self._risks(progress)
         return self._metrics(risks, list(self._comparisons(risks, self.horizons)), progress)[0]
 
@@ -310,8 +293,8 @@ class Evaluation:
             at = np.flatnonzero(self.rows.at_landmark(landmark))
             if len(at):
                 places.append((landmark, at))
-        is_one_landmark = any(len(at) == len(self.rows) for _, at in places)
-        if not (self.population.only_landmarks or is_one_landmark):
+        whole = any(len(at) == len(self.rows) for _, at in places)
+        if not (self.population.only_landmarks or whole):
             places.append((None, np.arange(len(self.rows))))
         column = np.searchsorted(self.knots, days)
         for place, at in places:
@@ -324,8 +307,8 @@ class Evaluation:
                 days,
                 {name: selected(risk, rows, column) for name, risk in risks.items()},
                 fewer_draws(self._draws, len(at)),
-                self._censoring(place, at),
-                self.potential[at],
+                self._weights.at(place, at),
+                self._weights.potential[at],
                 self._expected(risks, rows) if days is self.horizons else {},
             )
 
@@ -350,47 +333,11 @@ class Evaluation:
             len(self.records.timelines), self.settings.bootstrap, self.settings.seed
         )
 
-    def _censoring(
-        self, landmark_days: float | None, chosen: Ints
-    ) -> StepFunction | CensoringByRow | None:
-        """G of drop-out: on each subject's own clock where subjects have several rows, else one curve for all.
-
-        Of a landmark it is fitted on the evaluated rows (None), or on the training subjects at risk there.
-        """
-        if self.settings.censoring == "cox":
-            return self._censoring_cox.of_rows(self.records, chosen, landmark_days=landmark_days)
-        subject = self.rows.subject[chosen]
-        if len(np.unique(subject)) < len(chosen):
-            return self._clock.of_rows(days_since_first_index(self.rows)[chosen])
-        if not self.train_censoring:
-            return None
-        rows = self.context.records("train").rows
-        at = rows.at_landmark(landmark_days or 0.0)
-        if not at.any():
-            return None
-        return censoring_survival(rows.duration_days[at], self._train_dropout[at])
-
     @cached_property
-    def _train_dropout(self) -> Ints:
-        """(R,) causes of the training rows, 0 only where the subject dropped out."""
-        assert self.prepared is not None  # checked at the start
-        train, end_us = self.context.records("train"), self.prepared.manifest["dataset_end_us"]
-        ends = potential_days(train, self.task, int(end_us))
-        return dropout_cause(train.rows.duration_days, train.rows.cause, ends)
-
-    @cached_property
-    def _clock(self) -> SubjectClock:
-        """G₀ by time since the index, of the evaluated subjects or of the training subjects."""
-        if self.train_censoring:
-            rows, cause = self.context.records("train").rows, self._train_dropout
-        else:
-            rows, cause = self.rows, dropout_cause(self.duration, self.cause, self.potential)
-        since = days_since_first_index(rows)
-        return SubjectClock.fit(since, rows.duration_days, cause, rows.subject)
-
-    @cached_property
-    def _censoring_cox(self) -> HistoryCensoring:
-        return HistoryCensoring(self._fitting_data)
+    def _weights(self) -> Weights:
+        train = self.context.records("train") if self.train_censoring else None
+        fitting = self._fitting_data if self.settings.censoring == "cox" else None
+        return Weights(self.population, self.task, train=train, fitting=fitting)
 
     def _metrics(
         self, risks: Mapping[str, Floats], comparisons: list[Comparison], progress: Say
@@ -414,14 +361,11 @@ class Evaluation:
             days = comparison.landmark_days
             rows = slice(None) if days is None else self.records.at_landmark(days)
             nll = {name: found[rows] for name, found in likelihoods.items()}
-            metrics += [
-                nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()
-            ]
-            differences += [
-                nll_row(comparison, nll[self.ours] - nll[rival], model=rival, cause=cause)
-                for rival in rivals
-                if rival in nll
-            ]
+            for name, own in nll.items():
+                metrics.append(nll_row(comparison, own, model=name, cause=cause))
+                if name in rivals:
+                    less = nll[self.ours] - own
+                    differences.append(nll_row(comparison, less, model=name, cause=cause))
         return metrics, differences
 
     def _likelihoods(self) -> dict[str, Floats]:
@@ -430,11 +374,11 @@ class Evaluation:
         Each by its own hazards (baselines on the run's grid), or, for a source that is known at some knots only, all
         by curves through their risks there.
         """
-        own, every = self.source.nll(self.records), np.arange(len(self.rows))
-        self.nll, knots, start = own, self.source.knots_days, self.task.blanking
-        if own is None:
+        self.nll, every = self.source.nll(self.records), np.arange(len(self.rows))
+        knots, start = self.source.knots_days, self.task.blanking
+        if self.nll is None:
             return {}
-        found = {self.ours: own}
+        found = {self.ours: self.nll}
         if knots is None:
             found |= {model.name: model.nll(self.records, every) for model in self._others()}
             return found | ({} if self.oracle is None else {ORACLE: self.oracle.nll(self.rows)})
@@ -442,23 +386,15 @@ class Evaluation:
         risks |= {other.name: other.risk(self.records, knots) for other in self.beside}
         if self.oracle is not None:
             risks[ORACLE] = conditional_risk(self.oracle.risk, knots, start_days=start)
-        for name, risk in risks.items():
-            nll = nll_through(risk, knots, self.rows, start_days=start)
-            if np.isfinite(nll).all():
-                found[name] = nll
-            else:
-                self.warnings.append(f"{name} has no NLL: an event falls where its curve is flat.")
-        return found
+        through, notes = nll_of_curves(risks, knots, self.rows, start_days=start)
+        self.warnings += notes
+        return found | through
 
     def _subgroups(self, comparison: Comparison) -> list[dict[str, Any]]:
         if comparison.landmark_days is None:
             return []
-        groups = groups_of_rows(
-            self.records,
-            self.source.vocabulary,
-            chosen=self.records.at_landmark(comparison.landmark_days),
-            kinds=self.settings.subgroups,
-        )
+        at, kinds = self.records.at_landmark(comparison.landmark_days), self.settings.subgroups
+        groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at, kinds=kinds)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
     def _oracle(self) -> dict[str, Any] | None:

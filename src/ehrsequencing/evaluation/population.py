@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER
-from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.timelines import TaskRecords
 
 DRAWN = "drawn at random for the evaluation"  # the last step of the flow, where some were drawn
 
@@ -126,12 +125,6 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     return np.sort(
         np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False)
     )
-
-
-def days_since_first_index(rows: TaskRows) -> Floats:
-    """(R,) days from the subject's first index to each prediction time."""
-    first = rows.index_us[rows.row_offsets[:-1][rows.subject]]
-    return np.asarray((rows.prediction_us - first) / DAY_US, dtype=np.float64)
 
 
 class RowFinder:

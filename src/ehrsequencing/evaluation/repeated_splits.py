@@ -201,8 +201,8 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
         if place.model != OURS and METRICS[place.metric].compared:
             less = column(Place(OURS, *list(vars(place).values())[1:])) - column(place)
             better = METRICS[place.metric].better
-            wins = {"wins": int(np.sum(better * less > 0)), "of": int(np.sum(~np.isnan(less)))}
-            differences.append(line(place, less) | wins)
+            won, known = np.sum(better * less > 0), np.sum(~np.isnan(less))
+            differences.append(line(place, less) | {"wins": int(won), "of": int(known)})
     return {
         "splits": len(splits),
         "seeds": [split.seed for split in splits],
@@ -267,13 +267,11 @@ def repeated_splits(
     """
     run = Run(run_folder)
     if not 0 <= first_seed < 2**31:
-        raise EhrseqError(
-            "is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234"
-        )
+        fix = "use a number from 0 on, as in 1234"
+        raise EhrseqError("is not a seed", where="--split-seed", fix=fix)
     if splits < 2:
-        raise EhrseqError(
-            "an interval over splits needs two splits", where="--splits", fix="use 25"
-        )
+        what = "an interval over splits needs two splits"
+        raise EhrseqError(what, where="--splits", fix="use 25")
     RunRisks(run)  # refuses the visit head
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"

@@ -1,7 +1,7 @@
 """What is evaluated: a source of risks, which is a trained run or somebody else's file of predictions."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -154,6 +154,20 @@ def nll_through(
             entry_days=rows.entry_days,
         )
     return np.where(np.isnan(nll), np.inf, nll)
+
+
+def nll_of_curves(
+    risks: Mapping[str, Floats], knots_days: Floats, rows: TaskRows, *, start_days: float
+) -> tuple[dict[str, Floats], list[str]]:
+    """Model → (R,) likelihood of the curve through its risks, where it is finite; and who has none."""
+    found, notes = dict[str, Floats](), list[str]()
+    for name, risk in risks.items():
+        nll = nll_through(risk, knots_days, rows, start_days=start_days)
+        if np.isfinite(nll).all():
+            found[name] = nll
+        else:
+            notes.append(f"{name} has no NLL: an event falls where its curve is flat.")
+    return found, notes
 
 
 def risk_through(
