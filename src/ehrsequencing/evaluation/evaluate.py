@@ -141,21 +141,16 @@ class Evaluation:
         strongest = self._strongest
         metrics, differences = self._metrics(risks, comparisons, progress)
         parts = [part for one in comparisons for part in one.parts() if len(part)]
-        curves: dict[str, list[dict[str, Any]]] = {"smooth_calibration": []}
+        drawn = ("smooth_calibration", "calibration", "decision")
+        curves: dict[str, list[dict[str, Any]]] = {name: [] for name in drawn}
         for number, part in enumerate(parts, start=1):
             progress(f"calibration, decision curves, {number} of {len(parts)}")
             smooth, indices = smooth_rows(part, causes, models=strongest, seed=self.settings.seed)
             curves["smooth_calibration"] += smooth
             metrics += indices
-        at = self.settings.decision_thresholds
-        curves["calibration"] = [
-            row for part in parts for row in calibration_rows(part, causes, models=strongest)
-        ]
-        curves["decision"] = [
-            row
-            for part in parts
-            for row in decision_rows(part, causes, models=strongest, thresholds=at)
-        ]
+            curves["calibration"] += calibration_rows(part, causes, models=strongest)
+            at = self.settings.decision_thresholds
+            curves["decision"] += decision_rows(part, causes, models=strongest, thresholds=at)
         progress("subgroups, inputs, checks, codes that move the risk")
         main = main_place(comparisons, self.ours)
         self.warnings += self.context.warnings(comparisons)
@@ -186,10 +181,13 @@ class Evaluation:
                         risks[self.ours], slice(None), np.searchsorted(self.knots, self.horizons)
                     ),
                     wanted=wanted_trajectories(self.population, self.settings),
+                    horizon_days=main[1],
                 ),
                 "incidence": self._incidence(risks, main[1]),
                 "tripod": read_tripod(self.settings.tripod),
-                "codes": code_effects(self.run, self.population, settings=self.settings),
+                "codes": code_effects(
+                    self.run, self.population, settings=self.settings, horizon_days=main[1]
+                ),
                 "oracle": self._oracle(),
                 "blend": results.blend(self.run, self.likelihood_of_parts()),
                 "warnings": self.warnings,

@@ -281,9 +281,8 @@ def repeated_splits(
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
-        raise EhrseqError(
-            "the MEDS records have moved", where=str(records), fix="name them with --data"
-        )
+        what, fix = "the MEDS records have moved", "name them with --data"
+        raise EhrseqError(what, where=str(records), fix=fix)
     if data is not None:
         _require_own_records(run, store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
