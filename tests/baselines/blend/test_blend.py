@@ -319,7 +319,7 @@ def test_evaluate_judges_the_blend_and_not_its_network(
             if row["model"] == model and row["metric"] in metrics and row["value"] is not None
         }
 
-    kinds = ("c", "auc", "brier", "oe")
+    kinds = ("c", "auc", "brier", "ipa")  # O/E of a file is that of hazards between its horizons
     ours, theirs, alone = values(result, OURS, kinds), values(scored, "blend", kinds), values(result, NETWORK, kinds)
     assert set(ours) == set(theirs) == set(alone)
     assert {key[3] for key in ours} == set(kinds)
