@@ -318,7 +318,7 @@ def test_instability_of_an_ensemble_and_of_a_single_model(run: Run, prepared: Pr
     with torch.no_grad():
         for weights in twin.parameters():
             weights.mul_(1.1)
-    pair.model = Ensemble(run.model.config.model_copy(update={"members": 2}))
+    pair.model = Ensemble(twin.config.model_copy(update={"members": 2}))
     pair.model.members = nn.ModuleList([run.model, twin])
     found = instability(pair, records, chosen=chosen, horizon_days=365.25)
     assert found is not None
