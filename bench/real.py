@@ -69,7 +69,6 @@ class RealSet:
         splits: Default number of splits.
         prepare: Settings of the records, the same in every trial.
         tuning_trials: Settings tried for ours on this set before; the boosting tries as many.
-        censoring: Of the evaluation.
         counts: Whether the patients are real and enough, so that the set decides.
     """
 
@@ -77,7 +76,6 @@ class RealSet:
     splits: int = 10
     prepare: tuple[str, ...] = ()
     tuning_trials: int = 8
-    censoring: str = "kaplan-meier"
     counts: bool = True
 
 
@@ -85,7 +83,7 @@ SETS = {
     "pbc2": RealSet("312 real patients", splits=25, tuning_trials=9),
     "nafld": RealSet("14,051 real patients", tuning_trials=7),
     "physionet2012": RealSet("3,996 real ICU stays", prepare=("visits.by=window", "visits.window=12h")),
-    "delphi_sim": RealSet("7,141 simulated life courses, published", censoring="cox", counts=False),
+    "delphi_sim": RealSet("7,141 simulated life courses, published", counts=False),
     "mimic4_demo": RealSet("100 real patients; it runs, no accuracy is claimed", splits=1, tuning_trials=1,
                            prepare=("training.epochs=3",), counts=False),
 }  # fmt: skip
@@ -133,9 +131,9 @@ class Trial:
 
     @property
     def judged_by(self) -> EvaluationConfig:
-        """Baselines and censoring weights."""
+        """Baselines and trials."""
         one = SETS[self.name]
-        changed = {"baselines": self.baselines, "censoring": one.censoring, "bootstrap": 0}
+        changed = {"baselines": self.baselines, "bootstrap": 0}
         told = self.study.evaluation.model_dump() | changed | {"tuning_trials": one.tuning_trials}
         return EvaluationConfig.model_validate(told)
 
