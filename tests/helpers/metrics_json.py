@@ -78,7 +78,7 @@ def example(
         "task": {
             "name": "death_after_icu", "index": {"code": ["ICU_ADMISSION"], "which": "first", "after": 2.0},
             "outcome": {causes[0]: ["MEDS_DEATH"]}, "competing": {c: [f"{c.upper()}//*"] for c in causes[1:]},
-            "censoring": {"code": ["END_OF_FOLLOWUP"], "date": None, "dataset_end": False},
+            "censoring": {"code": ["END_OF_FOLLOWUP"], "date": None, "age": None, "dataset_end": False},
             "horizons": list(horizons), "landmarks": list(landmarks), "blanking": 0.0,
         },
         "question": "For adults 48 hours after their first admission to intensive care: will they die?",

@@ -293,7 +293,7 @@ def calibration_rows(
     scope: Comparison, causes: Sequence[str], *, models: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Observed against predicted risk in groups, with a band over people."""
-    groups = 10 if np.sum(scope.cause == 1) >= 200 else 5
+    groups = 10 if people(scope.subject, scope.cause == 1) >= 200 else 5
     out = []
     for model in models:
         found = grouped_calibration(scope.scored(model), groups=groups)

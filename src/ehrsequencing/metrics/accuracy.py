@@ -72,12 +72,14 @@ def observed_over_expected(rows: ScoredRows) -> Floats:
     weights are needed: neither drop-out nor a follow-up that ends at an age or a date.
 
     Returns:
-        (causes, horizons) or (resamples, causes, horizons); NaN where no event is expected at all.
+        (causes, horizons) or (resamples, causes, horizons); NaN where no event is expected, or nobody is followed to
+        the horizon.
     """
     seen = [rows.weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
     expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
     observed = np.stack(seen, axis=2)
-    return rows.finish(divide(observed, expected.reshape(observed.shape)))
+    ratio = divide(observed, expected.reshape(observed.shape))
+    return rows.finish(np.where(rows.counts.reaches(rows.horizons_days)[:, None], ratio, np.nan))
 
 
 def integrated_brier(rows: ScoredRows) -> Floats:
