@@ -7,6 +7,7 @@ import pytest
 
 from ehrsequencing.evaluation.comparison import Comparison, main_place
 from ehrsequencing.evaluation.curves import calibration_rows, cells, decision_rows, incidence_rows, smooth_rows
+from ehrsequencing.evaluation.estimates import over_time_rows
 from ehrsequencing.evaluation.observation import unobserved_tenths
 from ehrsequencing.evaluation.results import at_risk
 from helpers.comparison import CAUSES, HORIZONS, world
@@ -53,6 +54,17 @@ def test_counts_and_bands_are_those_of_people() -> None:
         tuple(row["above"]) for row in decision_rows(four, CAUSES[:1], models=["right"], thresholds=[0.2])[:1]
     }
     assert decided == (int((once.risk["right"][:, 0, 0] >= 0.2).sum()),)
+
+
+def test_right_risks_stay_under_the_chance_of_the_aalen_johansen_error_and_wrong_ones_do_not() -> None:
+    days = np.linspace(50.0, 600.0, 12)
+    grid = world(5, 1500, resamples=100, horizons=days)
+    risks = {"right": grid.risk["right"], "off": np.clip(1.3 * grid.risk["right"], 0, 1)}
+    rows = over_time_rows(replace(grid, risk=risks), CAUSES, days[-1:], strongest=["right", "off"])
+    found = {(row["model"], row["metric"]): row["value"] for row in rows if row["cause"] == "outcome"}
+    assert found["right", "aj"] < found["right", "aj_null"] < 0.05
+    assert found["off", "aj"] > found["off", "aj_null"]
+    assert found["off", "aj"] == pytest.approx(0.3 * risks["right"][:, 0].mean(), abs=0.03)
 
 
 def test_the_main_place_has_most_events_among_those_who_could_be_followed() -> None:

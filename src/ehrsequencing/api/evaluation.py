@@ -126,8 +126,8 @@ class EvaluationResult:
             >>> table = eh.load("runs/hf").evaluation.outcomes()
             >>> list(table.columns)[:6]
             ['subject_id', 'prediction_time', 'duration_days', 'cause', 'event', 'hf_1y']
-            >>> len(table), sorted(table.event.unique())
-            (33, ['censored', 'death', 'hf'])
+            >>> len(table) > 50, sorted(table.event.unique())
+            (True, ['censored', 'death', 'hf'])
         """
         run, records = self._own_run, self._records
         task, rows = run.task, records.rows

@@ -143,8 +143,11 @@ class Comparison:
         for part in self.parts():
             names = [format_days(float(horizon)) for horizon in part.horizons_days]
             few += [name for name, lacks in zip(names, part.too_few()[0], strict=True) if lacks]
-            if len(part) < len(self):
-                short += names
+            if self.potential_days is not None:
+                longest = self.potential_days.min(initial=np.inf)
+                short += [
+                    name for name, h in zip(names, part.horizons_days, strict=True) if longest < h
+                ]
             covered = part.scored(model).covered[0] if len(part) else np.ones(len(names), bool)
             out += [
                 f"The follow-up ends before {name}{where}: that horizon is refused."

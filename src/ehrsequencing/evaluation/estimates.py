@@ -309,7 +309,8 @@ def _integrals(part: Comparison, model: str) -> dict[str, Estimate]:
 
 def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
     """AJ error up to the last day, and what it would be by chance, each (causes, 1)."""
-    gap = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)})["gap"]
+    found = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)}, hides_few=False)
+    gap = found["gap"]
     days, events = part.horizons_days, gap.events[:, -1:]
     error = mean_distance(gap.value, days)[:, None]
     own = Estimate(error, np.zeros((0, *error.shape)), events, gap.subjects[-1:])
