@@ -86,7 +86,7 @@ def score(
         >>> from ehrsequencing.records.prepare import prepare
         >>> from ehrsequencing.simulate import simulate
         >>> folder = Path(tempfile.mkdtemp())
-        >>> simulate(folder / "data", subjects=200, seed=1)
+        >>> simulate(folder / "data", subjects=500, seed=1)
         >>> task = load_task(folder / "data" / "task.yaml")
         >>> study = load_study(None, ["evaluation.baselines=none", "evaluation.bootstrap=0"])
         >>> _ = prepare(folder / "data", folder / "prepared", study=study, tasks=[task])
