@@ -196,7 +196,7 @@ def prepare(
         >>> import ehrsequencing as eh
         >>> data = eh.prepare("meds/", task="task.yaml", out="prepared/", progress=False)
         >>> data.tasks, data.manifest["subjects"]
-        (['hf'], 200)
+        (['hf'], 400)
     """
     study = validated(StudyConfig, sections, where="prepare")
     given = [] if task is None else task if isinstance(task, list | tuple) else [task]

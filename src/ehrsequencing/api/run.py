@@ -80,7 +80,7 @@ class TrainedRun(Run):
             >>> list(risk.columns)
             ['subject_id', 'prediction_time', 'hf_90d', 'hf_1y', 'death_90d', 'death_1y']
             >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
-            (200, True)
+            (400, True)
         """
         asked = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
