@@ -25,7 +25,7 @@ _SECTIONS = {
 
 @pytest.fixture(scope="session")
 def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `meds/` (200 simulated subjects), `task.yaml`, `prepared/` and the evaluated run `runs/hf`."""
+    """A folder with `meds/` (400 simulated subjects), `task.yaml`, `prepared/` and the evaluated run `runs/hf`."""
     import torch
 
     import ehrsequencing as eh
@@ -34,7 +34,7 @@ def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("example")
-    simulate(folder / "meds", subjects=200, seed=5, config=busy_world(outcome_per_year=0.15, truth_futures=8))
+    simulate(folder / "meds", subjects=400, seed=5, config=busy_world(outcome_per_year=0.15, truth_futures=8))
     (folder / "task.yaml").write_text(_TASK)
     data = eh.prepare(folder / "meds", folder / "task.yaml", out=folder / "prepared", progress=False)
     eh.fit(data, out=folder / "runs" / "hf", **_SECTIONS, progress=False)

@@ -30,7 +30,7 @@ from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 
 PANELS = TASKS | FIRST_DIAGNOSES
-CONTROLS = ("shuffled", "other_pairs", "everything")
+CONTROLS = ("shuffled", "other_pairs", "everything", "random")
 _ARM = re.compile(
     r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen|lora))?(\[(?P<settings>.*)\])?"
 )
@@ -42,7 +42,8 @@ class Arm:
 
     Attributes:
         source: Objectives with a `+` between, or one of the three.
-        control: What was done to the pretraining; None for nothing. `everything` leaves no code out of the targets.
+        control: What was done to the pretraining; None for nothing. `everything` leaves no code out of the targets,
+            `random` leaves the weights as they were drawn.
         mode: Of the transfer.
         settings: Of the fine-tuning alone.
     """
@@ -233,6 +234,9 @@ class Site:
                 *self.pretraining,
             ]
             asked += ["pretraining.exclude=none"] if arm.control == "everything" else []
+            # random weights: one epoch whose steps are below the rounding of every weight
+            still = ["training.epochs=1", "training.learning_rate=1e-30"]
+            asked += still if arm.control == "random" else []
             study = load_study(None, [*asked, f"pretraining.objectives={named}"])
             trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task)
             for loader in (trainer.loader, trainer.tuning_loader):

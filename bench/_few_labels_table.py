@@ -9,10 +9,12 @@ import numpy as np
 
 from _few_labels_results import Pair, Row
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.evaluation.repeated_splits import TRAIN, TUNING, corrected_interval
 from ehrsequencing.reporting.chart import Chart, ticks
 from ehrsequencing.reporting.report import standalone
 
 _WIDTH, _LEFT, _ROW, _HEAD = 760.0, 262.0, 18.0, 24.0
+RATIO = (1 - TRAIN - TUNING) / (TRAIN + TUNING)  # held-out subjects for each that is trained on
 _BLEND = "[training.blend=true]"
 
 
@@ -36,12 +38,12 @@ class Difference:
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Mean and 95 % interval; the standard error is the larger of that within seeds and that between them."""
-        count = len(self.each)
-        within = float(np.sqrt(np.square(self.se).sum())) / count
-        between = float(self.each.std(ddof=1)) / np.sqrt(count) if count > 1 else 0.0
-        mean, half = float(self.each.mean()), 1.96 * max(within, between)
-        return mean, mean - half, mean + half
+        """Mean and 95 % interval over the seeds by Nadeau and Bengio; of one seed that over its held-out subjects."""
+        mean, low, high = corrected_interval(self.each, RATIO)
+        if len(self.each) == 1:
+            half = 1.96 * float(self.se[0])
+            return mean, mean - half, mean + half
+        return mean, low, high
 
     def __str__(self) -> str:
         mean, low, high = self.interval

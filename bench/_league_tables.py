@@ -18,7 +18,7 @@ from ehrsequencing.evaluation.score import score
 COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "auc": "AUC", "oe": "O/E"}
 COMPARED = ("nll", "ipa", "c")
 DIGITS = {"nll": 4, "oe": 2}  # of the others: 3
-SCORES_FORMAT = 1
+SCORES_FORMAT = 2
 Row = Mapping[str, Any]
 
 
@@ -93,7 +93,6 @@ def score_place(place: Place, *, resamples: int) -> Scored:
         [
             SCORES_FORMAT,
             resamples,
-            place.one.censoring,
             {model: sha256(path) for model, path in files.items()},
         ]
     )
@@ -109,8 +108,7 @@ def _scores(
     place: Place, done: Scored, files: Mapping[str, Any], *, resamples: int
 ) -> dict[str, Any]:
     """Metrics of all models, the differences of ours to all, and those of our other model to the strongest rival."""
-    given = [f"evaluation.bootstrap={resamples}", f"evaluation.censoring={place.one.censoring}"]
-    study = place.study("evaluation.baselines=none", *given)
+    study = place.study("evaluation.baselines=none", f"evaluation.bootstrap={resamples}")
     prepared = place.prepared()
 
     def together(first: str, others: Sequence[str]) -> dict[str, Any]:

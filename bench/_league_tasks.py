@@ -40,7 +40,6 @@ class LeagueTask:
         file: Name of the data folder (`NAME_meds`); None for a simulated world.
         world: Knobs of a simulated world, on top of the defaults.
         settings: Of the preparation, and of our models.
-        censoring: Of the evaluation.
         window_days: Length of a visit of the sequence models.
         shown_days: Landmark and horizon of the numbers in the tables; chosen before the first run.
         question: Name of the task file, where it is another one than that of the data.
@@ -51,7 +50,6 @@ class LeagueTask:
     file: str | None = None
     world: tuple[tuple[str, float], ...] | None = None
     settings: tuple[str, ...] = ()
-    censoring: str = "kaplan-meier"
     window_days: float = 1.0
     question: str | None = None
 
@@ -82,12 +80,12 @@ TASKS = {
         "3,996 real ICU stays", (0.0, 30.0), file="physionet2012", window_days=0.5,
         settings=("visits.by=window", "visits.window=12h", *_SMALL)),
     "delphi_sim": LeagueTask("7,141 simulated life courses, published; first hypertension to death",
-                             (0.0, 10 * _YEAR), file="delphi_sim", settings=_MEDIUM, censoring="cox"),
+                             (0.0, 10 * _YEAR), file="delphi_sim", settings=_MEDIUM),
 }  # fmt: skip
 FIRST_DIAGNOSES = {  # no tasks of the league: two diseases more for `bench/few_labels.py`
     f"delphi_{disease}": LeagueTask(
         f"7,141 simulated life courses, published; first {words} after the age of 40", (0.0, 10 * _YEAR),
-        file="delphi_sim", question=f"delphi_{disease}", settings=_MEDIUM, censoring="cox")
+        file="delphi_sim", question=f"delphi_{disease}", settings=_MEDIUM)
     for disease, words in (("diabetes", "type 2 diabetes"), ("heart", "chronic ischaemic heart disease"))
 }  # fmt: skip
 

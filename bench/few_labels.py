@@ -9,6 +9,8 @@ held-out prediction times by mean negative log-likelihood.
 
 Null controls, whose gain must vanish: `masked_codes-shuffled/full` (pretrained on codes shuffled over all visits) and,
 in simulated panels, `masked_codes-other_pairs/full` (each A_k goes with another B in the records of the pretraining).
+`time_to_code-random/frozen` freezes weights that nothing was learned into: what shuffled codes gain beyond it is what
+the times of visits teach. A blend cannot start from a pretrained model, since its weights would not be out of fold.
 `-everything` leaves no code out of the targets (`pretraining.exclude=none`), so that results with and without the
 exclusion stand side by side: `time_to_code-everything/frozen` beside `time_to_code/frozen`.
 
@@ -35,15 +37,14 @@ SAME = (
 )
 BLEND = "[training.blend=true]"
 BOTH = "masked_codes+time_to_code"  # the default of `ehrseq pretrain`
-RECOMMENDED = f"time_to_code/frozen{BLEND}"
+RECOMMENDED = "time_to_code/frozen"
 ARMS = (
     *("scratch", SAME, f"scratch{BLEND}", "trees"),
-    *(f"{BOTH}/full", f"{BOTH}/full{BLEND}", f"{BOTH}/frozen{BLEND}", "masked_codes/full"),
-    *("time_to_code/full", "time_to_code/frozen", "time_to_code/lora"),
-    *(f"time_to_code/full{BLEND}", RECOMMENDED),
+    *(f"{BOTH}/full", f"{BOTH}/frozen", "masked_codes/full"),
+    *("time_to_code/full", RECOMMENDED, "time_to_code/lora"),
     *(
-        f"time_to_code-{control}/frozen{BLEND}"
-        for control in ("shuffled", "other_pairs", "everything")
+        f"time_to_code-{control}/frozen"
+        for control in ("shuffled", "other_pairs", "everything", "random")
     ),
     "scratch_long",  # as many steps as a pretraining had, so that one must be there
 )

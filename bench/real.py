@@ -33,6 +33,8 @@ from _real_numbers import (
     cell,
     gap,
     interval,
+    median_and_wins,
+    median_text,
     oe_beside_cohort,
     ours_of,
     seeds_of,
@@ -67,7 +69,6 @@ class RealSet:
         splits: Default number of splits.
         prepare: Settings of the records, the same in every trial.
         tuning_trials: Settings tried for ours on this set before; the boosting tries as many.
-        censoring: Of the evaluation.
         counts: Whether the patients are real and enough, so that the set decides.
     """
 
@@ -75,7 +76,6 @@ class RealSet:
     splits: int = 10
     prepare: tuple[str, ...] = ()
     tuning_trials: int = 8
-    censoring: str = "kaplan-meier"
     counts: bool = True
 
 
@@ -83,7 +83,7 @@ SETS = {
     "pbc2": RealSet("312 real patients", splits=25, tuning_trials=9),
     "nafld": RealSet("14,051 real patients", tuning_trials=7),
     "physionet2012": RealSet("3,996 real ICU stays", prepare=("visits.by=window", "visits.window=12h")),
-    "delphi_sim": RealSet("7,141 simulated life courses, published", censoring="cox", counts=False),
+    "delphi_sim": RealSet("7,141 simulated life courses, published", counts=False),
     "mimic4_demo": RealSet("100 real patients; it runs, no accuracy is claimed", splits=1, tuning_trials=1,
                            prepare=("training.epochs=3",), counts=False),
 }  # fmt: skip
@@ -131,9 +131,9 @@ class Trial:
 
     @property
     def judged_by(self) -> EvaluationConfig:
-        """Baselines and censoring weights."""
+        """Baselines and trials."""
         one = SETS[self.name]
-        changed = {"baselines": self.baselines, "censoring": one.censoring, "bootstrap": 0}
+        changed = {"baselines": self.baselines, "bootstrap": 0}
         told = self.study.evaluation.model_dump() | changed | {"tuning_trials": one.tuning_trials}
         return EvaluationConfig.model_validate(told)
 
@@ -205,12 +205,13 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     own = ours_of(splits)
     rivals = [model for model in means if model not in own]
     for model in [*own, *rivals]:
-        cells = [
-            cell(
-                metric,
-                interval((found.get((model, metric), math.nan) for found in by_split), splits),
-            )
+        columns = {
+            metric: [found.get((model, metric), math.nan) for found in by_split]
             for metric in COLUMNS
+        }
+        cells = [
+            cell(metric, interval(values, splits)) + median_text(metric, values)
+            for metric, values in columns.items()
         ]
         mark = " (strongest)" if model == rival else ""
         label = own[model] if model in own and len(own) > 1 else model
@@ -224,7 +225,8 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     for mine, other in [*pairs, *((mine, other) for mine in own for other in rivals)]:
         found = {metric: gap(by_split, splits, other, metric, ours=mine) for metric in COMPARED}
         cells = [
-            f"{cell(metric, value, signed=True)} *{verdict(metric, value)}*"
+            f"{cell(metric, value, signed=True)} *{verdict(metric, value)}*; "
+            + median_and_wins(by_split, other, metric, ours=mine)
             for metric, value in found.items()
         ]
         lines.append(f"| {own[mine]} − {own.get(other, other)} | {' | '.join(cells)} |")
@@ -253,9 +255,10 @@ def summary(name: str, splits: Sequence[Mapping[str, Any]]) -> str:
         numbers = " | ".join(
             cell(metric, (mean, math.nan, math.nan)) for metric, mean in means.items()
         )
-        less = (
-            "" if model == OURS else cell("nll", gap(by_split, splits, model, "nll"), signed=True)
-        )
+        less = ""
+        if model != OURS:
+            less = cell("nll", gap(by_split, splits, model, "nll"), signed=True)
+            less += f"; {median_and_wins(by_split, model, 'nll')}"
         label = f"**{own.get(model, model)}**" if model in own else model
         lines.append(
             f"| {place} | {label}{' (strongest)' if model == rival else ''} | {numbers} | {less} |"

@@ -1,13 +1,19 @@
 """Landmark Cox, its design, and what blanking and drop-out do to it."""
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ehrsequencing.baselines import landmark_cox
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence
+from ehrsequencing.baselines.cox import RIDGES_PER_EVENT, CoxFit, CoxRegression, CoxRows, choose_ridge
+from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, fit_baselines
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import HistoryCensoring, LandmarkCox, LinearDesign
+from ehrsequencing.baselines.recalibrated import Recalibrated, with_last_step
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.records.prepared import Prepared
@@ -114,3 +120,45 @@ def test_censoring_by_history_follows_who_drops_out(
         assert g[old].mean() < g[~old].mean() - 0.12  # the ridge shrinks what few subjects say
         km = censoring_survival(rows.duration_days[chosen], rows.cause[chosen]).before(200.0)
         assert g.mean() == pytest.approx(float(km), abs=0.12)
+
+
+def test_the_ridge_has_the_lowest_likelihood_that_reports_compare(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, every = given_to(task, prepared, train, tuning), np.arange(len(tuning))
+    found = LandmarkCox(data).nll(tuning, every).mean()
+    events = float((train.rows.cause == 1).sum())
+    for strength in RIDGES_PER_EVENT:  # one of the first cause at a time, with what was chosen for the other
+        monkeypatch.setattr(landmark_cox, "choose_ridge", partial(with_ridge, strength, events))
+        assert LandmarkCox(data).nll(tuning, every).mean() >= found - 1e-9
+
+
+def with_ridge(strength: float, events: float, own: CoxRows, others: CoxRows, **options: Any) -> CoxFit:
+    if float(own.event.sum()) != events:
+        return choose_ridge(own, others, **options)
+    return CoxRegression(own).fit(ridge=strength * events)
+
+
+def test_a_baseline_gets_the_last_step_of_our_training(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
+) -> None:
+    data, every = replace(given_to(task, prepared, train, tuning), recalibration=0.5), np.arange(len(tuning))
+
+    class TooHigh(AgeAndSex):
+        def hazards(self, records: TaskRecords, chosen: np.ndarray) -> np.ndarray:
+            return 4.0 * super().hazards(records, chosen)
+
+    raw = TooHigh(data)
+    mended = with_last_step(raw, data)
+    before, after = (model.nll(tuning, every).mean() for model in (raw, mended))
+    assert after < before - 0.1
+    days = np.array([365.25])
+    assert (
+        mended.risk(train, np.arange(len(train)), days)[:, 0].mean()
+        < raw.risk(train, np.arange(len(train)), days)[:, 0].mean()
+    )
+    assert with_last_step(raw, replace(data, recalibration=0.0)) is raw
+    named = {one.model.name: one.model for one in fit_baselines("fast", data)}
+    assert isinstance(named["boosted visits"], Recalibrated)
+    assert isinstance(named["landmark Cox"], Recalibrated)
+    assert not isinstance(named["Aalen–Johansen"], Recalibrated)

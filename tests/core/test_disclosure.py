@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,17 +15,27 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import disclosure
-from ehrsequencing.core.disclosure import INDIVIDUAL, enough_people, redact, shareable_count, shareable_rate
+from ehrsequencing.core.disclosure import (
+    INDIVIDUAL,
+    SMALLEST_COUNT,
+    enough_people,
+    redact,
+    shareable_count,
+    shareable_rate,
+)
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.examples import wanted_trajectories
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.report import render
+from ehrsequencing.reporting.report import pages, render
 from helpers.metrics_json import WIDE, complete
+from helpers.report_page import Page
 
 COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_subjects", "no_event", "unknown", "people"}
+COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits"}
 TWELVE = [
     (subjects, seed, kind)
     for subjects, seed in itertools.product((120, 312, 700), (0, 1))
@@ -76,6 +87,21 @@ def test_no_small_count_is_told_nor_comes_out_by_subtraction(subjects: int, seed
     assert all(text == shareable_count(count) for count, text in found)
     assert worked_out(found, shareable_count) == []
     assert redact(told) == told
+
+
+@pytest.mark.parametrize(("subjects", "seed", "kind"), TWELVE)
+def test_no_small_count_follows_from_all_files_together(subjects: int, seed: int, kind: dict[str, Any]) -> None:
+    """Numbers of people and rows in `metrics.json` and on both pages: each stands for five counts or more."""
+    exact = json.loads(json.dumps(complete(subjects=subjects, seed=seed, **kind) | {"trajectories": []}))
+    printed = {told for _, told in counts(exact, redact(exact)) if isinstance(told, int)}
+    for page in pages(exact).values():
+        text = Page(page).text
+        for pattern in (r"n\s=\s([\d,]+)", r"([\d,]+) (?:subjects|people|prediction times)", r"of ([\d,]+) subjects"):
+            printed |= {int(number.replace(",", "")) for number in re.findall(pattern, text) if number.strip(",")}
+    printed -= {FEWEST_SUBJECTS, FEWEST_EVENTS, SMALLEST_COUNT}  # limits that the pages name
+    assert len(printed) > 10
+    assert [number for number in printed if number and shareable_count(number) != number] == []
+    assert worked_out({(number, number) for number in printed}, shareable_count) == []
 
 
 @pytest.mark.parametrize("rule", [lambda n: n, lambda n: "<11" if n in range(1, 11) else n])

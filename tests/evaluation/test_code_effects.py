@@ -27,6 +27,10 @@ FOUND = {
 }  # fmt: skip
 
 
+def middle(run: Run) -> float:
+    return run.task.horizons[len(run.task.horizons) // 2]
+
+
 def asked(subjects: int, *, bootstrap: int = 0) -> EvaluationConfig:
     return EvaluationConfig(explained_subjects=subjects, bootstrap=bootstrap)
 
@@ -52,7 +56,7 @@ def test_the_answers_for_some_subjects_are_those_of_the_whole_data(sim_run: Path
 
 def test_effects_are_means_over_evaluated_carriers(sim_run: Path, sim_data: Path, population: Population) -> None:
     run = Run(sim_run)
-    found = code_effects(run, population, settings=asked(10_000, bootstrap=20))
+    found = code_effects(run, population, settings=asked(10_000, bootstrap=20), horizon_days=middle(run))
     assert found is not None
     ids = population.records.timelines.subject_id
     own = frozenset(ids[np.unique(population.records.rows.subject)].tolist())
@@ -76,9 +80,9 @@ def test_effects_are_means_over_evaluated_carriers(sim_run: Path, sim_data: Path
 
 def test_nothing_is_explained_without_the_records_or_where_nobody_asks(sim_run: Path, population: Population) -> None:
     run = Run(sim_run)
-    assert code_effects(run, population, settings=asked(0)) is None
+    assert code_effects(run, population, settings=asked(0), horizon_days=middle(run)) is None
     for source in (None, Path("/nowhere")):
-        found = code_effects(run, replace(population, source=source), settings=asked(5))
+        found = code_effects(run, replace(population, source=source), settings=asked(5), horizon_days=middle(run))
         assert found == {"codes": [], "reason": GONE}
 
 
@@ -87,7 +91,8 @@ def test_the_pages_give_the_reason_where_records_changed_since(
 ) -> None:
     run = Run(sim_run)
     (tmp_path / "data").mkdir()  # its shards were deleted
-    found = code_effects(run, replace(population, source=tmp_path / "data"), settings=asked(5))
+    gone = replace(population, source=tmp_path / "data")
+    found = code_effects(run, gone, settings=asked(5), horizon_days=middle(run))
     assert found == {"codes": [], "reason": CHANGED}
     metrics = {**example(), "codes": found}
     assert "The records changed after the run was prepared" in render(metrics)
@@ -98,7 +103,7 @@ def test_the_pages_give_the_reason_where_records_changed_since(
 
 def test_the_page_says_where_no_code_has_eleven_carriers(sim_run: Path, population: Population) -> None:
     """With ten subjects no code has 11 carriers. The page says so."""
-    found = code_effects(Run(sim_run), population, settings=asked(10))
+    found = code_effects(Run(sim_run), population, settings=asked(10), horizon_days=middle(Run(sim_run)))
     assert found is not None
     assert found["codes"] == []
     assert found["reason"] == RARE

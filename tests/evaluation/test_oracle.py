@@ -33,28 +33,12 @@ def own_task_result(own_task_run: Path) -> dict[str, Any]:
 
 
 def test_the_truth_stands_beside_the_run(own_task_result: dict[str, Any]) -> None:
-    """One more model in the table of metrics, a rival nowhere, and its differences under `oracle`."""
+    """One more model in the table of metrics, and a rival nowhere."""
     result = own_task_result
     assert result["models"] == [OURS, ORACLE]
     assert result["differences"] == []
-    oracle = result["oracle"]
-    assert oracle["gain_share"] < 1
-
-    def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row["landmark_days"], row["cause"], row["horizon_days"], row["metric"]
-
-    values = {(row["model"], *key(row)): row["value"] for row in result["metrics"]}
-    assert {row["metric"] for row in oracle["differences"]} == {"c", "auc", "ipa", "brier", "oe"}
-    assert {row["model"] for row in oracle["differences"]} == {ORACLE}
-    places = {key(row)[:3] for row in result["metrics"] if row["metric"] == "c"}
-    assert {key(row)[:3] for row in oracle["differences"]} == places
-    paired = 0
-    for row in oracle["differences"]:
-        ours, theirs = values[(OURS, *key(row))], values[(ORACLE, *key(row))]
-        if ours is not None and theirs is not None:
-            assert row["value"] == pytest.approx(ours - theirs, abs=1e-12)
-        paired += row["low"] is not None and row["low"] <= row["high"]
-    assert paired > 10
+    assert result["oracle"]["gain_share"] < 1
+    assert {row["metric"] for row in result["metrics"] if row["model"] == ORACLE} >= {"c", "ipa", "oe", "nll"}
 
 
 # ---- the truth is the best model that there is -----------------------------------------------------------------------

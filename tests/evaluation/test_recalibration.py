@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.results import before_and_after, recalibrate
+from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
@@ -99,7 +99,7 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     honest = run.model
     run.model = Recalibrated(honest, [np.log(8.0), 0.0], [1.0, 1.0])
     fitted = recalibrate(run, store)
-    found = before_and_after(run, fitted, judged)
+    found = before_and_after(run, fitted, judged, landmark_days=run.task.landmarks[0])
     assert found["fitted_on"] == "tuning"
     assert fitted.subjects[0] >= FEWEST > fitted.subjects[1]
     first, second = run.task.causes

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import load_study
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
-from ehrsequencing.evaluation.curves import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.drift import drift, input_rates, standardised_difference
+from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary

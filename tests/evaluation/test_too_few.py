@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.comparison import OURS, Comparison
-from ehrsequencing.evaluation.curves import decision_rows, smooth_rows, subgroup_rows
+from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
     BIASED,
     difference_rows,
@@ -21,7 +21,8 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
-from ehrsequencing.evaluation.results import at_risk, follow_up
+from ehrsequencing.evaluation.results import at_risk, follow_up, without_few
+from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
@@ -47,7 +48,7 @@ def all_rows(scope: Comparison) -> list[dict[str, Any]]:
     estimates = scope_estimates(scope, CAUSES)
     nll = np.random.default_rng(0).exponential(size=len(scope))
     return [
-        *metric_rows(scope, estimates), *over_time_rows(scope, CAUSES),
+        *metric_rows(scope, estimates), *over_time_rows(scope, CAUSES, HORIZONS, strongest=[OURS]),
         *difference_rows(scope, estimates, ours=OURS, rivals=["rival", "same for all"]),
         *smooth_rows(scope, CAUSES, models=[OURS, "same for all"], seed=0)[1],
         nll_row(scope, nll, model=OURS, cause=CAUSES[0]),
@@ -82,6 +83,9 @@ def test_intervals_hold_their_estimates_and_want_enough_events(seed: int, n: int
         assert (row["reason"] == TOO_FEW) == few, where
         if few:
             assert row["low"] is row["high"] is None, where
+    for before, row in zip(rows, without_few(rows), strict=True):
+        hidden = before["reason"] == TOO_FEW and row["metric"] != "nll"
+        assert row["value"] == (None if hidden else before["value"])
     if n > 100:
         assert any(row["low"] is not None for row in rows)
 
@@ -105,7 +109,7 @@ def test_curves_subgroups_and_follow_up_hold_their_estimates_too() -> None:
             found = row[name]
             few = row["level"] == "few" or row["events"] < 10
             assert (found["reason"] == TOO_FEW) == few
-            assert found["low"] is None if few else found["low"] <= found["value"] <= found["high"]
+            assert found["value"] is found["low"] is None if few else found["low"] <= found["value"] <= found["high"]
     median = follow_up(scope)
     assert median["low"] <= median["median_days"] <= median["high"]
     alone = follow_up(judged(2, 49))
@@ -140,6 +144,7 @@ def metrics_of(scope: Comparison) -> dict[str, Any]:
     estimates = scope_estimates(scope, CAUSES)
     return {
         "models": list(scope.risk), "causes": list(CAUSES), "horizons_days": HORIZONS.tolist(),
+        "main": {"landmark_days": 0.0, "horizon_days": float(HORIZONS[-1])},
         "metrics": [*metric_rows(scope, estimates), nll_row(scope, np.ones(len(scope)), model=OURS, cause="outcome")],
         "differences": difference_rows(scope, estimates, ours=OURS, rivals=list(scope.risk)[1:]),
         "at_risk": [at_risk(scope, CAUSES)],

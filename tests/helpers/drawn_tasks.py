@@ -56,6 +56,8 @@ def tasks(draw: st.DrawFn, name: str) -> TaskConfig:
         st.just({"code": ["CENS", "DX//2"]}),
         st.fixed_dictionaries({"date": dates}),
         st.just({"dataset_end": True}),
+        st.fixed_dictionaries({"age": st.sampled_from(["49y", "50y", "51y"])}, optional={"code": st.just("CENS")}),
+        st.just({"dataset_end": True, "code": "CENS"}),
     )
     landmarks = draw(st.lists(after, unique=True, min_size=1, max_size=3))
     return a_task(

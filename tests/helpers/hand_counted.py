@@ -102,6 +102,22 @@ HAND_COUNTED: list[Case] = [
     ("date of the event", {"censoring": {"date": "2020-03-02"}}, "1 IDX, 4 OUT", [(1, 1, Q, 3, 1)]),
     ("date before the event", {"censoring": {"date": "2020-03-01 12:00"}}, "1 IDX, 3.5 A, 4 OUT", [(1, 1, Q, 2.5, 0)]),
     ("date of the index", {"censoring": {"date": "2020-02-28"}}, "1 IDX, 2 OUT", []),
+    ("age that ends it", {"censoring": {"age": "50y"}}, "-18261 MEDS_BIRTH, 1 IDX, 2 OUT", [(1, 1, Q, 0.5, 0)]),
+    ("event before it", {"censoring": {"age": "50y"}}, "-18261 MEDS_BIRTH, 1 IDX, 1.25 OUT", [(1, 1, Q, 0.25, 1)]),
+    ("that age after the data's end", {"censoring": {"age": "90y"}}, "-18261 MEDS_BIRTH, 1 IDX", [(1, 1, Q, 99, 0)]),
+    ("no birth, no such age", {"censoring": {"age": "50y"}}, "1 IDX, 2 A", [(1, 1, Q, 1, 0)]),
+    (
+        "a code before that age",
+        {"censoring": {"age": "50y", "code": "CENS"}},
+        "-18261 MEDS_BIRTH, 1 IDX, 1.25 CENS, 2 OUT",
+        [(1, 1, Q, 0.25, 0)],
+    ),
+    (
+        "a code after that age",
+        {"censoring": {"age": "50y", "code": "CENS"}},
+        "-18261 MEDS_BIRTH, 1 IDX, 2 CENS",
+        [(1, 1, Q, 0.5, 0)],
+    ),
     ("data set's end", {"censoring": {"dataset_end": True}}, "1 IDX, 2 A", [(1, 1, Q, 99, 0), (1, 2, V, 98, 0)]),
     (
         "first visit",

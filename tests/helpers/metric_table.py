@@ -9,7 +9,7 @@ from ehrsequencing.metrics.registry import taken, values
 
 
 def metric_table(*outcome_and_risk: Any, **options: Any) -> dict[str, Floats]:
-    """Arguments of `ScoredRows.of` → the registered metrics, and what the IPA and O/E are made of."""
+    """Arguments of `ScoredRows.of` → the registered metrics, and what the IPA is made of."""
     rows = ScoredRows.of(*outcome_and_risk, **options)
-    parts = {"observed": rows.finish(rows.observed_risk), "expected": rows.finish(rows.mean_risk)}
+    parts = {"observed": rows.finish(rows.observed_risk)}
     return values(rows, taken("everywhere")) | {"null_brier": null_brier(rows)} | parts

@@ -63,7 +63,7 @@ def example(
         by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
         at_risk.append({
             "landmark_days": landmark, "subjects": int(here.sum()), "followup_median_days": 2400.0 - landmark / 2,
-            "events": by,
+            "evaluated": [int(here.sum())] * len(horizons), "events": by,
         })  # fmt: skip
         for k, c in enumerate(causes):
             for h in horizons:
@@ -78,7 +78,7 @@ def example(
         "task": {
             "name": "death_after_icu", "index": {"code": ["ICU_ADMISSION"], "which": "first", "after": 2.0},
             "outcome": {causes[0]: ["MEDS_DEATH"]}, "competing": {c: [f"{c.upper()}//*"] for c in causes[1:]},
-            "censoring": {"code": ["END_OF_FOLLOWUP"], "date": None, "dataset_end": False},
+            "censoring": {"code": ["END_OF_FOLLOWUP"], "date": None, "age": None, "dataset_end": False},
             "horizons": list(horizons), "landmarks": list(landmarks), "blanking": 0.0,
         },
         "question": "For adults 48 hours after their first admission to intensive care: will they die?",
@@ -88,6 +88,7 @@ def example(
             "visits": {"train": 81234, "tuning": 17345, "held_out": 17456},
         },
         "causes": list(causes), "horizons_days": list(horizons), "landmarks_days": list(landmarks),
+        "main": {"landmark_days": landmarks[0], "horizon_days": horizons[-1]},
         "attrition": [
             {"step": "all subjects", "subjects": subjects + 431, "excluded": 0},
             {"step": "with an index", "subjects": subjects + 120, "excluded": 311, "reason": "no ICU_ADMISSION"},
@@ -220,7 +221,8 @@ def complete(**kind: Any) -> dict[str, Any]:
         },
         "instability": {"resamples": 3, "horizon_days": horizons[-1], "mape": 0.021,
                         "groups": _risk_groups(people, horizons)},
-        "external": None, "recalibration": _recalibration(causes, horizons), "repeated_splits": _splits(metrics),
+        "external": None, "recalibration": _recalibration(causes, horizons, kind.get("landmarks", (0.0,))[0]),
+        "repeated_splits": _splits(metrics),
         "recalibrated_in_training": True,
     }  # fmt: skip
 
@@ -341,10 +343,10 @@ def _risk_groups(people: Cohort, horizons: list[float]) -> list[dict[str, float]
     return [{"risk": r, "low": r * 0.85, "high": min(1, r * 1.2)} for r in means]
 
 
-def _recalibration(causes: tuple[str, ...], horizons: list[float]) -> dict[str, Any]:
+def _recalibration(causes: tuple[str, ...], horizons: list[float], landmark: float) -> dict[str, Any]:
     measures = ("slope", "intercept", "oe")
     before, after = ({c: {name: [value] * len(horizons) for name in measures} for c in causes} for value in (0.9, 0.99))
-    return {"before": before, "after": after, "fitted_on": "tuning"}
+    return {"before": before, "after": after, "fitted_on": "tuning", "landmark_days": landmark}
 
 
 def _splits(metrics: dict[str, Any]) -> dict[str, Any]:

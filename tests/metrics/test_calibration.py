@@ -18,7 +18,7 @@ from ehrsequencing.metrics.calibration import (
     ks_calibration,
     smooth_calibration,
 )
-from ehrsequencing.metrics.censoring import aalen_johansen, aalen_johansen_se, censoring_survival
+from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.metrics.outcomes import ScoredRows
 from reference import metrics_bruteforce as twin
 from reference.metrics_bruteforce import random_sample
@@ -91,7 +91,6 @@ def test_groups_of_two_levels() -> None:
     assert groups.n[0, 0].tolist() == [4, 4]
     assert groups.predicted[0, 0].tolist() == pytest.approx([0.2, 0.6])
     assert groups.observed[0, 0].tolist() == pytest.approx([0.25, 0.75])
-    assert groups.standard_error[0, 0].tolist() == pytest.approx([math.sqrt(3 / 64)] * 2)
 
 
 def test_equal_risks_share_a_group_and_a_group_without_follow_up_is_undefined() -> None:
@@ -103,7 +102,6 @@ def test_equal_risks_share_a_group_and_a_group_without_follow_up_is_undefined() 
     one = grouped_calibration(ScoredRows.of([9, 9, 1, 1], [0, 0, 0, 0], risk[4:], [5]), groups=2)
     assert np.isfinite(one.observed[0, 0, 0])
     assert math.isnan(one.observed[0, 0, 1])
-    assert math.isnan(one.standard_error[0, 0, 1])
 
 
 def test_ks_of_two_levels() -> None:
@@ -142,9 +140,7 @@ def test_one_group_is_the_whole_cohort() -> None:
     rows = cohort(3, 200)
     groups = grouped_calibration(rows, groups=1)
     whole = aalen_johansen(rows.duration_days, rows.cause, n_causes=2).at(HORIZONS)
-    error = aalen_johansen_se(rows.duration_days, rows.cause, HORIZONS, n_causes=2)
     np.testing.assert_allclose(groups.observed[..., 0], whole)
-    np.testing.assert_allclose(groups.standard_error[..., 0], error)
 
 
 def test_weights_are_repeated_rows() -> None:

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from hazardous.metrics import (
+    aj_calibration_per_event,
     brier_score_incidence,
     concordance_index_incidence,
     integrated_brier_score_incidence,
@@ -32,7 +33,7 @@ from sksurv.nonparametric import (
 )
 
 from ehrsequencing.metrics import accuracy, discrimination
-from ehrsequencing.metrics.calibration import fit_logistic, spline_design
+from ehrsequencing.metrics.calibration import aalen_johansen_error, fit_logistic, spline_design
 from ehrsequencing.metrics.censoring import (
     StepFunction,
     aalen_johansen,
@@ -262,6 +263,27 @@ def test_wolbers_c_with_competing_causes() -> None:
                 agree(ours[e], theirs[0])
                 n_compared += 1
     assert n_compared > N_DATA_SETS
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_aalen_johansen_calibration_error(power: float) -> None:
+    n_compared = 0
+    for seed, sample in enumerate(competing_samples(60)):
+        inside, n_causes = within_follow_up(sample), sample.risk.shape[1]
+        if not len(inside) or set(sample.cause) - {0} != set(range(1, n_causes + 1)):
+            continue  # it wants every cause to be seen
+        duration = sample.duration + np.random.default_rng(seed).permutation(len(sample.cause)) / 1e4  # and no ties
+        frame = pd.DataFrame({"event": sample.cause, "duration": duration})
+        days = np.r_[0.0, np.sort(np.random.default_rng(seed).uniform(0, sample.horizons[inside[-1]], 6))]
+        days = np.r_[days, sample.horizons[inside[-1]]]
+        risk = np.sort(np.random.default_rng(seed).uniform(0, 1 / n_causes, (len(frame), n_causes, len(days))), axis=2)
+        risk[:, :, 0] = 0.0
+        whole = np.concatenate([1 - risk.sum(axis=1, keepdims=True), risk], axis=1)
+        theirs = aj_calibration_per_event(frame, days, whole, alpha=power, min_prop_at_risk=0.0)
+        rows = ScoredRows.of(duration, sample.cause, risk[:, :, 1:], days[1:])
+        agree(aalen_johansen_error(rows, power=power), [theirs[e] for e in range(1, n_causes + 1)])
+        n_compared += 1
+    assert n_compared > 30
 
 
 # -- building blocks of calibration ------------------------------------------------------------------------------------

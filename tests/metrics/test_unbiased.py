@@ -54,7 +54,7 @@ def standardised_bias(n_cohorts: int, n: int, *, competing_is_censoring: bool) -
     return {
         name: float(np.mean(values) / (np.std(values, ddof=1) / np.sqrt(len(values))))
         for name, values in differences.items()
-        if name != "expected"  # the mean risk knows nothing of censoring
+        if name != "oe"  # of wrong risks it depends on how long people are followed; test_known_truth has right ones
     }
 
 
@@ -69,5 +69,5 @@ def test_unbiased_within_two_standard_errors(n_cohorts: int, n: int) -> None:
 def test_competing_events_treated_as_censored_are_biased() -> None:
     bias = standardised_bias(40, 600, competing_is_censoring=True)
     # Who had the competing event is thought to be at risk of this one still: too many events, too large an error.
-    for name in ("observed", "oe", "brier", "null_brier", "intercept", "net_benefit"):
+    for name in ("observed", "brier", "null_brier", "intercept", "net_benefit"):
         assert bias[name] > 5, name

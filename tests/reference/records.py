@@ -97,17 +97,18 @@ class Records(VisitRecords):
         all splits); else the fallback, also where no censoring event follows: the record's last timed row, whatever its
         code but `MEDS_BIRTH`. None where there is no such row.
         """
-        settings = task.censoring
-        if settings.date is not None:
-            return us(settings.date)
-        if settings.dataset_end:
-            return self.dataset_end(subject)
+        settings, ends = task.censoring, []
         if settings.code is not None:
             ends = [time for time, row in self.timed(subject) if self.matches(row.code, settings.code)]
             ends = [time for time in ends if self.censors(time, index)]
-            if ends:
-                return min(ends)
-        return self.last_event(subject)
+        if settings.date is not None:
+            return min([us(settings.date), *ends])
+        if settings.dataset_end:
+            return min([self.dataset_end(subject), *ends])
+        if settings.age is not None and self.birth(subject) is not None:
+            birthday = self.birth(subject) + round(settings.age * DAY_US)
+            return min([birthday, self.dataset_end(subject), *ends])
+        return min(ends) if ends else self.last_event(subject)
 
     def censors(self, time: int, index: int) -> bool:
         """A censoring event counts from the index on; at the index it leaves nothing to predict."""

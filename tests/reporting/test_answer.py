@@ -8,7 +8,7 @@ import pytest
 
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.context import QUESTIONS, read_tripod
 from ehrsequencing.evaluation.curves import incidence_rows, risk_groups
 from ehrsequencing.metrics.censoring import aalen_johansen
@@ -37,7 +37,7 @@ def rows_of(n: int, *, causes: int = 2, seed: int = 0) -> Comparison:
     total = rates.sum(axis=1, keepdims=True)
     risk = rates[:, :, None] / total[:, :, None] * (1 - np.exp(-total[:, :, None] * days))
     return Comparison(
-        0.0, np.arange(n), np.minimum(first, censored), cause, days, {"ours": risk}, np.zeros((0, n), np.int32)
+        0.0, np.arange(n), np.minimum(first, censored), cause, days, {"ours": risk}, draw_subjects(n, 20, 0)
     )  # fmt: skip
 
 
@@ -103,6 +103,36 @@ def test_a_cause_that_the_model_fails_is_named(name: str) -> None:
     assert answer(metrics).count("✕") == (state == "fails")
 
 
+@pytest.mark.parametrize(
+    ("metric", "row"),
+    [
+        ("ici", {"value": 0.05}), ("aj", {"value": 0.03}), ("ks_p", {"value": 0.01}),
+        ("slope", {"value": 0.6, "low": 0.5, "high": 0.8}),
+    ],
+)  # fmt: skip
+def test_no_overall_bias_is_not_said_where_anything_speaks_of_miscalibration(metric: str, row: dict[str, Any]) -> None:
+    metrics = complete()
+    place = {"model": "ehrsequencing", **metrics["main"], "cause": "death"}
+    alone = {"ici": 0.01, "ici_null": 0.02, "aj": 0.01, "aj_null": 0.02, "ks_p": 0.5}
+    values = dict.fromkeys(("oe", "slope"), (1.0, 0.9, 1.1)) | {name: (x, None, None) for name, x in alone.items()}
+    kept = [one for one in metrics["metrics"] if one["metric"] not in values or one["model"] != "ehrsequencing"]
+    calm = [
+        {**place, "metric": name, "reason": None, "subjects": 500, "events": 200,
+         **dict(zip(("value", "low", "high"), value, strict=True))}
+        for name, value in values.items()
+    ]  # fmt: skip
+    quiet = {**metrics, "metrics": [*kept, *calm]}
+    found = cause_verdict(Scores(quiet), "death", {})
+    assert (found["risks"], found["misfits"]) == ("agree", [])
+    assert "No overall bias" in answer(quiet)
+    loud = {**metrics, "metrics": [*kept, *({**one, **row} if one["metric"] == metric else one for one in calm)]}
+    found = cause_verdict(Scores(loud), "death", {})
+    assert (found["risks"], found["state"]) == ("off", "mixed")
+    assert found["misfits"] == [metric.removesuffix("_p")]
+    assert "No overall bias" not in answer(loud)
+    assert "evidence of miscalibration" in answer(loud)
+
+
 def test_the_gravest_caveats_come_first() -> None:
     metrics = complete() | {"warnings": ["Some subjects have no end.", "Fewer than 50 subjects of held_out had it."]}
     kinds = [case["kind"] for case in caveats(Scores(metrics), [{"rank": "good"}], most=9)]
@@ -119,7 +149,8 @@ def test_the_gravest_caveats_come_first() -> None:
 def test_incidence_is_that_of_each_group_alone() -> None:
     grid = rows_of(800)
     (first, _) = incidence_rows(grid, ["a", "b"], model="ours", horizon_days=365.25)
-    group = risk_groups(grid.risk["ours"][:, 0, -1], (grid.cause == 1) & (grid.duration_days <= 365.25))
+    event = (grid.cause == 1) & (grid.duration_days <= 365.25)
+    group = risk_groups(grid.risk["ours"][:, 0, -1], event, grid.subject)
     assert len(first["groups"]) == 4
     for g, found in enumerate(first["groups"]):
         inside = group == g

@@ -22,7 +22,8 @@ def scores_with(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 
     place = {"landmark_days": 0.0, "cause": "death", "horizon_days": YEAR, "metric": "c"}
     rows = [{"model": m, **place, "value": v, "low": v - 0.1, "high": v + 0.1} for m, v in zip(models, c, strict=True)]
     gaps = [{"model": m, **place, "value": (low + high) / 2, "low": low, "high": high} for m in models[1:]]
-    return Scores({"models": models, "causes": ["death"], "horizons_days": [YEAR], "metrics": rows,
+    main = {"landmark_days": 0.0, "horizon_days": YEAR}
+    return Scores({"models": models, "main": main, "causes": ["death"], "horizons_days": [YEAR], "metrics": rows,
                    "differences": gaps, "strongest": "second"})  # fmt: skip
 
 

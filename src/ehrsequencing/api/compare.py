@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ehrsequencing.api.curves import main_horizon
 from ehrsequencing.api.evaluation import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
@@ -18,12 +17,13 @@ from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes, write_json
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
-from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
+from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_place
 from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, scope_estimates
 from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.population import RowFinder
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
 
@@ -33,7 +33,8 @@ class RunComparison:
     """Several runs on the same people.
 
     Attributes:
-        result: The task, and the long rows of `metrics` and `differences`, as in `metrics.json`.
+        result: The task, its main landmark and horizon (`main_place`), and the long rows of `metrics` and
+            `differences`, as in `metrics.json`.
         subjects: How many people all runs answer for.
     """
 
@@ -57,13 +58,9 @@ class RunComparison:
         return long_table(self.result["differences"], "against")
 
     def table(self) -> PaperTable:
-        """The runs beside one another, for the first cause and landmark and the main horizon."""
-        task = self.result["task"]
-        place = {
-            "landmark": task.landmarks[0],
-            "cause": task.causes[0],
-            "horizon": main_horizon(task.horizons),
-        }
+        """The runs beside one another, for the first cause at the main landmark and horizon."""
+        landmark, horizon = self.result["main"]
+        place = {"landmark": landmark, "cause": self.causes[0], "horizon": horizon}
         title = f"{place['cause']} by {format_days(place['horizon'])}"
         return accuracy_table(self.result["metrics"], place, title=title)
 
@@ -105,6 +102,7 @@ def compare(
     horizons, names = np.array(task.horizons), _names(opened)
     metrics: list[Mapping[str, Any]] = []
     differences: list[Mapping[str, Any]] = []
+    scopes: list[Comparison] = []
     with stages("comparing", show=progress) as stage:
         records = [run.prepared().records(task.name, split) for run in opened]
         common, risks = records[0], {}
@@ -114,6 +112,7 @@ def compare(
             risks[name], answered = _risks(run, own, common, horizons)
             in_all &= answered
         rows = common.rows
+        ends = potential_days(common, task, int(opened[0].prepared().manifest["dataset_end_us"]))
         draws = draw_subjects(len(common.timelines), bootstrap, seed)
         for landmark in task.landmarks:
             at = common.at_landmark(landmark)
@@ -128,7 +127,9 @@ def compare(
                 horizons_days=horizons,
                 risk={name: risk[at] for name, risk in risks.items()},
                 draws=draws,
+                potential_days=ends[at],
             )
+            scopes.append(scope)
             found = scope_estimates(scope, task.causes, progress=stage)
             metrics += metric_rows(scope, found)
             differences += difference_rows(scope, found, ours=names[0], rivals=names[1:])
@@ -136,7 +137,12 @@ def compare(
         fix = "prepare them from the same records with the same splits"
         raise EhrseqError("the runs have no person in common", where=f"split {split}", fix=fix)
     subjects = len(np.unique(rows.subject[in_all]))
-    result = {"task": task, "metrics": metrics, "differences": differences}
+    result = {
+        "task": task,
+        "main": main_place(scopes, names[0]),
+        "metrics": metrics,
+        "differences": differences,
+    }
     return RunComparison(result, subjects)
 
 

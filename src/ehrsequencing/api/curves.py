@@ -219,7 +219,11 @@ def place_of(
         EhrseqError: One of them was not evaluated.
     """
     known = result["horizons_days"]
-    days = main_horizon(known) if horizon is None else _known("horizon", horizon, known)
+    days = (
+        float(result["main"]["horizon_days"])
+        if horizon is None
+        else _known("horizon", horizon, known)
+    )
     cause = result["causes"][0] if cause is None else cause
     if cause not in result["causes"]:
         fix = f"use one of {', '.join(result['causes'])}"
@@ -231,9 +235,10 @@ def place_of(
 
 
 def landmark_of(result: Mapping[str, Any], landmark: str | float | None) -> float:
-    """Days from the index to a landmark; None: the first one."""
-    known = result["landmarks_days"]
-    return float(known[0]) if landmark is None else _known("landmark", landmark, known)
+    """Days from the index to a landmark; None: the main one."""
+    if landmark is None:
+        return float(result["main"]["landmark_days"] or 0.0)
+    return _known("landmark", landmark, result["landmarks_days"])
 
 
 def _known(what: str, given: str | float, known: Sequence[float]) -> float:
@@ -242,8 +247,3 @@ def _known(what: str, given: str | float, known: Sequence[float]) -> float:
         fix = f"use one of {', '.join(map(format_days, known))}"
         raise EhrseqError(f"{format_days(days)} was not evaluated", where=what, fix=fix)
     return days
-
-
-def main_horizon(horizons_days: Sequence[float]) -> float:
-    """The horizon that a card tells of: the middle one."""
-    return float(horizons_days[len(horizons_days) // 2])

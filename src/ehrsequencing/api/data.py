@@ -114,7 +114,7 @@ class PreparedData(Prepared):
 
     Example:
         >>> eh.prepare("meds/", task="task.yaml", out="prepared/", progress=False)
-        PreparedData('prepared', 200 subjects, 448 tokens, tasks: hf)
+        PreparedData('prepared', 400 subjects, 572 tokens, tasks: hf)
     """
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ def prepare(
         >>> import ehrsequencing as eh
         >>> data = eh.prepare("meds/", task="task.yaml", out="prepared/", progress=False)
         >>> data.tasks, data.manifest["subjects"]
-        (['hf'], 200)
+        (['hf'], 400)
     """
     study = validated(StudyConfig, sections, where="prepare")
     tasks, folder = tasks_of(task), Path(out)

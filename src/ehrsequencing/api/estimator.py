@@ -58,7 +58,7 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         ('hf', 'death')
         >>> curves = model.predict_cumulative_incidence_function("meds/")
         >>> curves.shape, 0 < curves[0, 0](365.25) < 1
-        ((200, 2), True)
+        ((400, 2), True)
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class TrainedRun(Run):
     Example:
         >>> run = eh.load("runs/hf")
         >>> run  # doctest: +ELLIPSIS
-        Run('runs/hf': task hf, 144 train / 23 tuning / 33 held-out subjects, C 0... for hf by 2y, audit: not made yet)
+        Run('runs/hf': task hf, 294 train / 45 tuning / 61 held-out subjects, C 0... for hf by 2y, audit: not made yet)
         >>> run.task.causes, run.model.config.visit_encoder
         (('hf', 'death'), 'attention')
     """
@@ -93,7 +93,7 @@ class TrainedRun(Run):
             >>> list(risk.columns)
             ['subject_id', 'prediction_time', 'hf_90d', 'hf_1y', 'death_90d', 'death_1y']
             >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
-            (200, True)
+            (400, True)
         """
         asked = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated

@@ -12,7 +12,7 @@ cumulative sums over rows sorted in time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,14 +196,19 @@ class CoxRegression:
 
 
 def choose_ridge(
-    train: CoxRows, tuning: CoxRows, *, per_event: Sequence[float] = RIDGES_PER_EVENT
+    train: CoxRows,
+    tuning: CoxRows,
+    *,
+    per_event: Sequence[float] = RIDGES_PER_EVENT,
+    score: Callable[[CoxFit], float] | None = None,
 ) -> CoxFit:
-    """The ridge under which other subjects' partial likelihood is highest; from strong to weak, until it falls twice.
+    """The ridge that suits other subjects best; from strong to weak, until it is worse twice.
 
     Args:
         train: Rows to fit; where none has an event, the hazard is 0.
         tuning: Rows of other subjects. Without an event among them the ridge is `UNWATCHED_RIDGE_PER_EVENT`.
         per_event: Falling strengths, in multiples of the number of training events.
+        score: How well a fit suits the tuning subjects; default: by their partial likelihood.
     """
     if not (train.event & (train.entry_days < train.duration_days)).any():
         return CoxFit.without_events(train.x.shape[1])
@@ -216,7 +221,7 @@ def choose_ridge(
     for strength in per_event:
         fit = regression.fit(ridge=strength * events, start=start, tolerance=1e-6)
         start = fit.beta
-        value = partial_log_likelihood(z, fit.beta, sets)[0]
+        value = score(fit) if score else partial_log_likelihood(z, fit.beta, sets)[0]
         if value > best_value:
             best, best_value, falls = fit, value, 0
         else:

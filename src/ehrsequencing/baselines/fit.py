@@ -17,6 +17,7 @@ from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest
 from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.baselines.recalibrated import with_last_step
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen
@@ -168,6 +169,9 @@ def fit_baselines(
 ) -> list[Fitted]:
     """Fit the baselines, the strongest first: by the likelihood of tuning subjects at all their prediction times.
 
+    Each gets the last step that our own training has, a recalibration by tuning likelihood; Aalen–Johansen stays what
+    it is, the cohort's own incidence.
+
     Args:
         kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `forest`: also the competing-risk forest.
             `all`: also the forest (where its library is installed: `what_is_missing`) and those of `more`. `none`:
@@ -208,6 +212,8 @@ def fit_baselines(
     for number, (name, fit) in enumerate(fits.items(), start=1):
         progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
+        if isinstance(model, HazardBaseline) and not isinstance(model, MarginalIncidence):
+            model = with_last_step(model, data)
         nll = float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
         out.append(Fitted(model, nll))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)

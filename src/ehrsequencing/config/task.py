@@ -36,18 +36,29 @@ class IndexConfig(Settings):
 
 
 class CensoringConfig(Settings):
-    """End of follow-up: one of `code`, `date`, `dataset_end`; none means the subject's last event."""
+    """End of follow-up: the first of a code and of an end by design; none means the subject's last event.
+
+    An end by design (`date`, `age` or `dataset_end`) is known of everybody, also of those who had an event before it.
+    """
 
     code: CodeList | None = None
     date: str | None = None
+    age: Days | None = None
     dataset_end: bool = False
 
     @model_validator(mode="after")
     def _one_kind(self) -> "CensoringConfig":
-        if sum([self.code is not None, self.date is not None, self.dataset_end]) > 1:
-            raise ValueError("give at most one of code, date, dataset_end")
+        if sum([self.date is not None, self.age is not None, self.dataset_end]) > 1:
+            raise ValueError(
+                "give at most one of date, age, dataset_end; a code may stand beside it"
+            )
         check_date(self.date)
         return self
+
+    @property
+    def is_last_event(self) -> bool:
+        """Whether nothing says when follow-up ends, so that the subject's last event ends it."""
+        return self == CensoringConfig()
 
 
 class HistoryCode(Settings):

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
@@ -30,6 +31,7 @@ _FACTS = (
     "models",
     "horizons_days",
     "landmarks_days",
+    "main",
     "strongest",
     "config",
     "warnings",
@@ -59,6 +61,7 @@ _EXTERNAL = (
 )
 _COUNTS = (  # of people, in the rows of a result
     "subjects",
+    "evaluated",
     "events",
     "n",
     "seen_in_training",
@@ -201,10 +204,12 @@ def rounded(value: Any, digits: int = 3) -> Any:
 def _cells(result: Row) -> Cells:
     """(landmark, cause, horizon) → people with the event, people."""
     cells = {
-        (row["landmark_days"], cause, horizon): (events, row["subjects"])
+        (row["landmark_days"], cause, horizon): (events, subjects)
         for row in result["at_risk"]
         for cause, counts in row["events"].items()
-        for horizon, events in zip(result["horizons_days"], counts, strict=False)
+        for horizon, events, subjects in zip(
+            result["horizons_days"], counts, row["evaluated"], strict=True
+        )
     }
     counted = [row for row in result["metrics"] if row.get("events") is not None]
     return {_place(row): (row["events"], row["subjects"]) for row in counted} | cells
@@ -226,7 +231,9 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     if _may_show(row, cells):
         return _counted(row)
     gone = {
-        name: None for name in ("value", "mean", "low", "high", "oe", "auc", "brier") if name in row
+        name: None
+        for name in ("value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier")
+        if name in row
     }
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
@@ -240,7 +247,11 @@ def _drawn(result: Row, name: str, cells: Cells, shown: Any) -> list[dict[str, A
 def _data(data: Row) -> dict[str, Any]:
     large = {name for name, count in data["subjects"].items() if count >= SMALLEST_COUNT}
     rows = {
-        name: {split: n for split, n in (data.get(name) or {}).items() if split in large}
+        name: {
+            split: shareable_count(n)
+            for split, n in (data.get(name) or {}).items()
+            if split in large
+        }
         for name in ("visits", "prediction_times")
     }
     return {
@@ -288,6 +299,7 @@ def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
     """Rates of each split, and differences between the splits; shares of few people are left out."""
     rates = {split: _counted(row) for split, row in found["by_split"].items()}
     for split, row in rates.items():
+        row["prediction_times"] = shareable_count(row["prediction_times"])
         for name in row.keys() & {"unknown_age_rate", "no_visit_before_rate"}:
             row[name] = shareable_rate(row[name], subjects[split])
     fewest = min(subjects.values())
@@ -310,7 +322,7 @@ def _drifted(row: Row, people: int) -> dict[str, Any]:
 
 def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
     """Calibration before and after, of causes with enough events by every horizon."""
-    landmark = result["landmarks_days"][0]
+    landmark = found["landmark_days"]
     large = {
         cause
         for cause in result["causes"]
@@ -349,10 +361,16 @@ def _groups(row: Row) -> dict[str, Any]:
     cuts[-1] = len(people)  # those who are left over join the last group
     groups = [slice(*ends) for ends in pairwise(cuts)]
     joined = {
-        name: [float(np.average(np.array(row[name], float)[g], weights=people[g])) for g in groups]
+        name: [_mean(np.array(row[name], float)[g], people[g]) for g in groups]
         for name in ("predicted", "observed", "low", "high")
     }
     return _counted({**row, **joined, "n": [int(people[g].sum()) for g in groups]})
+
+
+def _mean(values: NDArray[np.float64], people: NDArray[np.int64]) -> float | None:
+    """Weighted mean; None where a value is missing."""
+    mean = float(np.average(values, weights=people))
+    return None if np.isnan(mean) else mean
 
 
 def _risk_group(group: Row) -> dict[str, Any]:

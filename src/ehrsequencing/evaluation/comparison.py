@@ -1,7 +1,7 @@
 """The rows that are compared together: one landmark, or all prediction times, with every model's risks."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32, row_blocks, scratch
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
-from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
+from ehrsequencing.metrics.censoring import CensoringByRow, StepFunction, SubjectClock
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS, from_index, too_few
 
@@ -35,6 +35,9 @@ class Comparison:
         draws: (resamples, subjects) how often the bootstrap drew each subject; the same in every scope, so that
             landmarks, models and their differences are paired. No resamples: no intervals. One byte each.
         censoring: G fitted on other rows, one for all or one for each; None: on these, again for each resample.
+        potential_days: (n,) until follow-up ends by design; infinite where nothing ends it so. None: nowhere.
+        expected: Model name → (n, causes, H), events that it expects of each row while it is under observation; of
+            others the hazards through their risks.
     """
 
     landmark_days: float | None
@@ -44,7 +47,9 @@ class Comparison:
     horizons_days: Floats
     risk: dict[str, Floats]
     draws: NDArray[np.uint8]
-    censoring: StepFunction | RowCensoring | None = None
+    censoring: StepFunction | CensoringByRow | None = None
+    potential_days: Floats | None = None
+    expected: dict[str, Floats] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.duration_days)
@@ -67,15 +72,49 @@ class Comparison:
             self.horizons_days,
             weights=weights,
             censoring=self.censoring,
+            expected=self.expected.get(model),
         )
 
-    def events(self) -> Ints:
-        """(causes, horizons) how many events of each cause were seen by each horizon."""
-        n_causes = next(iter(self.risk.values())).shape[1]
-        of_cause = self.cause == np.arange(1, n_causes + 1)[:, None]
-        return np.stack(
-            [(of_cause & (self.duration_days <= days)).sum(axis=1) for days in self.horizons_days],
-            axis=1,
+    def followed(self, horizon_days: float) -> Bools:
+        """(n,) rows whose follow-up could last until the horizon: what ends before by design is no drop-out."""
+        every = np.ones(len(self), dtype=bool)
+        inside = every if self.potential_days is None else self.potential_days >= horizon_days
+        if isinstance(self.censoring, SubjectClock):
+            inside = inside & self.censoring.covers(horizon_days)
+        return inside
+
+    def parts(self) -> "list[Comparison]":
+        """The horizons in order, those of the same rows together: each with the rows that could be followed so long."""
+        found: list[Comparison] = []
+        start, inside = 0, self.followed(self.horizons_days[0])
+        for h, horizon in enumerate(self.horizons_days):
+            here = self.followed(horizon)
+            if not np.array_equal(here, inside):
+                found.append(self._part(inside, slice(start, h)))
+                start, inside = h, here
+        return [*found, self._part(inside, slice(start, len(self.horizons_days)))]
+
+    def until(self, horizon_days: float) -> "Comparison":
+        """The same rows with the risks up to a day."""
+        return self._part(np.ones(len(self), dtype=bool), slice(0, self._number(horizon_days) + 1))
+
+    def at_end(self) -> "Comparison":
+        """The same rows with the risks by the last day alone."""
+        last = len(self.horizons_days) - 1
+        return self._part(np.ones(len(self), dtype=bool), slice(last, last + 1))
+
+    def _number(self, horizon_days: float) -> int:
+        return int(np.searchsorted(self.horizons_days, horizon_days))
+
+    def _part(self, inside: Bools, horizons: slice) -> "Comparison":
+        part = self if inside.all() else self.among(inside)
+        if len(self.horizons_days[horizons]) == len(self.horizons_days):
+            return part
+        return replace(
+            part,
+            horizons_days=self.horizons_days[horizons],
+            risk={name: values[:, :, horizons] for name, values in part.risk.items()},
+            expected={name: values[:, :, horizons] for name, values in part.expected.items()},
         )
 
     @property
@@ -100,49 +139,63 @@ class Comparison:
         """Horizons at which nothing is compared for want of people, and those that the follow-up does not reach."""
         landmark = self.landmark_days
         where = "" if landmark is None else f", predicted {format_days(landmark)} after the index"
-        out, few = [], self.horizons_days[self.too_few()[0]]
-        if len(few):
-            by = ", ".join(format_days(float(horizon)) for horizon in few)
+        out, few, short = [], list[str](), list[str]()
+        for part in self.parts():
+            names = [format_days(float(horizon)) for horizon in part.horizons_days]
+            few += [name for name, lacks in zip(names, part.too_few()[0], strict=True) if lacks]
+            if self.potential_days is not None:
+                longest = self.potential_days.min(initial=np.inf)
+                short += [
+                    name for name, h in zip(names, part.horizons_days, strict=True) if longest < h
+                ]
+            covered = part.scored(model).covered[0] if len(part) else np.ones(len(names), bool)
+            out += [
+                f"The follow-up ends before {name}{where}: that horizon is refused."
+                for name, reached in zip(names, covered, strict=True)
+                if not reached
+            ]
+        if short:
             out.append(
-                f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are evaluated, or "
-                f"fewer than {FEWEST_EVENTS} of them had the event."
+                f"Some subjects could not be followed for {', '.join(short)}{where}, because follow-up ends by design. "
+                "C, AUC, Brier score, IPA and calibration are those of the others there, whose number the tables give; "
+                "O/E is of everybody."
             )
-        for horizon in self.horizons_days[~self.scored(model).covered[0]]:
+        if few:
             out.append(
-                f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
+                f"Nothing is compared by {', '.join(few)}{where}: fewer than {FEWEST_SUBJECTS} subjects are evaluated, "
+                f"or fewer than {FEWEST_EVENTS} of them had the event."
             )
         return out
 
-    def longest_horizon(self, model: str) -> float:
-        """The longest horizon that the follow-up reaches; else the shortest."""
-        covered = self.horizons_days[self.scored(model).covered[0]]
-        return float(covered[-1] if len(covered) else self.horizons_days[0])
-
     def smallest_g(self) -> Floats:
-        """(horizons,) the smallest chance G of being followed; the largest weight is its inverse."""
-        of_rows: Floats = self.scored(next(iter(self.risk))).smallest_g
-        return np.asarray(of_rows[0], dtype=np.float64)
+        """(horizons,) the smallest chance G of being followed; the largest weight is its inverse. 1 without rows."""
+        model = next(iter(self.risk))
+        found = [
+            part.scored(model).smallest_g[0] if len(part) else np.ones(len(part.horizons_days))
+            for part in self.parts()
+        ]
+        return np.concatenate(found).astype(np.float64)
 
     def blocks(self) -> Iterator[Ints32]:
         """(block, n) multiplicities of the rows, over all resamples."""
-        wanted = min(len(self.draws), max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(self), 1)))
         step = max(1, BLOCK_ELEMENTS // max(len(self), 1))
-        for start in range(0, wanted, step):
-            yield self.draws[start : min(start + step, wanted)][:, self.subject].astype(np.int32)
+        for start in range(0, len(self.draws), step):
+            yield self.draws[start : start + step][:, self.subject].astype(np.int32)
 
     def among(self, inside: Bools) -> "Comparison":
         """The same scope with some of its rows."""
-        censoring = self.censoring
-        if isinstance(censoring, RowCensoring):
-            censoring = replace(censoring, factor=censoring.factor[inside])
-        risk = {name: values[inside] for name, values in self.risk.items()}
+        censoring, potential = self.censoring, self.potential_days
         return replace(
             self,
             subject=self.subject[inside],
             duration_days=self.duration_days[inside],
             cause=self.cause[inside],
-            risk=risk,
-            censoring=censoring,
+            risk={name: values[inside] for name, values in self.risk.items()},
+            censoring=censoring.take(inside)
+            if isinstance(censoring, CensoringByRow)
+            else censoring,
+            potential_days=None if potential is None else potential[inside],
+            expected={name: values[inside] for name, values in self.expected.items()},
         )
 
     def without_resamples(self) -> "Comparison":
@@ -157,7 +210,41 @@ class Comparison:
         for name, values in self.risk.items():
             for some in row_blocks(len(values)):
                 np.minimum(values[some].sum(axis=1, keepdims=True), 1.0, out=risk[name][some])
-        return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk)
+        expected = {
+            name: values.sum(axis=1, keepdims=True) for name, values in self.expected.items()
+        }
+        return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk, expected=expected)
+
+
+def fewer_draws(draws: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
+    """As many of the resamples as there is time for with so many rows."""
+    return draws[: max(FEWEST_RESAMPLES, MOST_DRAWN // max(rows, 1))]
+
+
+def main_place(comparisons: "Sequence[Comparison]", model: str) -> tuple[float | None, float]:
+    """The landmark and horizon that every headline is of: most people with the event among those evaluated there.
+
+    Only where the follow-up reaches the horizon; of equals the earlier landmark, then the shorter horizon. Where
+    nothing is reached, the first landmark and horizon; all prediction times together only where there is no landmark.
+    """
+    at_landmarks = [one for one in comparisons if one.landmark_days is not None]
+    found: list[tuple[int, float | None, float]] = []
+    for one in at_landmarks or comparisons:
+        for part in one.parts():
+            if not len(part):
+                continue
+            events, covered = part.subjects_with_event()[0], part.scored(model).covered[0]
+            found += [
+                (int(count), one.landmark_days, float(horizon))
+                for count, horizon, reached in zip(events, part.horizons_days, covered, strict=True)
+                if reached
+            ]
+    if not found:
+        first = (at_landmarks or comparisons)[0]
+        return first.landmark_days, float(first.horizons_days[0])
+    most = max(count for count, *_ in found)
+    _, landmark, horizon = next(place for place in found if place[0] == most)
+    return landmark, horizon
 
 
 def draw_subjects(n_subjects: int, n_resamples: int, seed: int) -> NDArray[np.uint8]:

@@ -21,6 +21,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.drift import drift, input_rates, instability
+from ehrsequencing.evaluation.observation import unobserved_tenths
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
@@ -230,19 +231,25 @@ class Context:
         }
 
     def surroundings(
-        self, comparisons: Sequence[Comparison], *, settings: EvaluationConfig, trials: int | None
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        settings: EvaluationConfig,
+        trials: int | None,
+        main: tuple[float | None, float],
     ) -> dict[str, Any]:
-        """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
-        run, first, unstable = self.risks.run, None, None
+        """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability.
+
+        Inputs and instability are those at the main landmark.
+        """
+        run, unstable, (first, horizon) = self.risks.run, None, main
         at_landmarks = [one for one in comparisons if one.landmark_days is not None]
-        if at_landmarks:
-            first = at_landmarks[0].landmark_days
         if run is not None and first is not None:
             unstable = instability(
                 run,
                 self.population.records,
                 chosen=self.population.records.at_landmark(first),
-                horizon_days=at_landmarks[0].longest_horizon(self.risks.name),
+                horizon_days=horizon,
             )
         return {
             "censoring": results.censoring(comparisons, model=settings.censoring),
@@ -268,6 +275,7 @@ class Context:
         ]
         for comparison in comparisons:
             found += comparison.warnings(self.risks.name)
+            found += unobserved_tenths(comparison, population.records)
         return found
 
 

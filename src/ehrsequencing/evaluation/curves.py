@@ -1,26 +1,28 @@
-"""Curves with bands of our model and the strongest baseline, and metrics of our model in groups of subjects."""
+"""Curves with bands of our model and the strongest baseline: calibration, decisions, incidence by risk group."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.bootstrap import calibration_null
-from ehrsequencing.metrics.calibration import smooth_calibration
-from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
+from ehrsequencing.metrics.calibration import (
+    grouped_calibration,
+    quantile_groups,
+    smooth_calibration,
+)
+from ehrsequencing.metrics.censoring import RiskSets
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.metrics.registry import METRICS, taken
-from ehrsequencing.records.timelines import TaskRecords, Timelines
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.metrics.registry import taken
 
 POINTS = 40  # of a smooth calibration curve
 THRESHOLDS = 30  # of a decision curve, unless the settings name them
@@ -32,11 +34,11 @@ def smooth_rows(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Smooth calibration curves, and the long rows of the metrics that only the strongest models have (ICI, KS …).
 
-    At landmarks, where a row is a subject, ICI and KS come with what right risks would show in as many subjects:
+    Where each subject has one row, ICI and KS come with what right risks would show in as many subjects:
     `ici_null` is the 95th percentile of their ICI, `ks_p` the share of them with a KS statistic as large.
 
     Args:
-        scope: The rows.
+        scope: The rows, each of which could be followed until every horizon.
         causes: Names.
         models: Which models.
         seed: Of the simulations under right risks.
@@ -64,9 +66,7 @@ def smooth_rows(
                 }
             )
         named = metric_estimates(scope, model, taken("strongest"))
-        if (
-            scope.landmark_days is not None
-        ):  # elsewhere a subject has many rows; the simulation would draw each anew
+        if scope.subjects == len(scope):  # the simulation draws each row anew
             named |= _against_chance(scope, model, named["ks"], seed)
         for metric, one in named.items():
             for e, cause in enumerate(causes):
@@ -129,7 +129,10 @@ def decision_rows(
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())
-            above = [int(np.sum(ours[:, *place] >= threshold)) for threshold in at[place]]
+            above = [
+                len(np.unique(scope.subject[ours[:, *place] >= threshold]))
+                for threshold in at[place]
+            ]
             out.append(
                 {
                     "model": model,
@@ -158,16 +161,18 @@ def spread_thresholds(risk: Floats) -> Floats:
 
 
 def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each cause and horizon: its `place` in the arrays, its names, people, and people with the event by then."""
-    events, people = scope.subjects_with_event(), scope.subjects
+    """Each cause and horizon with enough people: its `place` in the arrays, names, people, and those with the event."""
+    events, subjects, few = scope.subjects_with_event(), scope.subjects, scope.too_few()
     for e, cause in enumerate(causes):
         for h, horizon in enumerate(scope.horizons_days):
+            if few[e, h]:
+                continue
             yield {
                 "place": (e, h),
                 "landmark_days": scope.landmark_days,
                 "cause": cause,
                 "horizon_days": float(horizon),
-                "n": people,
+                "n": subjects,
                 "events": int(events[e, h]),
             }
 
@@ -184,26 +189,24 @@ def incidence_rows(
         grid: The rows at one landmark, with risks on a grid of times.
         causes: Names.
         model: Whose risks.
-        horizon_days: Where the curves end; the risk by then makes the groups.
+        horizon_days: Where the curves end; the risk by then makes the groups of those who could be followed so long.
     """
-    days = grid.horizons_days[grid.horizons_days <= horizon_days]
+    part = grid.among(grid.followed(horizon_days)).until(horizon_days)
+    ticks = tick_days(horizon_days)
     out = []
     for e, cause in enumerate(causes):
-        risk = grid.risk[model][:, e, : len(days)]
-        group = risk_groups(
-            risk[:, -1], (grid.cause == e + 1) & (grid.duration_days <= horizon_days)
-        )
-        ticks = tick_days(horizon_days)
+        event = (part.cause == e + 1) & (part.duration_days <= horizon_days)
+        group = risk_groups(part.risk[model][:, e, -1], event, part.subject)
         found = [
-            _group(grid, risk, group == g, e, days, len(causes), ticks)
-            for g in range(int(group.max()) + 1)
+            _group(part.among(group == g), model, e, ticks)
+            for g in range(int(group.max(initial=-1)) + 1)
         ]
         out.append(
             {
-                "landmark_days": grid.landmark_days,
+                "landmark_days": part.landmark_days,
                 "cause": cause,
                 "horizon_days": float(horizon_days),
-                "days": [0.0, *days.tolist()],
+                "days": [0.0, *part.horizons_days.tolist()],
                 "tick_days": ticks,
                 "groups": found,
             }
@@ -211,27 +214,33 @@ def incidence_rows(
     return out
 
 
-def risk_groups(risk: Floats, event: Any) -> Ints:
+def risk_groups(risk: Floats, event: Bools, subject: Ints) -> Ints:
     """Number of each row's group by predicted risk, from low to high; -1 everywhere where even one group is too small.
 
-    >>> risk_groups(np.arange(100) / 100, np.arange(100) % 2 == 0).max().item()
+    A group has 11 people with the event and 11 without it.
+
+    >>> risk_groups(np.arange(100) / 100, np.arange(100) % 2 == 0, np.arange(100)).max().item()
     3
-    >>> risk_groups(np.arange(100) / 100, np.arange(100) > 75).max().item()
+    >>> risk_groups(np.arange(100) / 100, np.arange(100) > 75, np.arange(100)).max().item()
     0
-    >>> risk_groups(np.ones(3), np.ones(3)).tolist()
-    [-1, -1, -1]
+    >>> risk_groups(np.arange(100) / 100, np.arange(100) % 2 == 0, np.arange(100) // 10).max().item()
+    -1
     """
-    event = np.asarray(event, dtype=bool)
     for count in range(MOST_GROUPS, 0, -1):
         edges = np.quantile(risk, np.arange(1, count) / count, method="inverted_cdf")
-        group = np.searchsorted(edges, risk, side="left")
-        with_event, size = (
-            np.bincount(group[event], minlength=count),
-            np.bincount(group, minlength=count),
-        )
-        if min(*with_event, *(size - with_event)) >= SMALLEST_COUNT:
-            return group.astype(np.int64)
+        group = np.searchsorted(edges, risk, side="left").astype(np.int64)
+        enough = [
+            enough_people(people(subject, (group == g) & event), people(subject, group == g))
+            for g in range(count)
+        ]
+        if all(enough):
+            return group
     return np.full(len(risk), -1, dtype=np.int64)
+
+
+def people(subject: Ints, inside: Bools) -> int:
+    """How many people some rows are of."""
+    return len(np.unique(subject[inside]))
 
 
 def tick_days(horizon_days: float) -> list[float]:
@@ -248,150 +257,66 @@ def tick_days(horizon_days: float) -> list[float]:
     return [horizon_days * k / parts for k in range(parts + 1)]
 
 
-def _group(
-    grid: Comparison,
-    risk: Floats,
-    inside: Any,
-    e: int,
-    days: Floats,
-    causes: int,
-    ticks: Sequence[float],
-) -> dict[str, Any]:
-    duration, cause = grid.duration_days[inside], grid.cause[inside]
-    counts = RiskSets.count(duration, cause, causes, None)
-    observed, reached = counts.incidence.at(days)[e], counts.reaches(days)
-    spread = 1.96 * aalen_johansen_se(duration, cause, days, n_causes=causes)[e]
-    known = [float(value) if ok else None for value, ok in zip(observed, reached, strict=True)]
+def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict[str, Any]:
+    """One risk group: mean predicted and observed incidence, its band over people, and how many people are left."""
+    days = part.horizons_days
+    found = estimate(part, model, partial(_incidence, e=e), hides_few=False)["observed"]
+    low, high = found.band()
+    counts = RiskSets.count(part.duration_days, part.cause, part.risk[model].shape[1], None)
+    reached = counts.reaches(days)
 
-    def limits(sign: float) -> list[float | None]:
-        ends = np.clip(observed + sign * spread, 0, 1)
-        return [0.0, *(float(end) if ok else None for end, ok in zip(ends, reached, strict=True))]
+    def shown(values: Floats) -> list[float | None]:
+        pairs = zip(values, reached, strict=True)
+        return [0.0, *(results.number(value) if ok else None for value, ok in pairs)]
 
+    had = part.cause == e + 1
     return {
-        "n": int(inside.sum()),
-        "predicted": [0.0, *risk[inside].mean(axis=0).tolist()],
-        "observed": [0.0, *known],
-        "low": limits(-1.0),
-        "high": limits(1.0),
-        "events": [0, *(int(((cause == e + 1) & (duration <= day)).sum()) for day in days)],
-        "at_risk": [int((duration >= day).sum()) for day in ticks],
+        "n": part.subjects,
+        "predicted": [0.0, *part.risk[model][:, e].mean(axis=0).tolist()],
+        "observed": shown(found.value[0]),
+        "low": shown(low[0]),
+        "high": shown(high[0]),
+        "events": [
+            0,
+            *(people(part.subject, had & (part.duration_days <= day)) for day in days),
+        ],
+        "at_risk": [people(part.subject, part.duration_days >= day) for day in ticks],
     }
 
 
-# ---- subgroups ------------------------------------------------------------------------
+def _incidence(rows: ScoredRows, *, e: int) -> dict[str, Floats]:
+    found = np.atleast_3d(rows.counts.incidence.at(rows.horizons_days))[:, e : e + 1]
+    return {"observed": rows.finish(found)}
 
 
-AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
-MOST_LEVELS = 12  # of one family of codes, the most frequent ones
-NOT_RECORDED = "not recorded"
-SUBGROUP_METRICS = ("oe", "auc", "brier")
-
-
-def subgroup_rows(
-    comparison: Comparison,
-    groups: dict[str, NDArray[np.str_]],
-    causes: Sequence[str],
-    *,
-    model: str,
+def calibration_rows(
+    scope: Comparison, causes: Sequence[str], *, models: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
-
-    Censoring weights are fitted within the level, so that groups may be followed up for different times.
-
-    Args:
-        comparison: The rows.
-        groups: Of `groups_of_rows`, for these rows.
-        causes: Names.
-        model: Whose risks.
-    """
+    """Observed against predicted risk in groups, with a band over people."""
+    groups = 10 if people(scope.subject, scope.cause == 1) >= 200 else 5
     out = []
-    for group, level_of in groups.items():
-        for level, inside in _levels(level_of):
-            part = comparison.among(inside)
-            found = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
-            intervals = {name: one.interval() for name, one in found.items()}
-            for cell in cells(part, causes):
-                place = cell.pop("place")
-                values = {
-                    name: {
-                        "value": results.number(one.value[place]),
-                        "low": results.number(intervals[name][0][place]),
-                        "high": results.number(intervals[name][1][place]),
-                        "reason": one.reason(place),
-                    }
-                    for name, one in found.items()
+    for model in models:
+        found = grouped_calibration(scope.scored(model), groups=groups)
+        observed = estimate(scope, model, partial(_observed_groups, groups=groups))["observed"]
+        low, high = observed.band()
+        for cell in cells(scope, causes):
+            place, _ = cell.pop("place"), cell.pop("events")
+            risk = scope.risk[model][:, *place]
+            group = quantile_groups(risk, groups)
+            use = np.flatnonzero((found.n[place] > 0) & ~np.isnan(found.observed[place]))
+            out.append(
+                {
+                    "model": model,
+                    **cell,
+                    "predicted": found.predicted[place][use].tolist(),
+                    "observed": found.observed[place][use].tolist(),
+                    "low": [results.number(x) for x in low[place][use]],
+                    "high": [results.number(x) for x in high[place][use]],
+                    "n": [people(scope.subject, group == g) for g in use],
                 }
-                out.append({**cell, "group": group, "level": level, **values})
+            )
     return out
 
 
-def _levels(level_of: NDArray[np.str_]) -> Iterator[tuple[str, Bools]]:
-    for level in np.unique(level_of).tolist():
-        yield level, level_of == level
-
-
-def groups_of_rows(
-    records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, kinds: Sequence[str]
-) -> dict[str, NDArray[np.str_]]:
-    """What group each row belongs to, by age at the prediction time and by each family of static codes.
-
-    A family is what stands before the last `//` of a code: `GENDER//F` and `GENDER//M` are one. `GENDER` or `SEX` is
-    called sex. A code without `//` is a family of its own, with the levels yes and no. A subject with two levels of a
-    family counts in the first of them by token. Groups that have one level only are left out.
-
-    Args:
-        records: Static codes and prediction times.
-        vocabulary: Names of the tokens.
-        chosen: (r,) which rows.
-        kinds: Of `sex`, `age`, `static`.
-
-    Returns:
-        Group → (r,) name of each row's level.
-    """
-    out: dict[str, NDArray[np.str_]] = {}
-    rows = records.rows
-    subject = rows.subject[chosen]
-    if "age" in kinds:
-        out["age"] = age_bands(rows.age_years[chosen])
-    for family, level_of in _families(records.timelines, vocabulary):
-        kind = "sex" if family.upper().startswith(("GENDER", "SEX")) else "static"
-        if kind in kinds:
-            out["sex" if kind == "sex" and "sex" not in out else family] = level_of[subject]
-    return {group: levels for group, levels in out.items() if len(np.unique(levels)) > 1}
-
-
-def age_bands(age_years: NDArray[np.floating[Any]]) -> NDArray[np.str_]:
-    """Decades of age, as `60-69`; `unknown` where it is.
-
-    >>> age_bands(np.array([19.9, 60.0, 69.99, 95.0, np.nan])).tolist()
-    ['0-19', '60-69', '60-69', '90 and over', 'unknown']
-    """
-    names = [
-        "0-19",
-        *(f"{low}-{low + 9}" for low in AGE_EDGES_YEARS[:-1]),
-        "90 and over",
-        "unknown",
-    ]
-    band = np.searchsorted(AGE_EDGES_YEARS, age_years, side="right")
-    return np.array(names)[np.where(np.isnan(age_years), len(names) - 1, band)]
-
-
-def _families(
-    timelines: Timelines, vocabulary: Vocabulary
-) -> Iterator[tuple[str, NDArray[np.str_]]]:
-    """Each family of static codes, in order of name, with every subject's level."""
-    codes, owner = timelines.static_codes, timelines.static_owner
-    tokens, counts = np.unique(codes, return_counts=True)
-    members: dict[str, list[tuple[int, int]]] = {}
-    for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):
-        name = vocabulary.tokens[token]
-        if token >= vocabulary.n_unknown:  # codes that training did not know are no group
-            members.setdefault(name.rpartition("//")[0] or name, []).append((count, token))
-    for family in sorted(members):
-        kept = sorted(token for _, token in sorted(members[family], reverse=True)[:MOST_LEVELS])
-        alone = [vocabulary.tokens[token] for token in kept] == [family]
-        level_of = np.full(len(timelines), "no" if alone else NOT_RECORDED, dtype=object)
-        for token in reversed(kept):
-            level = "yes" if alone else vocabulary.tokens[token].rpartition("//")[2]
-            level_of[owner[codes == token]] = level
-        yield family, level_of.astype(np.str_)
+def _observed_groups(rows: ScoredRows, *, groups: int) -> dict[str, Floats]:
+    return {"observed": grouped_calibration(rows, groups=groups).observed}

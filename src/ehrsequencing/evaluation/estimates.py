@@ -1,5 +1,6 @@
 """Metrics with bootstrap intervals and paired differences: rows of a `Comparison` in, long rows of the result out."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,6 +13,7 @@ from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
+from ehrsequencing.metrics.calibration import incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
@@ -32,7 +34,7 @@ class Estimate:
     value: Floats  # (causes, horizons)
     samples: Floats  # (resamples, causes, horizons), with no resamples where there are no intervals
     events: Ints  # (causes, horizons) subjects with the event
-    subjects: int  # subjects evaluated; with too few of them or of events the samples are NaN
+    subjects: Ints  # (horizons,) subjects evaluated; with too few of them or of events the samples are NaN
 
     def interval(self) -> tuple[Floats, Floats]:
         """Lower and upper limit (95 %) with the value between them, NaN where undefined."""
@@ -69,7 +71,7 @@ class Estimate:
 
     def reason(self, place: tuple[int, ...]) -> str | None:
         """Why one value has no interval; None where it has one, or could have none (no resamples, undefined)."""
-        if too_few(self.events[place], self.subjects):
+        if too_few(self.events[place], self.subjects[place[-1]]):
             return TOO_FEW
         return BIASED if self._biased[place] else None
 
@@ -79,7 +81,11 @@ class Estimate:
 
 
 def estimate(
-    scope: Comparison, model: str, metrics: Callable[[ScoredRows], dict[str, Floats]]
+    scope: Comparison,
+    model: str,
+    metrics: Callable[[ScoredRows], dict[str, Floats]],
+    *,
+    hides_few: bool = True,
 ) -> dict[str, Estimate]:
     """Values of one model as they are and in every resample, by the same code.
 
@@ -88,7 +94,8 @@ def estimate(
     Args:
         scope: The rows.
         model: Whose risks.
-        metrics: Scored rows → name → (..., causes, horizons), or (..., causes) over all horizons.
+        metrics: Scored rows → name → (..., causes, horizons, ...).
+        hides_few: Whether there is no interval where there are too few people.
     """
     point = metrics(scope.scored(model))
     found = [metrics(scope.scored(model, weights=weights)) for weights in _work_blocks(scope)]
@@ -96,26 +103,58 @@ def estimate(
     samples = {
         name: np.concatenate([none[name], *(block[name] for block in found)]) for name in point
     }
-    events, subjects = scope.subjects_with_event(), scope.subjects
-    out = {}
-    for name, value in point.items():
-        own = events if value.ndim > 1 else events[:, -1]  # over all horizons: by the last of them
-        samples[name][:, too_few(own, subjects)] = np.nan
-        out[name] = Estimate(value, samples[name], own, subjects)
-    return out
+    events = scope.subjects_with_event()
+    subjects = np.full(len(scope.horizons_days), scope.subjects)
+    few = too_few(events, subjects)
+    for name, value in point.items() if hides_few else ():
+        samples[name][:, few[:, -value.shape[1] :]] = (
+            np.nan
+        )  # a mean over time goes by the last day
+    return {name: Estimate(value, samples[name], events, subjects) for name, value in point.items()}
 
 
 def metric_estimates(
     scope: Comparison, model: str, metrics: Sequence[Metric]
 ) -> dict[str, Estimate]:
-    """Metrics of one model by their key; those that have no interval are not resampled."""
+    """Metrics of one model by their key, each of the rows that it is about (`Comparison.parts`, or every row).
+
+    Those that have no interval are not resampled.
+    """
     found: dict[str, Estimate] = {}
-    for interval in {metric.interval for metric in metrics}:
-        some = [metric for metric in metrics if metric.interval is interval]
-        found |= estimate(
-            scope if interval else scope.without_resamples(), model, partial(values, metrics=some)
-        )
+    for interval, of_every_row in itertools.product((True, False), repeat=2):
+        some = [
+            metric
+            for metric in metrics
+            if (metric.interval, metric.of_every_row) == (interval, of_every_row)
+        ]
+        if some:
+            rows = scope if interval else scope.without_resamples()
+            parts = [rows] if of_every_row else rows.parts()
+            of_parts = [_estimates(part, model, some) for part in parts]
+            found |= {metric.key: _joined([one[metric.key] for one in of_parts]) for metric in some}
     return {metric.key: found[metric.key] for metric in metrics}
+
+
+def _estimates(part: Comparison, model: str, metrics: Sequence[Metric]) -> dict[str, Estimate]:
+    """Metrics of rows that count at every horizon; undefined where nobody is left."""
+    if len(part):
+        return estimate(part, model, partial(values, metrics=metrics))
+    shape = part.risk[model].shape[1:]
+    nothing = Estimate(
+        np.full(shape, np.nan),
+        np.full((len(part.draws), *shape), np.nan),
+        np.zeros(shape, dtype=np.int64),
+        np.zeros(shape[1], dtype=np.int64),
+    )
+    return {metric.key: nothing for metric in metrics}
+
+
+def _joined(parts: Sequence[Estimate]) -> Estimate:
+    """Estimates of some horizons after those of others."""
+    names = ("value", "samples", "events", "subjects")
+    return Estimate(
+        *(np.concatenate([getattr(one, name) for one in parts], axis=-1) for name in names)
+    )
 
 
 def _work_blocks(scope: Comparison) -> Iterator[Any]:
@@ -212,7 +251,7 @@ def long_rows(
             horizon_days=horizon,
             low=low[0, h],
             high=high[0, h],
-            subjects=one.subjects,
+            subjects=one.subjects[h],
             events=one.events[0, h],
             reason=one.reason((0, h)),
         )
@@ -220,37 +259,70 @@ def long_rows(
     ]
 
 
-def over_time_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, Any]]:
-    """Metrics over time (the integrated Brier score) of every model, with an interval at landmarks.
+def over_time_rows(
+    grid: Comparison, causes: Sequence[str], horizons_days: Floats, *, strongest: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Metrics over time up to each horizon: integrated Brier score of every model, AJ error of the strongest.
+
+    Only landmarks have intervals.
+
+    The AJ error comes with what right risks would show, `aj_null`: the 95th percentile of the error of the resampled
+    gaps about the gap itself.
 
     Args:
-        grid: The scope with risks on a time grid, not at the horizons.
+        grid: The scope with risks on a time grid that has every horizon.
         causes: Names.
+        horizons_days: Where each average over time ends.
+        strongest: Ours and the strongest baseline.
     """
-    if (
-        grid.landmark_days is None
-    ):  # a grid of times at all prediction times: too much for what it says
+    if grid.landmark_days is None:  # too much for what it says
         grid = grid.without_resamples()
     out = []
-    for model in grid.risk:
-        for name, found in metric_estimates(grid, model, taken("over time")).items():
-            low, high = found.interval()
-            counts = [{"subjects": found.subjects, "events": events} for events in found.events]
-            out += [
-                results.metric_row(
-                    model,
-                    grid.landmark_days,
-                    name,
-                    found.value[e],
-                    cause=cause,
-                    low=low[e],
-                    high=high[e],
-                    reason=found.reason((e,)),
-                    **counts[e],
-                )
-                for e, cause in enumerate(causes)
-            ]
+    for horizon in horizons_days:
+        inside = grid.followed(horizon)
+        part = (grid if inside.all() else grid.among(inside)).until(horizon)
+        for model in grid.risk if len(part) else ():
+            found = _integrals(part, model)
+            if model in strongest:
+                found |= _incidence_errors(part, model)
+            for name, one in found.items():
+                for e, cause in enumerate(causes):
+                    out += long_rows(
+                        part.at_end(), one.of_cause(e), model=model, cause=cause, metric=name
+                    )
     return out
+
+
+def _integrals(part: Comparison, model: str) -> dict[str, Estimate]:
+    """Metrics of a whole grid that have an interval, each (causes, 1); an integral needs two times."""
+    if len(part.horizons_days) < 2:
+        return {}
+    plain = [metric for metric in taken("over time") if metric.interval]
+    found = estimate(
+        part, model, lambda rows: {key: x[..., None] for key, x in values(rows, plain).items()}
+    )
+    return {
+        key: replace(one, events=one.events[:, -1:], subjects=one.subjects[-1:])
+        for key, one in found.items()
+    }
+
+
+def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
+    """AJ error up to the last day, and what it would be by chance, each (causes, 1)."""
+    found = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)}, hides_few=False)
+    gap = found["gap"]
+    days, events = part.horizons_days, gap.events[:, -1:]
+    error = mean_distance(gap.value, days)[:, None]
+    own = Estimate(error, np.zeros((0, *error.shape)), events, gap.subjects[-1:])
+    if not len(gap.samples):
+        return {"aj": own}
+    apart = mean_distance(gap.samples - gap.value, days)
+    undefined = np.isnan(apart).mean(axis=0) > 0.05
+    chance = np.nanquantile(np.where(undefined, 0.0, apart), 0.95, axis=0)
+    return {
+        "aj": own,
+        "aj_null": replace(own, value=np.where(undefined, np.nan, chance)[:, None]),
+    }
 
 
 def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[str, Any]:

@@ -16,21 +16,25 @@ from numpy.typing import NDArray
 
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
-from ehrsequencing.baselines.landmark_cox import HistoryCensoring
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import results
-from ehrsequencing.evaluation.comparison import ORACLE, Comparison, draw_subjects
+from ehrsequencing.evaluation.comparison import (
+    ORACLE,
+    Comparison,
+    draw_subjects,
+    fewer_draws,
+    main_place,
+)
 from ehrsequencing.evaluation.context import Context, read_tripod
 from ehrsequencing.evaluation.curves import (
+    calibration_rows,
     decision_rows,
-    groups_of_rows,
     incidence_rows,
     smooth_rows,
-    subgroup_rows,
 )
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
@@ -41,26 +45,24 @@ from ehrsequencing.evaluation.estimates import (
 )
 from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
 from ehrsequencing.evaluation.oracle import (
-    oracle_differences,
     oracle_table,
     oracle_warnings,
     truth_of,
 )
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.results import SHARED, add_result, before_and_after, recalibrate
-from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, nll_through
+from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import SHARED, add_result, without_few
+from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks, nll_of_curves
+from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.trained_baselines import (
     known_baselines,
     likelihood_of_parts,
     parts_alone,
     rivals_of,
 )
-from ehrsequencing.metrics.censoring import (
-    RowCensoring,
-    StepFunction,
-    censoring_survival,
-    conditional_risk,
-)
+from ehrsequencing.evaluation.weights import Weights
+from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.records.prepared import Prepared
 
@@ -116,10 +118,13 @@ class Evaluation:
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.every_day = np.unique(np.r_[spaced, self.horizons])
         self.grid = self.every_day if self.source.is_curve else self.horizons
+        # where risks are known: between two of these days a hazard counts as constant, as it is between two edges
+        edges = np.array([edge for edge in self.source.edges_days if edge < self.horizons[-1]])
+        self.every_knot = np.unique(np.r_[self.every_day, edges])
+        self.knots = self.every_knot if self.source.is_curve else self.horizons
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
         self.oracle = self.truth if self.truth is not None and self.truth.known.all() else None
-        self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         trials = settings.tuning_trials
         self.trials = self.source.study.evaluation.tuning_trials if trials is None else trials
@@ -133,91 +138,96 @@ class Evaluation:
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
-        at = self.settings.decision_thresholds
-        strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
+        strongest = self._strongest
         metrics, differences = self._metrics(risks, comparisons, progress)
-        smooth: list[dict[str, Any]] = []
-        for number, comparison in enumerate(comparisons, start=1):
-            progress(f"calibration, decision curves, {number} of {len(comparisons)}")
-            curves, indices = smooth_rows(
-                comparison, causes, models=strongest, seed=self.settings.seed
-            )
-            smooth += curves
+        parts = [part for one in comparisons for part in one.parts() if len(part)]
+        drawn = ("smooth_calibration", "calibration", "decision")
+        curves: dict[str, list[dict[str, Any]]] = {name: [] for name in drawn}
+        for number, part in enumerate(parts, start=1):
+            progress(f"calibration, decision curves, {number} of {len(parts)}")
+            smooth, indices = smooth_rows(part, causes, models=strongest, seed=self.settings.seed)
+            curves["smooth_calibration"] += smooth
             metrics += indices
-        on_grid = self._comparisons({self.ours: risks[self.ours]}, self.grid)
+            curves["calibration"] += calibration_rows(part, causes, models=strongest)
+            at = self.settings.decision_thresholds
+            curves["decision"] += decision_rows(part, causes, models=strongest, thresholds=at)
         progress("subgroups, inputs, checks, codes that move the risk")
-        found = (
+        main = main_place(comparisons, self.ours)
+        self.warnings += self.context.warnings(comparisons)
+        return (
             self.context.frame()
-            | self.context.surroundings(comparisons, settings=self.settings, trials=self.trials)
+            | self.context.surroundings(
+                comparisons, settings=self.settings, trials=self.trials, main=main
+            )
+            | curves
             | {
+                "main": {"landmark_days": main[0], "horizon_days": main[1]},
                 "models": list(risks),
                 "strongest": strongest[1] if len(strongest) > 1 else None,
                 "baselines": [
                     {"model": f.model.name, "tuning_nll": results.number(f.tuning_nll)}
                     for f in self.fitted
                 ],
-                "metrics": metrics,
-                "differences": differences,
+                "metrics": without_few(metrics),
+                "differences": without_few(differences),
                 "at_risk": [
                     results.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
                 ],
-                "calibration": [
-                    row
-                    for s in comparisons
-                    for row in results.calibration(s, causes, models=strongest)
-                ],
-                "smooth_calibration": smooth,
-                "decision": [
-                    row
-                    for s in comparisons
-                    for row in decision_rows(s, causes, models=strongest, thresholds=at)
-                ],
-                "subgroups": [
-                    row for comparison in comparisons for row in self._subgroups(comparison)
-                ],
+                "subgroups": [row for one in comparisons for row in self._subgroups(one)],
                 "trajectories": trajectories(
                     self.source,
                     self.population,
                     selected(
-                        risks[self.ours], slice(None), np.searchsorted(self.grid, self.horizons)
+                        risks[self.ours], slice(None), np.searchsorted(self.knots, self.horizons)
                     ),
                     wanted=wanted_trajectories(self.population, self.settings),
+                    horizon_days=main[1],
                 ),
-                "incidence": [
-                    row
-                    for grid, s in zip(on_grid, comparisons, strict=True)
-                    if grid.landmark_days is not None
-                    for row in incidence_rows(
-                        grid, causes, model=self.ours, horizon_days=s.longest_horizon(self.ours)
-                    )
-                ],
+                "incidence": self._incidence(risks, main[1]),
                 "tripod": read_tripod(self.settings.tripod),
-                "codes": code_effects(self.run, self.population, settings=self.settings),
+                "codes": code_effects(
+                    self.run, self.population, settings=self.settings, horizon_days=main[1]
+                ),
                 "oracle": self._oracle(),
                 "blend": results.blend(self.run, self.likelihood_of_parts()),
+                "warnings": self.warnings,
             }
         )
-        self.warnings += self.context.warnings(comparisons)
-        return found | {"warnings": self.warnings}
+
+    @property
+    def _strongest(self) -> list[str]:
+        """Ours, and the strongest baseline where there is one."""
+        return [self.ours, *(one.model.name for one in self.fitted[:1])]
+
+    def _incidence(self, risks: Mapping[str, Floats], horizon_days: float) -> list[dict[str, Any]]:
+        """Incidence by risk group at each landmark, up to the main horizon."""
+        return [
+            row
+            for grid in self._comparisons({self.ours: risks[self.ours]}, self.grid)
+            if grid.landmark_days is not None and grid.followed(horizon_days).any()
+            for row in incidence_rows(
+                grid, self.task.causes, model=self.ours, horizon_days=horizon_days
+            )
+        ]
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
-        """Only the long rows of `metrics`, without the indices of the smooth curves."""
+        """Only the long rows of `metrics`, also of few people, without the indices of the smooth curves."""
         risks = self._risks(progress)
         return self._metrics(risks, list(self._comparisons(risks, self.horizons)), progress)[0]
 
     def _risks(self, progress: Say) -> dict[str, Floats]:
-        """Model → (R, causes, grid), given no event in the blanking period; ours, then baselines, strongest first."""
+        """Model → (R, causes, knots), given no event in the blanking period; ours, then baselines, strongest first."""
         progress("risk curves")
-        risks = {self.ours: self.source.risk(self.records, self.grid)}
+        risks = {self.ours: self.source.risk(self.records, self.knots)}
         self.fitted = self._baselines(progress)
         # a baseline's sums depend a little on the days asked for
-        column = np.searchsorted(self.every_day, self.grid)
+        column = np.searchsorted(self.every_knot, self.knots)
         for model in self._others():
-            risks[model.name] = self._of_baseline(model, self.every_day, column)
-        risks |= {other.name: other.risk(self.records, self.grid) for other in self.beside}
+            risks[model.name] = self._of_baseline(model, self.every_knot, column)
+        risks |= {other.name: other.risk(self.records, self.knots) for other in self.beside}
         if self.oracle is not None:
             risks[ORACLE] = conditional_risk(
-                self.oracle.risk, self.grid, start_days=self.task.blanking
+                self.oracle.risk, self.knots, start_days=self.task.blanking
             )
         for risk in risks.values():
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
@@ -262,6 +272,8 @@ class Evaluation:
             self.source.edges_days,
             self.settings.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
+            recalibration=self.source.study.training.recalibration,
+            dataset_end_us=int(self.prepared.manifest["dataset_end_us"]),
         )
 
     def likelihood_of_parts(self) -> dict[str, float]:
@@ -279,10 +291,10 @@ class Evaluation:
             at = np.flatnonzero(self.rows.at_landmark(landmark))
             if len(at):
                 places.append((landmark, at))
-        is_one_landmark = any(len(at) == len(self.rows) for _, at in places)
-        if not (self.population.only_landmarks or is_one_landmark):
+        whole = any(len(at) == len(self.rows) for _, at in places)
+        if not (self.population.only_landmarks or whole):
             places.append((None, np.arange(len(self.rows))))
-        column = slice(None) if days is self.grid else np.searchsorted(self.grid, days)
+        column = np.searchsorted(self.knots, days)
         for place, at in places:
             rows = slice(None) if place is None else at
             yield Comparison(
@@ -292,9 +304,26 @@ class Evaluation:
                 self.cause[at],
                 days,
                 {name: selected(risk, rows, column) for name, risk in risks.items()},
-                self._draws,
-                self._censoring(place, at),
+                fewer_draws(self._draws, len(at)),
+                self._weights.at(place, at),
+                self._weights.potential[at],
+                self._expected(risks, rows) if days is self.horizons else {},
             )
+
+    def _expected(self, risks: Mapping[str, Floats], rows: Ints | slice) -> dict[str, Floats]:
+        """Model → (r, causes, horizons), events that it expects of each row while it is under observation."""
+        start = self.task.blanking
+        late = np.flatnonzero(self.knots > start)
+        return {
+            name: expected_events(
+                selected(risk, rows, late),
+                self.knots[late],
+                duration_days=self.duration[rows],
+                horizons_days=self.horizons,
+                start_days=start,
+            )
+            for name, risk in risks.items()
+        }
 
     @cached_property
     def _draws(self) -> NDArray[np.uint8]:
@@ -302,27 +331,11 @@ class Evaluation:
             len(self.records.timelines), self.settings.bootstrap, self.settings.seed
         )
 
-    def _censoring(
-        self, landmark_days: float | None, chosen: Ints
-    ) -> StepFunction | RowCensoring | None:
-        """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
-        if self.settings.censoring == "cox":
-            return self._censoring_cox.of_rows(self.records, chosen, landmark_days=landmark_days)
-        if not self.train_censoring:
-            return None
-        rows = self.context.records("train").rows
-        at = (
-            np.ones(len(rows), dtype=bool)
-            if landmark_days is None
-            else rows.at_landmark(landmark_days)
-        )
-        if not at.any():
-            return None
-        return censoring_survival(rows.duration_days[at], rows.cause[at])
-
     @cached_property
-    def _censoring_cox(self) -> HistoryCensoring:
-        return HistoryCensoring(self._fitting_data)
+    def _weights(self) -> Weights:
+        train = self.context.records("train") if self.train_censoring else None
+        fitting = self._fitting_data if self.settings.censoring == "cox" else None
+        return Weights(self.population, self.task, train=train, fitting=fitting)
 
     def _metrics(
         self, risks: Mapping[str, Floats], comparisons: list[Comparison], progress: Say
@@ -336,22 +349,21 @@ class Evaluation:
         ):
             estimates = scope_estimates(comparison, self.task.causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
-            metrics += over_time_rows(on_grid, self.task.causes) if self.source.is_curve else []
+            if self.source.is_curve:
+                metrics += over_time_rows(
+                    on_grid, self.task.causes, self.horizons, strongest=self._strongest
+                )
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
-            self.beside_truth += oracle_differences(comparison, estimates, ours=self.ours)
         likelihoods, cause = self._likelihoods(), self.task.causes[0]
         for comparison in comparisons:
             days = comparison.landmark_days
             rows = slice(None) if days is None else self.records.at_landmark(days)
             nll = {name: found[rows] for name, found in likelihoods.items()}
-            metrics += [
-                nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()
-            ]
-            differences += [
-                nll_row(comparison, nll[self.ours] - nll[rival], model=rival, cause=cause)
-                for rival in rivals
-                if rival in nll
-            ]
+            for name, own in nll.items():
+                metrics.append(nll_row(comparison, own, model=name, cause=cause))
+                if name in rivals:
+                    less = nll[self.ours] - own
+                    differences.append(nll_row(comparison, less, model=name, cause=cause))
         return metrics, differences
 
     def _likelihoods(self) -> dict[str, Floats]:
@@ -360,11 +372,11 @@ class Evaluation:
         Each by its own hazards (baselines on the run's grid), or, for a source that is known at some knots only, all
         by curves through their risks there.
         """
-        own, every = self.source.nll(self.records), np.arange(len(self.rows))
-        self.nll, knots, start = own, self.source.knots_days, self.task.blanking
-        if own is None:
+        self.nll, every = self.source.nll(self.records), np.arange(len(self.rows))
+        knots, start = self.source.knots_days, self.task.blanking
+        if self.nll is None:
             return {}
-        found = {self.ours: own}
+        found = {self.ours: self.nll}
         if knots is None:
             found |= {model.name: model.nll(self.records, every) for model in self._others()}
             return found | ({} if self.oracle is None else {ORACLE: self.oracle.nll(self.rows)})
@@ -372,23 +384,15 @@ class Evaluation:
         risks |= {other.name: other.risk(self.records, knots) for other in self.beside}
         if self.oracle is not None:
             risks[ORACLE] = conditional_risk(self.oracle.risk, knots, start_days=start)
-        for name, risk in risks.items():
-            nll = nll_through(risk, knots, self.rows, start_days=start)
-            if np.isfinite(nll).all():
-                found[name] = nll
-            else:
-                self.warnings.append(f"{name} has no NLL: an event falls where its curve is flat.")
-        return found
+        through, notes = nll_of_curves(risks, knots, self.rows, start_days=start)
+        self.warnings += notes
+        return found | through
 
     def _subgroups(self, comparison: Comparison) -> list[dict[str, Any]]:
         if comparison.landmark_days is None:
             return []
-        groups = groups_of_rows(
-            self.records,
-            self.source.vocabulary,
-            chosen=self.records.at_landmark(comparison.landmark_days),
-            kinds=self.settings.subgroups,
-        )
+        at, kinds = self.records.at_landmark(comparison.landmark_days), self.settings.subgroups
+        groups = groups_of_rows(self.records, self.source.vocabulary, chosen=at, kinds=kinds)
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
     def _oracle(self) -> dict[str, Any] | None:
@@ -399,7 +403,7 @@ class Evaluation:
             train = self.context.records("train").rows
             found = oracle_table(self.truth, self.source, self.records, self.nll, train=train)
             self.warnings += oracle_warnings(found)
-        return found | {"differences": self.beside_truth}
+        return found
 
 
 def evaluate(
@@ -435,7 +439,9 @@ def evaluate(
     evaluation = Evaluation(source, population, prepared=store, settings=settings)
     result = evaluation.result(progress=progress)
     if fitted is not None:
-        recalibration = result["recalibration"] = before_and_after(run, fitted, population)
+        landmark = result["main"]["landmark_days"]
+        recalibration = before_and_after(run, fitted, population, landmark_days=landmark)
+        result["recalibration"] = recalibration
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_result(result, run_folder)
     return result

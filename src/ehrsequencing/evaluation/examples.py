@@ -32,7 +32,7 @@ CURVE_POINTS = 40  # of a whole risk curve
 SIMULATED_TRAJECTORIES = 4  # unless the settings say how many
 MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
-# of the middle horizon: what is left until the event or the end at the time that is shown
+# of the main horizon: what is left until the event or the end at the time that is shown
 LEFT_TO_SEE = 0.25
 
 
@@ -44,7 +44,12 @@ def wanted_trajectories(population: Population, settings: EvaluationConfig) -> i
 
 
 def trajectories(
-    source: RiskSource, population: Population, risk: Floats, *, wanted: int
+    source: RiskSource,
+    population: Population,
+    risk: Floats,
+    *,
+    wanted: int,
+    horizon_days: float,
 ) -> list[dict[str, Any]]:
     """A few subjects, half of them with the event, spread over the risk at their last prediction.
 
@@ -53,11 +58,12 @@ def trajectories(
         population: The subjects.
         risk: (R, causes, H) at the horizons.
         wanted: How many subjects.
+        horizon_days: By when is the risk that is followed over time.
     """
     records = population.records
     chosen = choose(records.rows, risk, wanted=wanted)
     rows = [
-        _risks(chr(65 + k), subject, records.rows, risk, source.task)
+        _risks(chr(65 + k), subject, records.rows, risk, source.task, horizon_days)
         for k, subject in enumerate(chosen)
     ]
     known = {} if population.source is None else read_descriptions(population.source)
@@ -66,7 +72,8 @@ def trajectories(
         if source.run is not None and source.is_curve:
             row |= _curves(row, subject, records, source, source.run)
     if source.run is not None and source.is_curve and population.source is not None:
-        _add_moves(rows, chosen, records, source.run, population.source)
+        question = Question.for_run(source.run, horizon_days=horizon_days)
+        _add_moves(rows, chosen, records, question, population.source)
     return rows
 
 
@@ -93,16 +100,17 @@ def _own(rows: TaskRows, subject: int) -> Ints:
 
 
 def _risks(
-    label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig
+    label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig, horizon_days: float
 ) -> dict[str, Any]:
     """Risk by each horizon at every prediction time, what happened, and which prediction time is shown in full."""
     own = _own(rows, subject)
     times = (rows.prediction_us[own] - rows.index_us[own]) / DAY_US
     cause, end = int(rows.cause[own[-1]]), float(times[-1] + rows.duration_days[own[-1]])
-    left = LEFT_TO_SEE * task.horizons[len(task.horizons) // 2]
+    left = LEFT_TO_SEE * horizon_days
     early = np.flatnonzero(end - times >= left)
     return {
         "label": label,
+        "risk_horizon_days": horizon_days,
         "outcome": f"{task.causes[cause - 1] if cause else 'event-free'} at {format_days(float(round(end)))}",
         "event": {"day": round(end, 2), "cause": task.causes[cause - 1] if cause else None},
         "times_days": [round(float(t), 2) for t in times],
@@ -173,19 +181,22 @@ def _curves(
 
 
 def _add_moves(
-    rows: list[dict[str, Any]], chosen: Sequence[int], records: TaskRecords, run: Run, data: Path
+    rows: list[dict[str, Any]],
+    chosen: Sequence[int],
+    records: TaskRecords,
+    question: Question,
+    data: Path,
 ) -> None:
-    """Add `moves`: the largest changes of the risk by the middle horizon up to `now`, and which codes made them.
+    """Add `moves`: the largest changes of the risk in question up to `now`, and which codes made them.
 
-    The parts of a change add up to it (`explain/changes.py`). Without the records there are no moves, and none where
-    the run cannot answer for the middle horizon.
+    The parts of a change add up to it (`explain/changes.py`). Without the records there are no moves.
     """
     ids = [int(records.timelines.subject_id[subject]) for subject in chosen]
     try:
         found = {
-            record.subject_id: record for record in subject_records(NewRecords(run, data), set(ids))
+            record.subject_id: record
+            for record in subject_records(NewRecords(question.run, data), set(ids))
         }
-        question = Question.for_run(run)
     except EhrseqError:
         return
     for row, subject, who in zip(rows, chosen, ids, strict=True):
@@ -236,15 +247,16 @@ RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 
 def code_effects(
-    run: Run | None, population: Population, *, settings: EvaluationConfig
+    run: Run | None, population: Population, *, settings: EvaluationConfig, horizon_days: float
 ) -> dict[str, Any] | None:
-    """Mean effects of codes on the risk by the middle horizon, at the subjects' last prediction times.
+    """Mean effects of codes on the risk by one horizon, at the subjects' last prediction times.
 
     Args:
         run: The run, if it is one that is evaluated.
         population: The evaluated subjects.
         settings: `explained_subjects` of them are explained, chosen by a hash of their ids; `bootstrap` resamples of
             subjects, 200 at most, for the intervals.
+        horizon_days: By when.
 
     Returns:
         `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
@@ -261,7 +273,7 @@ def code_effects(
     asked = ids[np.unique(rows.subject)]
     chosen = asked[np.argsort(hash_u64(asked.astype(np.uint64)), kind="stable")[:subjects]]
     try:
-        question = Question.for_run(run)
+        question = Question.for_run(run, horizon_days=horizon_days)
     except EhrseqError as error:  # the run has no answer for the horizon
         return {"codes": [], "reason": f"{error.what}."}
     try:

@@ -20,8 +20,10 @@ from ehrsequencing.core.files import private_folder, refuse_overlap
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.file_risks import people
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.results import before_and_after, recalibrate, write_result
+from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
@@ -115,7 +117,12 @@ def read_external(
         "splits": {SPLIT: counts["splits"]["train"]},
     }
     population = Population(
-        split=SPLIT, data=data_name(data), records=records, attrition=attrition, source=data
+        split=SPLIT,
+        data=data_name(data),
+        records=records,
+        attrition=attrition,
+        source=data,
+        dataset_end_us=end_us,
     )
     return External(population, unknown, unmatched, late=reader.late)
 
@@ -217,7 +224,10 @@ def validate(
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(
-                run, recalibrate(run, store), found.population
+                run,
+                recalibrate(run, store),
+                found.population,
+                landmark_days=result["main"]["landmark_days"],
             )
         write_result(result, temporary)
         draw(result, temporary)
@@ -244,9 +254,8 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
             f"{rate:.0%} of the tokens are unknown to the run: it cannot use what it does not know."
         )
     if seen:
-        many = f"{seen:,}" if seen >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
-        text = f"{many} subject ids also occur in the run's training data: if they are the same people, this is not"
-        warnings.append(f"{text} external validation.")
+        text = "subject ids also occur in the run's training data: if they are the same people, this is not"
+        warnings.append(f"{people(seen)} {text} external validation.")
     if found.late is not None:
         warnings.append(
             f"A few rows come after {found.late.gap_days:,} days without any row. They were left out and do not move "

@@ -21,7 +21,7 @@ import numpy as np
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import RowFinder
 from ehrsequencing.evaluation.risk_source import RiskSource, nll_through, risk_through
@@ -154,12 +154,12 @@ def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]
 
 
 def people(count: int) -> str:
-    """A count that may be about few people.
+    """A count that may be about few people, as it may be shared.
 
     >>> people(3), people(1234)
-    ('Fewer than 11', '1,234')
+    ('Fewer than 11', '1,235')
     """
-    return f"{count:,}" if count >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
+    return count_text(count) if count >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,10 @@ import torch
 
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
-from ehrsequencing.evaluation.comparison import ORACLE, Comparison
-from ehrsequencing.evaluation.estimates import Estimate, long_rows
+from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, RowFinder
-from ehrsequencing.evaluation.risk_source import RunRisks, hazards_through
-from ehrsequencing.metrics.registry import in_columns, taken
+from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
@@ -395,29 +394,6 @@ def oracle_table(
         "name": ORACLE,
         "gain_share_expected": expected_gain_share(hazards, truth, train=train, rows=rows),
     }
-
-
-def oracle_differences(
-    comparison: Comparison,
-    estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]],
-    *,
-    ours: str,
-) -> list[dict[str, Any]]:
-    """Long rows of `oracle.differences`: our model minus the truth, on the same resamples of subjects."""
-    if ORACLE not in comparison.risk:
-        return []
-    return [
-        row
-        for cause, found in estimates.items()
-        for name in (metric.key for metric in in_columns(taken("everywhere")))
-        for row in long_rows(
-            comparison,
-            found[ours][name].minus(found[ORACLE][name]),
-            model=ORACLE,
-            cause=cause,
-            metric=name,
-        )
-    ]
 
 
 def oracle_warnings(found: Mapping[str, Any]) -> list[str]:

@@ -14,9 +14,9 @@ import torch
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import rounded, shareable_count
-from ehrsequencing.evaluation.curves import groups_of_rows
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import drawn_subjects
+from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import (
     StratifiedAuc,

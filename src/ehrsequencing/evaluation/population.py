@@ -9,7 +9,9 @@ import numpy as np
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -29,6 +31,7 @@ class Population:
             `prediction_times` and `events`.
         source: Folder of the MEDS records, where a simulation keeps its truth; None where it is not known.
         only_landmarks: Whether only landmarks are evaluated, since a file of predictions has none elsewhere.
+        dataset_end_us: Last timestamp of the data set.
     """
 
     split: str
@@ -37,6 +40,7 @@ class Population:
     attrition: Mapping[str, Any]
     source: Path | None
     only_landmarks: bool = False
+    dataset_end_us: int = NEVER
 
     @classmethod
     def of_split(cls, prepared: Prepared, task: TaskConfig, split: str) -> "Population":
@@ -61,6 +65,7 @@ class Population:
             records=prepared.records(task.name, split),
             attrition=prepared.attrition(task.name),
             source=None if source is None else Path(source),
+            dataset_end_us=int(prepared.manifest["dataset_end_us"]),
         )
 
     def drawn(self, settings: EvaluationConfig) -> "Population":
@@ -103,9 +108,9 @@ class Population:
         last = self.counts["steps"][-1]
         if last["step"] != DRAWN:
             return []
-        of = f"{last['subjects'] + last['excluded']:,} subjects of {self.split}"
+        some, whole = count_text(last["subjects"]), count_text(last["subjects"] + last["excluded"])
         return [
-            f"Only {last['subjects']:,} of {of}, drawn at random, are evaluated (evaluation.subjects)."
+            f"Only {some} of {whole} subjects of {self.split}, drawn at random, are evaluated (evaluation.subjects)."
         ]
 
 

@@ -190,16 +190,19 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
         reason = TOO_FEW if few else None
         return vars(place) | {
             "mean": number(mean),
+            "median": None if np.isnan(mean) else number(np.nanmedian(values)),
             **limits,
             "values": [*map(number, values)],
             "reason": reason,
         }
 
-    differences = [
-        line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
-        for place in places
-        if place.model != OURS and METRICS[place.metric].compared
-    ]
+    differences = []
+    for place in places:
+        if place.model != OURS and METRICS[place.metric].compared:
+            less = column(Place(OURS, *list(vars(place).values())[1:])) - column(place)
+            better = METRICS[place.metric].better
+            won, known = np.sum(better * less > 0), np.sum(~np.isnan(less))
+            differences.append(line(place, less) | {"wins": int(won), "of": int(known)})
     return {
         "splits": len(splits),
         "seeds": [split.seed for split in splits],
@@ -264,13 +267,11 @@ def repeated_splits(
     """
     run = Run(run_folder)
     if not 0 <= first_seed < 2**31:
-        raise EhrseqError(
-            "is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234"
-        )
+        fix = "use a number from 0 on, as in 1234"
+        raise EhrseqError("is not a seed", where="--split-seed", fix=fix)
     if splits < 2:
-        raise EhrseqError(
-            "an interval over splits needs two splits", where="--splits", fix="use 25"
-        )
+        what = "an interval over splits needs two splits"
+        raise EhrseqError(what, where="--splits", fix="use 25")
     RunRisks(run)  # refuses the visit head
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
@@ -280,9 +281,8 @@ def repeated_splits(
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
-        raise EhrseqError(
-            "the MEDS records have moved", where=str(records), fix="name them with --data"
-        )
+        what, fix = "the MEDS records have moved", "name them with --data"
+        raise EhrseqError(what, where=str(records), fix=fix)
     if data is not None:
         _require_own_records(run, store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})

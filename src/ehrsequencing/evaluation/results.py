@@ -11,21 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.blend import PARTS, RunAnswers
+from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.config import format_days
-from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact, shareable_count
+from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.population import Population
-from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.bootstrap import interval_around
-from ehrsequencing.metrics.calibration import calibration_intercept_slope, grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
-from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.attrition import FEWEST_SUBJECTS, too_few
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.recalibration import Recalibration, fit_recalibration
 
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 
@@ -88,15 +82,27 @@ def metric_row(
 
 
 def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
-    """How many were at risk at a landmark, how long they were followed, and how many had each event by each horizon."""
-    median = median_follow_up_days(scope.duration_days, scope.cause)
-    events = scope.subjects_with_event().tolist()
+    """How many were at risk at a landmark, how long they were followed, and how many are evaluated by each horizon.
+
+    `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
+    """
+    median, parts = median_follow_up_days(scope.duration_days, scope.cause), scope.parts()
+    events = np.concatenate([part.subjects_with_event() for part in parts], axis=1).tolist()
     return {
         "landmark_days": scope.landmark_days,
         "subjects": scope.subjects,
+        "evaluated": [part.subjects for part in parts for _ in part.horizons_days],
         "followup_median_days": number(median),
         "events": dict(zip(causes, events, strict=True)),
     }
+
+
+def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Long rows without the numbers that single subjects would decide; a likelihood needs no events."""
+    few = (row["reason"] == TOO_FEW and row["metric"] != "nll" for row in rows)
+    return [
+        {**row, "value": None} if lacks else dict(row) for row, lacks in zip(rows, few, strict=True)
+    ]
 
 
 def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
@@ -144,94 +150,6 @@ def follow_up(scope: Comparison) -> dict[str, Any]:
         "low": number(low),
         "high": number(high),
         "reason": TOO_FEW if few else None,
-    }
-
-
-def calibration(
-    scope: Comparison, causes: Sequence[str], *, models: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Observed against predicted risk in groups."""
-    groups = 10 if np.sum(scope.cause == 1) >= 200 else 5
-    out = []
-    for model in models:
-        found = grouped_calibration(scope.scored(model), groups=groups)
-        for e, h in np.ndindex(len(causes), len(scope.horizons_days)):
-            use = (found.n[e, h] > 0) & ~np.isnan(found.observed[e, h])
-            observed, spread = found.observed[e, h][use], 1.96 * found.standard_error[e, h][use]
-            out.append(
-                {
-                    "model": model,
-                    "landmark_days": scope.landmark_days,
-                    "cause": causes[e],
-                    "horizon_days": float(scope.horizons_days[h]),
-                    "predicted": found.predicted[e, h][use].tolist(),
-                    "observed": observed.tolist(),
-                    "low": np.clip(observed - spread, 0, 1).tolist(),
-                    "high": np.clip(observed + spread, 0, 1).tolist(),
-                    "n": found.n[e, h][use].astype(int).tolist(),
-                }
-            )
-    return out
-
-
-FITTED_ON = "tuning"
-
-
-def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
-    """Fit each cause's recalibration on the tuning split's landmark queries, where models are compared.
-
-        log λ'_{e,k} = a_e + b_e · log λ_{e,k}        a = 0, b = 1: nothing to fix
-
-    λ are the hazards of the run, in a blend the blended ones. b < 1 draws the hazards of different people together (an
-    over-fitted model), a moves their level. The model is not changed: `ehrseq predict --recalibrate` uses the result.
-    """
-    records = prepared.records(run.task.name, FITTED_ON)
-    rows = records.rows
-    at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
-    eta = [np.log(hazards[at_landmark[part]]) for part, hazards in run.answers.hazards(records)]
-    chosen = np.flatnonzero(at_landmark)
-    return fit_recalibration(
-        np.concatenate(eta),
-        run.model.config.edges_days,
-        duration_days=rows.duration_days[chosen],
-        cause=rows.cause[chosen],
-        entry_days=rows.entry_days[chosen],
-    )
-
-
-def before_and_after(run: Run, fitted: Recalibration, population: Population) -> dict[str, Any]:
-    """The `recalibration` key of `metrics.json`: calibration at the first landmark, as trained and recalibrated."""
-    rows, landmark = population.records.rows, run.task.landmarks[0]
-    at, horizons = np.flatnonzero(rows.at_landmark(landmark)), np.array(run.task.horizons)
-    duration, cause = rows.duration_days[at], rows.cause[at].astype(np.int64)
-    starts = float(run.task.blanking)
-
-    def measured(answers: RunAnswers) -> dict[str, dict[str, list[float | None]]]:
-        risk = answers.risk(population.records, horizons_days=horizons, start_days=starts)
-        scored = ScoredRows.of(duration, cause, risk[at].astype(np.float64), horizons)
-        intercept, slope = calibration_intercept_slope(scored)
-        columns = {"intercept": intercept, "slope": slope, "oe": observed_over_expected(scored)}
-        return {
-            name: {key: [number(v) for v in values[e]] for key, values in columns.items()}
-            for e, name in enumerate(run.task.causes)
-        }
-
-    return {
-        "fitted_on": FITTED_ON,
-        "landmark_days": landmark,
-        "horizons_days": horizons.tolist(),
-        "before": measured(run.answers),
-        "after": measured(run.answers.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])),
-        "fitted": {
-            name: {"intercept": float(a), "slope": float(b), "events": shareable_count(int(n))}
-            for name, a, b, n in zip(
-                run.task.causes,
-                fitted.intercept[:, 0],
-                fitted.slope[:, 0],
-                fitted.subjects,
-                strict=True,
-            )
-        },
     }
 
 

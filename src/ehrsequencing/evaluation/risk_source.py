@@ -1,7 +1,7 @@
 """What is evaluated: a source of risks, which is a trained run or somebody else's file of predictions."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.metrics.hazards import LEAST_SURVIVAL, hazards_through
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -117,34 +118,6 @@ class RunRisks(RiskSource):
         return self.run.nll(records)
 
 
-def hazards_through(
-    risk: Floats, knots_days: Floats, *, start_days: float = 0.0, least_survival: float = 0.0
-) -> Floats:
-    """Piecewise-constant hazards with exactly the given cumulative incidences at the knots.
-
-        λ_{e,k} = ΔF_e / Σ_e' ΔF_e' · log(S(τ_{k−1}) / S(τ_k)) / (τ_k − τ_{k−1}),     ΔF_e = F_e(τ_k) − F_e(τ_{k−1})
-
-    with S = 1 − Σ_e F_e and τ_0 = s, where F_e = 0.
-
-    Args:
-        risk: (R, E, K) cumulative incidence at each knot; never falling.
-        knots_days: (K,) rising.
-        start_days: s.
-        least_survival: S is taken to be at least this.
-
-    Returns:
-        (R, E, K) per day; 0 where nothing happens between two knots, infinite or NaN from where S is 0.
-    """
-    incidence = np.concatenate([np.zeros_like(risk[:, :, :1]), risk], axis=2)
-    survival = np.maximum(1 - incidence.sum(axis=1), least_survival)
-    gained = np.diff(incidence, axis=2)
-    either = gained.sum(axis=1, keepdims=True)
-    share = np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(np.r_[start_days, knots_days])
-        return np.asarray(total[:, None] * share, dtype=np.float64)
-
-
 def nll_through(
     risk: Floats, knots_days: Floats, rows: TaskRows, *, start_days: float = 0.0
 ) -> Floats:
@@ -183,14 +156,30 @@ def nll_through(
     return np.where(np.isnan(nll), np.inf, nll)
 
 
+def nll_of_curves(
+    risks: Mapping[str, Floats], knots_days: Floats, rows: TaskRows, *, start_days: float
+) -> tuple[dict[str, Floats], list[str]]:
+    """Model → (R,) likelihood of the curve through its risks, where it is finite; and who has none."""
+    found, notes = dict[str, Floats](), list[str]()
+    for name, risk in risks.items():
+        nll = nll_through(risk, knots_days, rows, start_days=start_days)
+        if np.isfinite(nll).all():
+            found[name] = nll
+        else:
+            notes.append(f"{name} has no NLL: an event falls where its curve is flat.")
+    return found, notes
+
+
 def risk_through(
     risk: Floats, knots_days: Floats, days: Floats, *, start_days: float = 0.0
 ) -> Floats:
     """Cumulative incidence (R, E, D) at other days, none after the last knot, of the curve through the risks.
 
-    From where the risks sum to 1, hazards would be infinite: 1e-12 of the subjects is taken to be left there.
+    From where the risks sum to 1, hazards would be infinite: a few in 1e12 are taken to be left there.
     """
-    hazards = hazards_through(risk, knots_days, start_days=start_days, least_survival=1e-12)
+    hazards = hazards_through(
+        risk, knots_days, start_days=start_days, least_survival=LEAST_SURVIVAL
+    )
     return cumulative_incidence(hazards, knots_days[:-1].tolist(), days, start_days=start_days)
 
 

@@ -86,7 +86,7 @@ def score(
         >>> from ehrsequencing.records.prepare import prepare
         >>> from ehrsequencing.simulate import simulate
         >>> folder = Path(tempfile.mkdtemp())
-        >>> simulate(folder / "data", subjects=200, seed=1)
+        >>> simulate(folder / "data", subjects=500, seed=1)
         >>> task = load_task(folder / "data" / "task.yaml")
         >>> study = load_study(None, ["evaluation.baselines=none", "evaluation.bootstrap=0"])
         >>> _ = prepare(folder / "data", folder / "prepared", study=study, tasks=[task])
@@ -233,7 +233,8 @@ def _evaluated(
         fix = "predict everybody in cohort.parquet of ehrseq prepare, by the mean risk where nothing else is known"
         raise EhrseqError(what, where=str(path), fix=fix)
     missing = int((~answered).sum())
-    note = f"{people(missing)} of {len(rows):,} prediction times have no prediction: only landmarks are evaluated."
+    of = f"{people(len(rows))} prediction times"
+    note = f"{people(missing)} of {of} have no prediction: only landmarks are evaluated."
     chosen = np.flatnonzero(at_landmark)
     offsets = np.r_[
         0, np.cumsum(np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines)))

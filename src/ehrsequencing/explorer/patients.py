@@ -14,7 +14,7 @@ from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.curves import groups_of_rows
+from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor, no_prediction_times
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines

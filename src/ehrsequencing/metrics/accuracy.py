@@ -36,22 +36,13 @@ def brier(rows: ScoredRows) -> Floats:
     return rows.finish(rows.where_covered(scores))
 
 
-def null_brier(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> Floats:
-    """Brier score of a prediction that is the same for everyone.
-
-    Args:
-        rows: The scored rows; their risks are not used.
-        null_risk: (causes, horizons) that prediction, say the training subjects' incidence. Default: the Aalen–Johansen
-            incidence of these rows, again for each resample.
+def null_brier(rows: ScoredRows) -> Floats:
+    """Brier score of giving everyone the observed incidence of these rows, again for each resample.
 
     Returns:
         (causes, horizons) or (resamples, causes, horizons).
     """
-    risk = (
-        rows.observed_risk
-        if null_risk is None
-        else np.broadcast_to(np.asarray(null_risk), rows.observed_risk.shape)
-    )
+    risk = rows.observed_risk
     scores = np.empty_like(rows.observed_risk)
     for h in range(len(rows.horizons_days)):
         known = rows.known_weights(h)
@@ -61,28 +52,34 @@ def null_brier(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> Float
     return rows.finish(rows.where_covered(scores))
 
 
-def index_of_prediction_accuracy(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> Floats:
+def index_of_prediction_accuracy(rows: ScoredRows) -> Floats:
     """IPA = 1 − Brier / Brier of the null prediction (Kattan & Gerds 2018): 0 is no skill, below 0 is harm.
-
-    Args:
-        rows: The scored rows.
-        null_risk: See `null_brier`.
 
     Returns:
         (causes, horizons) or (resamples, causes, horizons); NaN where the null prediction is perfect.
     """
-    null = null_brier(rows, null_risk=null_risk)
+    null = null_brier(rows)
     # A null score of 0 up to rounding (everybody or nobody had the event) leaves the skill undefined.
     return 1.0 - divide(rows.once(brier), np.where(null < 1e-12, 0.0, null))
 
 
 def observed_over_expected(rows: ScoredRows) -> Floats:
-    """O/E: Aalen–Johansen incidence over the mean predicted risk; 1 is calibrated in the large.
+    """O/E: events seen over events expected while under observation; 1 is calibrated in the large.
+
+        O/E_e(t) = Σ_i 1[T_i ≤ t, cause_i = e] / Σ_i ∫₀^min(T_i, t) λ_e(u | x_i) du
+
+    The difference of the two sums is a martingale, so that no censoring that is independent given x biases it, and no
+    weights are needed: neither drop-out nor a follow-up that ends at an age or a date.
 
     Returns:
-        (causes, horizons) or (resamples, causes, horizons); NaN where no risk is predicted at all.
+        (causes, horizons) or (resamples, causes, horizons); NaN where no event is expected, or nobody is followed to
+        the horizon.
     """
-    return rows.finish(divide(rows.observed_risk, rows.mean_risk))
+    seen = [rows.weights @ rows.has_event_by(h).T for h in range(len(rows.horizons_days))]
+    expected = rows.weights @ rows.expected.reshape(len(rows.expected), -1)
+    observed = np.stack(seen, axis=2)
+    ratio = divide(observed, expected.reshape(observed.shape))
+    return rows.finish(np.where(rows.counts.reaches(rows.horizons_days)[:, None], ratio, np.nan))
 
 
 def integrated_brier(rows: ScoredRows) -> Floats:
@@ -187,6 +184,7 @@ RECORDS = (
         target=1.0,
         digits=2,
         part="calibration",
+        of_every_row=True,
     ),
     Metric(
         key="ibs",

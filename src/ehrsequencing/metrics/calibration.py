@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logit
 
-from ehrsequencing.core.arrays import Floats
-from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se, divide
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.metrics.censoring import RiskSets, divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 #: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.
@@ -45,7 +45,6 @@ class GroupedCalibration:
     predicted: Floats  # (..., causes, horizons, groups) mean predicted risk
     # (..., causes, horizons, groups) Aalen–Johansen incidence; NaN where the group's follow-up ends before
     observed: Floats
-    standard_error: Floats  # (..., causes, horizons, groups) of `observed`
 
 
 def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
@@ -127,6 +126,40 @@ def ks_calibration(rows: ScoredRows) -> Floats:
     return rows.finish(rows.where_covered(values))
 
 
+def incidence_gap(rows: ScoredRows) -> Floats:
+    """Mean predicted less observed incidence at each time of a grid, `rows.horizons_days`.
+
+    Returns:
+        (causes, times) or (resamples, causes, times).
+    """
+    total = rows.weights @ rows.risk.reshape(len(rows.risk), -1)
+    mean = divide(total, rows.total_weight[:, None]).reshape(rows.observed_risk.shape)
+    return rows.finish(mean - rows.observed_risk)
+
+
+def mean_distance(gap: Floats, days: Floats, *, power: float = 1.0) -> Floats:
+    """A gap (..., times) averaged over time from 0 to the last day: (1 / t) ∫₀ᵗ |gap(u)|^power du, (...)."""
+    size = np.abs(gap) ** power
+    size = np.concatenate([np.zeros_like(size[..., :1]), size], axis=-1)
+    areas = 0.5 * (size[..., 1:] + size[..., :-1]) * np.diff(days, prepend=0.0)
+    mean: Floats = areas.sum(axis=-1) / days[-1]
+    return mean
+
+
+def aalen_johansen_error(rows: ScoredRows, *, power: float = 1.0) -> Floats:
+    """Aalen–Johansen calibration error per cause (Alberge et al. 2026): proper with competing causes.
+
+        (1 / t) ∫₀ᵗ | (1 / n) Σ_i F_e(u | x_i) − F̂_e(u) |^power du       F̂: the Aalen–Johansen incidence of the rows
+
+    by the trapezoid rule over `rows.horizons_days`, taken as a time grid that ends at t. At `power=1` it is the mean
+    distance between the two curves; the paper's own power is 2.
+
+    Returns:
+        (causes,) or (resamples, causes); NaN where follow-up does not reach t.
+    """
+    return mean_distance(incidence_gap(rows), rows.horizons_days, power=power)
+
+
 def grouped_calibration(rows: ScoredRows, *, groups: int = 10) -> GroupedCalibration:
     """Aalen–Johansen incidence against mean predicted risk in quantile groups of the predicted risk.
 
@@ -137,28 +170,33 @@ def grouped_calibration(rows: ScoredRows, *, groups: int = 10) -> GroupedCalibra
         groups: How many.
 
     Returns:
-        n, predicted, observed and its standard error, each (..., causes, horizons, groups).
+        n, predicted and observed, each (..., causes, horizons, groups).
     """
-    result = np.full((4, len(rows.weights), *rows.risk.shape[1:], groups), np.nan)
+    result = np.full((3, len(rows.weights), *rows.risk.shape[1:], groups), np.nan)
     result[0] = 0.0
     for e, h in np.ndindex(*rows.risk.shape[1:]):
         risk, horizon = rows.risk[:, e, h], rows.horizons_days[h]
-        edges = np.unique(np.quantile(risk, np.arange(1, groups) / groups, method="inverted_cdf"))
-        group = np.searchsorted(edges, risk, side="left")
+        group = quantile_groups(risk, groups)
         for g in np.unique(group):
             inside = group == g
             weights = rows.weights[:, inside]
             outcome = (rows.duration_days[inside], rows.cause[inside])
             counts = RiskSets.count(*outcome, rows.n_causes, weights)
-            error = aalen_johansen_se(*outcome, horizon, n_causes=rows.n_causes, weights=weights)[
-                :, e, 0
-            ]
             reached = counts.reaches(horizon)
             result[0, :, e, h, g] = weights.sum(axis=1)
             result[1, :, e, h, g] = divide(weights @ risk[inside], weights.sum(axis=1))
             result[2, :, e, h, g] = np.where(reached, counts.incidence.at(horizon)[:, e], np.nan)
-            result[3, :, e, h, g] = np.where(reached, error, np.nan)
     return GroupedCalibration(*(rows.finish(values) for values in result))
+
+
+def quantile_groups(risk: Floats, groups: int) -> Ints:
+    """(n,) number of each row's quantile group of the risk; equal risks share a group.
+
+    >>> quantile_groups(np.array([0.1, 0.2, 0.2, 0.9]), 2).tolist()
+    [0, 0, 0, 1]
+    """
+    edges = np.unique(np.quantile(risk, np.arange(1, groups) / groups, method="inverted_cdf"))
+    return np.searchsorted(edges, risk, side="left").astype(np.int64)
 
 
 def _smooth_index(name: str) -> Callable[[ScoredRows], Floats]:
@@ -210,6 +248,22 @@ RECORDS = (
         key="ici_null",
         name="chance",
         meaning="what the ICI of right risks stays under 95 times in 100",
+        taken="elsewhere",
+        **_DISTANCE,
+    ),
+    Metric(
+        key="aj",
+        name="AJ error",
+        meaning="mean distance over time between the mean predicted and the observed incidence",
+        of=aalen_johansen_error,
+        better=-1,
+        taken="over time",
+        **_DISTANCE,
+    ),
+    Metric(
+        key="aj_null",
+        name="chance (AJ)",
+        meaning="what the AJ error of right risks stays under 95 times in 100",
         taken="elsewhere",
         **_DISTANCE,
     ),

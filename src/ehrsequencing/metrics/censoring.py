@@ -1,6 +1,6 @@
 """Kaplan–Meier, Aalen–Johansen and the censoring distribution, for one set of weights or a block of them.
 
-One tie rule holds everywhere (SCIENCE.md §2): **at one instant events come first, censoring after**. A subject censored
+One tie rule holds everywhere: **at one instant events come first, censoring after**. A subject censored
 on day 30 is known to be event-free through day 30, is at risk for events of day 30, and an event of day 30 leaves the
 risk set of the censoring process before that day's censorings are counted. With this rule inverse-probability weights
 and the Aalen–Johansen estimator are two spellings of the same number (Satten & Datta 2001), ties included.
@@ -11,9 +11,11 @@ of the weights becomes the leading axis of every result.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -57,25 +59,24 @@ def _survival(cumulative_hazard: Floats) -> Floats:
     return np.where(g < SMALLEST_G, 0.0, g)
 
 
-@dataclass(frozen=True)
-class RowCensoring:
-    """The distribution G_i(t) = P(C_i > t | x_i) of each row's censoring time."""
+class CensoringByRow(ABC):
+    """The distribution G_i(t) = P(C_i > t) of each row's censoring time."""
 
-    cumulative_hazard: (
-        StepFunction  # H_0(t) of censoring, a step function; infinite from where nobody is left
-    )
-    factor: Floats  # (n,) exp(β·z_i)
-
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self.factor)
+        """How many rows."""
 
+    @abstractmethod
+    def take(self, rows: Bools | Ints) -> Self:
+        """Some of the rows."""
+
+    @abstractmethod
     def before(self, days: ArrayLike) -> Floats:
         """G_i(t−) of every row at common times, (n, *days.shape)."""
-        return _survival(np.multiply.outer(self.factor, self.cumulative_hazard.before(days)))
 
+    @abstractmethod
     def before_own(self, days: ArrayLike) -> Floats:
         """G_i(t_i−) of every row at its own time, `days` (n,)."""
-        return _survival(self.factor * self.cumulative_hazard.before(days))
 
     def smallest(self, days: ArrayLike, *, duration_days: ArrayLike, cause: ArrayLike) -> Floats:
         """The smallest G_i that divides anything at each horizon, (h,): look at it. 1 where nothing is divided.
@@ -96,6 +97,103 @@ class RowCensoring:
             used = np.r_[self.before(day)[is_free], own[is_event & (duration <= day)]]
             out.append(used.min(initial=1.0))
         return np.array(out)
+
+
+@dataclass(frozen=True)
+class SubjectClock(CensoringByRow):
+    """Censoring on each subject's own clock, which runs from the index: G_i(t) = G₀(p_i + t) / G₀(p_i).
+
+    A row at a late prediction time is there only because its subject was still followed. A Kaplan–Meier curve over rows
+    of many prediction times does not know that; G₀, from one row a subject, does.
+    """
+
+    dropout: StepFunction  # G₀ by time since the index
+    support_days: float  # the last time since the index at which anybody is under observation
+    since_days: Floats  # (n,) p, days from the subject's index to the prediction time
+
+    @classmethod
+    def fit(
+        cls, since_days: Floats, duration_days: Floats, cause: Ints, subject: Ints
+    ) -> SubjectClock:
+        """G₀ of rows, by the last row of each subject.
+
+        Args:
+            since_days: (n,) p.
+            duration_days: (n,) from the prediction time to the event or the end of follow-up.
+            cause: (n,) 0 where the subject drops out; an end by design is none (`dropout_cause`).
+            subject: (n,) whose row it is.
+        """
+        end = since_days + duration_days
+        order = np.lexsort((end, subject))
+        last = order[np.r_[subject[order][1:] != subject[order][:-1], True]]
+        dropout = censoring_survival(end[last], cause[last])
+        return cls(dropout, float(end.max(initial=0.0)), np.asarray(since_days, dtype=np.float64))
+
+    def __len__(self) -> int:
+        return len(self.since_days)
+
+    def take(self, rows: Bools | Ints) -> Self:
+        """See `CensoringByRow`."""
+        return replace(self, since_days=self.since_days[rows])
+
+    def of_rows(self, since_days: Floats) -> SubjectClock:
+        """The same curve for other rows, p days after their index."""
+        return replace(self, since_days=np.asarray(since_days, dtype=np.float64))
+
+    def covers(self, horizon_days: float) -> Bools:
+        """(n,) whether p + t lies within the support of G₀."""
+        late = self.since_days + horizon_days
+        covered: Bools = (late <= self.support_days) & (self.dropout.before(late) > 0)
+        return covered
+
+    def before(self, days: ArrayLike) -> Floats:
+        """See `CensoringByRow`."""
+        until = np.add.outer(self.since_days, np.asarray(days, dtype=np.float64))
+        start = self.dropout.at(self.since_days)
+        return divide(self.dropout.before(until).T, start, undefined=0.0).T
+
+    def before_own(self, days: ArrayLike) -> Floats:
+        """See `CensoringByRow`."""
+        until = self.since_days + np.asarray(days, dtype=np.float64)
+        return divide(self.dropout.before(until), self.dropout.at(self.since_days), undefined=0.0)
+
+
+def dropout_cause(duration_days: ArrayLike, cause: ArrayLike, potential_days: ArrayLike) -> Ints:
+    """(n,) the causes with 1 where follow-up ended by design: what is left at 0 dropped out before.
+
+    Args:
+        duration_days: (n,) to the event or the end of follow-up.
+        cause: (n,) 0 = censored.
+        potential_days: (n,) when follow-up would have ended by design; infinite where nothing ends it so.
+    """
+    is_designed = np.asarray(duration_days) >= np.asarray(potential_days)
+    codes = np.asarray(cause).astype(np.int64)
+    return np.where((codes == 0) & is_designed, 1, codes)
+
+
+@dataclass(frozen=True)
+class RowCensoring(CensoringByRow):
+    """Censoring that depends on the record: G_i(t) = exp(−H_0(t) exp(β·z_i))."""
+
+    cumulative_hazard: (
+        StepFunction  # H_0(t) of censoring, a step function; infinite from where nobody is left
+    )
+    factor: Floats  # (n,) exp(β·z_i)
+
+    def __len__(self) -> int:
+        return len(self.factor)
+
+    def take(self, rows: Bools | Ints) -> Self:
+        """See `CensoringByRow`."""
+        return replace(self, factor=self.factor[rows])
+
+    def before(self, days: ArrayLike) -> Floats:
+        """See `CensoringByRow`."""
+        return _survival(np.multiply.outer(self.factor, self.cumulative_hazard.before(days)))
+
+    def before_own(self, days: ArrayLike) -> Floats:
+        """See `CensoringByRow`."""
+        return _survival(self.factor * self.cumulative_hazard.before(days))
 
 
 @dataclass(frozen=True)
@@ -345,34 +443,3 @@ def aalen_johansen_se(
         variances.append(np.where(counts.times_days <= horizon, terms, 0.0).sum(axis=-1))
     error: Floats = np.sqrt(np.maximum(np.stack(variances, axis=-1), 0.0))
     return error
-
-
-def check_horizons(
-    duration_days: ArrayLike,
-    cause: ArrayLike,
-    horizons_days: ArrayLike,
-    *,
-    censoring: StepFunction | None = None,
-) -> None:
-    """Refuse horizons that the follow-up does not reach.
-
-    Args:
-        duration_days: (n,) observed times.
-        cause: (n,) int, 0 = censored.
-        horizons_days: (horizons,) times at which risk is to be evaluated.
-        censoring: G where it was fitted on other rows.
-
-    Raises:
-        EhrseqError: At some horizon G(t−) is 0, or nobody is observed any more although some were event-free when last
-            seen. Metrics are NaN there.
-    """
-    horizons = np.atleast_1d(np.asarray(horizons_days, dtype=np.float64))
-    counts = RiskSets.count(duration_days, (np.asarray(cause) > 0).astype(np.int64), 1, None)
-    covered = counts.reaches(horizons) & ((censoring or counts.censoring).before(horizons) > 0)
-    if not covered.all():
-        beyond = ", ".join(f"{days:g}" for days in horizons[~covered])
-        raise EhrseqError(
-            f"follow-up ends before {beyond} days",
-            where="horizons",
-            fix="choose horizons within the follow-up",
-        )

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.metrics.censoring import RowCensoring, divide
+from ehrsequencing.metrics.censoring import CensoringByRow, divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
-
-#: Elements of one (resamples, n) work array: what fits the cache.
-BLOCK_ELEMENTS = 2**18
 
 
 def wolbers_c(rows: ScoredRows) -> Floats:
@@ -31,6 +28,7 @@ def wolbers_c(rows: ScoredRows) -> Floats:
 
         C = Σ_ij weight_ij · (1[s_i > s_j] + ½ 1[s_i = s_j]) / Σ_ij weight_ij
 
+    Where each row has its own G, a pair weighs ω_i(t) ω_j(t) (`ScoredRows.known_weights`): both must be known at t.
     Two events of cause e at one instant are not comparable. Costs O(resamples · n log n).
 
     Returns:
@@ -173,48 +171,29 @@ def concordant_pairs(rows: ScoredRows, e: int, h: int) -> tuple[Floats, Floats]:
     turn = 2 * np.searchsorted(np.unique(duration[event]), duration, side="right")
     turn[event] -= 1
 
-    if isinstance(rows.fixed_censoring, RowCensoring):
-        return _pairs_one_by_one(rows, rows.fixed_censoring, e, h, turn)
-    # 1 / G(T−) of an event, shared by all its pairs; pairs with a later row have it twice, pairs with an earlier
-    # competing event have that row's own factor instead.
-    weighted = rows.weights * rows.inverse_at_duration
-    doubly = weighted * rows.inverse_at_duration
+    if isinstance(rows.fixed_censoring, CensoringByRow):
+        # each row has its own G: a pair weighs as much as both of its rows, which must be known at the horizon
+        weighted = doubly = later = rows.known_weights(h)
+    else:
+        # 1 / G(T−) of an event, shared by all its pairs; pairs with a later row have it twice, pairs with an earlier
+        # competing event have that row's own factor instead.
+        weighted = rows.weights * rows.inverse_at_duration
+        doubly, later = weighted * rows.inverse_at_duration, rows.weights
     rank = dense_rank(rows.risk[:, e, h])
     wins, pairs = np.zeros(len(weighted)), np.zeros(len(weighted))
-    pairs += _pairs_above(doubly, rows.weights, turn, event, np.ones_like(event))
+    pairs += _pairs_above(doubly, later, turn, event, np.ones_like(event))
     pairs += _pairs_above(weighted, weighted, -turn, event, competing)
     # Turn i < turn j exactly if at their highest differing bit i has 0 and j has 1, and all higher bits agree. So each
     # pair is counted at one bit, within one group of equal higher bits, where only the score is left to compare.
     for bit in range(int(turn.max()).bit_length()):
         group, is_late = turn >> (bit + 1), (turn >> bit) & 1 == 1
-        wins += _wins(doubly, rows.weights, rank, event & ~is_late, is_late, group)
+        wins += _wins(doubly, later, rank, event & ~is_late, is_late, group)
         wins += _wins(weighted, weighted, rank, event & is_late, competing & ~is_late, group)
     return wins, pairs
 
 
 def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
     return divide(*concordant_pairs(rows, e, h))
-
-
-def _pairs_one_by_one(
-    rows: ScoredRows, censoring: RowCensoring, e: int, h: int, turn: Ints
-) -> tuple[Floats, Floats]:
-    """Wolbers' C where each row has its own G: 1 / (G_i(T_i−) G_j(T_i−)) does not come apart into two factors."""
-    score, competing = rows.risk[:, e, h], (rows.cause > 0) & (rows.cause != e + 1)
-    cases = np.flatnonzero(turn % 2 == 1)
-    inverse = rows.inverse_at_duration[0]
-    wins, pairs = np.zeros(len(rows.weights)), np.zeros(len(rows.weights))
-    step = max(1, BLOCK_ELEMENTS // len(score))
-    for i in (cases[start : start + step] for start in range(0, len(cases), step)):
-        later = turn[:, None] > turn[i]
-        weight = later * divide(1.0, censoring.before(rows.duration_days[i]), undefined=0.0)
-        weight += (~later & competing[:, None]) * inverse[:, None]
-        weight *= inverse[i]
-        better = (score[i] > score[:, None]) + 0.5 * (score[i] == score[:, None])
-        own = rows.weights[:, i]
-        pairs += np.einsum("rc,rc->r", own, rows.weights @ weight)
-        wins += np.einsum("rc,rc->r", own, rows.weights @ (weight * better))
-    return wins, pairs
 
 
 def dense_rank(score: Floats) -> Ints:

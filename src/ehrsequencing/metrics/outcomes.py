@@ -13,12 +13,13 @@ from numpy.typing import ArrayLike
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import (
+    CensoringByRow,
     RiskSets,
-    RowCensoring,
     StepFunction,
     checked_outcome,
     divide,
 )
+from ehrsequencing.metrics.hazards import expected_events
 
 #: Risks may leave [0, 1] by this much (float32 sums do) and are cut back.
 ROUNDING = 1e-6
@@ -35,8 +36,11 @@ class ScoredRows:
     horizons_days: Floats  # (horizons,) increasing
     weights: Floats  # (resamples, n) multiplicities; one row of ones without weights
     # G where it was fitted on other rows, one for all or one for each row; None: on these rows, again for each resample
-    fixed_censoring: StepFunction | RowCensoring | None
+    fixed_censoring: StepFunction | CensoringByRow | None
     is_block: bool  # whether results keep a leading resample axis
+    # (n, causes, horizons) events that the model expects of each row while it is under observation; None: those of the
+    # hazards through its risks
+    own_expected: Floats | None = None
 
     @classmethod
     def of(
@@ -47,7 +51,8 @@ class ScoredRows:
         horizons_days: ArrayLike,
         *,
         weights: ArrayLike | None = None,
-        censoring: StepFunction | RowCensoring | None = None,
+        censoring: StepFunction | CensoringByRow | None = None,
+        expected: ArrayLike | None = None,
     ) -> ScoredRows:
         """Check the inputs and bring them into one form.
 
@@ -60,6 +65,8 @@ class ScoredRows:
             censoring: Distribution G of censoring times, as `censoring_survival` fits it on other rows (say the
                 training subjects at risk), or of each row's own censoring time. Default: fitted on these rows, again
                 for each resample.
+            expected: (n, causes, horizons) events that the model expects of each row by each horizon while it is under
+                observation. Default: those of the hazards through the risks (`expected_events`).
 
         Raises:
             EhrseqError: Shapes that do not fit, risks outside [0, 1] or missing, horizons not increasing.
@@ -93,15 +100,15 @@ class ScoredRows:
             raise EhrseqError(
                 "one curve per resample", where="censoring", fix="fit it without a block of weights"
             )
-        if isinstance(censoring, RowCensoring) and len(censoring) != duration.size:
+        if isinstance(censoring, CensoringByRow) and len(censoring) != duration.size:
             raise EhrseqError(
                 "not one curve per row", where="censoring", fix="predict it for the rows evaluated"
             )
         if risks.size and (risks.min() < 0 or risks.max() > 1):  # a copy only where one is needed
             risks = np.clip(risks, 0.0, 1.0)
-        return cls(
-            duration, codes, risks, horizons, np.atleast_2d(weight), censoring, weight.ndim == 2
-        )
+        own = None if expected is None else np.asarray(expected, dtype=np.float64)
+        block = np.atleast_2d(weight)
+        return cls(duration, codes, risks, horizons, block, censoring, weight.ndim == 2, own)
 
     def all_cause(self) -> ScoredRows:
         """The same rows with all causes as one: any event, and the sum of the risks."""
@@ -115,6 +122,7 @@ class ScoredRows:
             self.weights,
             self.fixed_censoring,
             self.is_block,
+            self.expected.sum(axis=1, keepdims=True),
         )
 
     @property
@@ -147,13 +155,13 @@ class ScoredRows:
 
     @cached_property
     def covered(self) -> Bools:
-        """(resamples, horizons) whether follow-up reaches the horizon (see `check_horizons`)."""
+        """(resamples, horizons) whether follow-up reaches the horizon."""
         return self.counts.reaches(self.horizons_days) & (self.smallest_g > 0)
 
     @cached_property
     def smallest_g(self) -> Floats:
         """(resamples or 1, horizons) the smallest G that divides anything at each horizon: look at it."""
-        if isinstance(self.fixed_censoring, RowCensoring):
+        if isinstance(self.fixed_censoring, CensoringByRow):
             outcome = {"duration_days": self.duration_days, "cause": self.cause}
             return self.fixed_censoring.smallest(self.horizons_days, **outcome)[None]
         return np.atleast_2d(self.censoring.before(self.horizons_days))
@@ -161,7 +169,7 @@ class ScoredRows:
     @cached_property
     def inverse_at_duration(self) -> Floats:
         """(resamples or 1, n) 1 / G(T−), the weight of an event at T; 0 where G(T−) is 0."""
-        if isinstance(self.fixed_censoring, RowCensoring):
+        if isinstance(self.fixed_censoring, CensoringByRow):
             return divide(
                 1.0, self.fixed_censoring.before_own(self.duration_days)[None], undefined=0.0
             )
@@ -174,7 +182,7 @@ class ScoredRows:
         Aalen–Johansen's; where each row has its own G, the weighted share of events Σ ω y / n, since Aalen–Johansen
         takes censoring for independent.
         """
-        if isinstance(self.fixed_censoring, RowCensoring):
+        if isinstance(self.fixed_censoring, CensoringByRow):
             shares = [
                 self.known_weights(h) @ self.has_event_by(h).T
                 for h in range(len(self.horizons_days))
@@ -185,10 +193,14 @@ class ScoredRows:
         return self.where_covered(self.counts.incidence.at(self.horizons_days))
 
     @cached_property
-    def mean_risk(self) -> Floats:
-        """(resamples, causes, horizons) mean predicted risk."""
-        total = self.weights @ self.risk.reshape(len(self.risk), -1)
-        return divide(total, self.total_weight[:, None]).reshape(-1, *self.risk.shape[1:])
+    def expected(self) -> Floats:
+        """(n, causes, horizons) events that the model expects of each row by each horizon while it is observed."""
+        if self.own_expected is not None:
+            return self.own_expected
+        days = self.horizons_days
+        return expected_events(
+            self.risk, days, duration_days=self.duration_days, horizons_days=days
+        )
 
     def once(self, function: Callable[[ScoredRows], T]) -> T:
         """`function` of these rows, computed the first time and kept: several metrics share a fit."""
@@ -227,7 +239,7 @@ class ScoredRows:
     def _known_weights(self) -> list[Floats]:
         blocks = []
         for h, horizon in enumerate(self.horizons_days):
-            if isinstance(self.fixed_censoring, RowCensoring):
+            if isinstance(self.fixed_censoring, CensoringByRow):
                 at_horizon = divide(1.0, self.fixed_censoring.before(horizon), undefined=0.0)[
                     None, :
                 ]
@@ -284,6 +296,8 @@ class Metric:
     tells_counts: bool = True
     # whether the table in the terminal has it; only for metrics that are taken everywhere
     in_terminal: bool = True
+    # whether every row counts, also one whose follow-up ends by design before the horizon
+    of_every_row: bool = False
 
     def __post_init__(self) -> None:
         if self.compared and not self.better:

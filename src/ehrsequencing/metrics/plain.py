@@ -98,13 +98,28 @@ def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
 def observed_over_expected(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
 ) -> float:
-    """Observed incidence (Aalen–Johansen) over the mean risk; 1 is calibrated in the large.
+    """Events seen over events expected while under observation; 1 is calibrated in the large.
+
+    Args:
+        time: (n,) days.
+        cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing.
+        risk: (n,) risk by the horizon; with competing events (n, causes), the risk of each of them.
+        horizon: Days up to which events count.
+
+    Raises:
+        EhrseqError: There are competing events, and their risks are not given: nothing says how many were left.
 
     Example:
         >>> round(observed_over_expected([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250), 4)
-        1.3333
+        1.2808
     """
-    return _first(accuracy.observed_over_expected(_rows(time, cause, risk, horizon)))
+    codes, risks = _codes(cause), np.asarray(risk, dtype=np.float64)
+    risks = risks.reshape(len(risks), -1, 1)
+    if int(codes.max(initial=0)) > risks.shape[1]:
+        what = "has no risk of the competing events"
+        raise EhrseqError(what, where="risk", fix="give one column a cause, (n, causes)")
+    rows = ScoredRows.of(time, codes, risks, [float(horizon)])
+    return _first(accuracy.observed_over_expected(rows))
 
 
 def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
@@ -32,9 +33,40 @@ from ehrsequencing.records.events import (
 )
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.outcomes import outcome_finder
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, Visits, count_at_or_before
 
 NEVER = np.iinfo(np.int64).max
+
+
+def designed_end(rule: CensoringConfig, birth_us: Ints, dataset_end_us: int) -> Ints:
+    """When each subject's follow-up ends by design, whatever happens before; `NEVER` where nothing ends it so.
+
+    Args:
+        rule: Of the task.
+        birth_us: (S,) `STATIC` where unknown: an age then ends nothing.
+        dataset_end_us: Last timestamp of the data set; nobody reaches an age after it.
+
+    Returns:
+        (S,) microseconds.
+    """
+    never = np.full(len(birth_us), NEVER)
+    if rule.date is not None:
+        return np.full(len(birth_us), parse_date_us(rule.date))
+    if rule.dataset_end:
+        return np.full(len(birth_us), dataset_end_us)
+    if rule.age is not None:
+        birthday = np.minimum(birth_us + round(rule.age * DAY_US), dataset_end_us)
+        return np.where(birth_us == STATIC, never, birthday)
+    return never
+
+
+def potential_days(records: TaskRecords, task: TaskConfig, dataset_end_us: int) -> Floats:
+    """(R,) days from each prediction time until follow-up ends by design; infinite where nothing ends it so."""
+    rows = records.rows
+    end_us = designed_end(task.censoring, records.timelines.birth_us, dataset_end_us)[rows.subject]
+    days = (end_us - rows.prediction_us) / DAY_US
+    return np.where(end_us == NEVER, np.inf, days)
 
 
 def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
@@ -239,8 +271,8 @@ class CohortBuilder:
 
     def _ends_record(self, record: Record, rows: CohortRows, *, t_us: Ints) -> int:
         """Where the last event ends the follow-up: subjects with an outcome after everything else they have."""
-        rule, events = self.task.censoring, record.events
-        if rule.code is not None or rule.date is not None or rule.dataset_end:
+        events = record.events
+        if not self.task.censoring.is_last_event:
             return 0
         is_cause = np.zeros(len(events), dtype=bool)
         for matcher in self.cause_codes:
@@ -310,20 +342,18 @@ class CohortBuilder:
 
     def _censoring(self, record: Record, owner: Ints, moment: Ints, dataset_end_us: int) -> Ints:
         """C of each index candidate, death aside."""
-        rule, events = self.task.censoring, record.events
-        if rule.date is not None:
-            return np.full(len(owner), parse_date_us(rule.date))
-        if rule.dataset_end:
-            return np.full(len(owner), dataset_end_us)
+        events = record.events
+        designed = designed_end(self.task.censoring, record.birth_us, dataset_end_us)
         last = last_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
         last[np.isin(record.subject_id, events.beyond)] = dataset_end_us
+        end_us = np.where(designed == NEVER, last, designed)
         if self.censoring_codes is None:
-            return last[owner]
+            return end_us[owner]
         rows = _timed(record, self.censoring_codes)
         causes = np.zeros(len(rows), dtype=np.int8)
         marks = _Marks(record.subject[rows], record.events.time_us[rows], causes)
         mark_us, _ = marks.at_or_after(owner, moment)
-        return np.where(mark_us == NEVER, last[owner], mark_us)
+        return np.where(mark_us == NEVER, end_us[owner], np.minimum(mark_us, designed[owner]))
 
     def _prediction_times(
         self,

@@ -40,7 +40,7 @@ def caption(row: Mapping[str, Any], shown: Shown) -> str:
     place = (
         f"{from_landmark(row['landmark_days'])}, by {duration(row['horizon_days'])}".capitalize()
     )
-    people = shown.get(("at_risk", row["landmark_days"]))
+    people = shown.get(("evaluated", row["landmark_days"], row["horizon_days"]))
     if people is not None:
         return f"{place}, {size(people)}"
     people = shown.get(("curve", *place_of(row)))
@@ -123,7 +123,7 @@ def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> 
         if landmark is None
         else from_landmark(landmark).replace("after the index", "after index")
     )
-    people = shown.get(("at_risk", landmark))
+    people = shown.get(("evaluated", landmark, horizon), shown.get(("at_risk", landmark)))
     by = "over all horizons" if horizon is None else f"by {duration(horizon)}"
     return f"{where}\n{by}" + ("" if people is None else f", {size(people)}")
 

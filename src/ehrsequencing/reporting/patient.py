@@ -74,18 +74,19 @@ class Patient:
 def patient_of(row: Mapping[str, Any]) -> Patient:
     """A patient from one row of `trajectories` in the content of `metrics.json`.
 
-    The line over the past is the risk within the middle horizon.
+    The line over the past is the risk within the row's own horizon, else within the middle one.
     """
     horizons, causes, now = row["horizons_days"], list(row["curves"]), row["now"]
-    middle, event = len(horizons) // 2, row["event"]
+    event = row["event"]
+    own = horizons.index(row.get("risk_horizon_days", horizons[len(horizons) // 2]))
     days, curves = horizons, {name: row["curves"][name][now] for name in causes}
     if row.get("full"):  # a file of predictions has risks at the horizons only
         shown, days = row["curve_at"].index(now), row["curve_days"]
         curves = {name: row["full"][name][shown] for name in causes}
     return Patient(
         times_days=row["times_days"][: now + 1],
-        risk=[risks[middle] for risks in row["curves"][causes[0]][: now + 1]],
-        horizon_days=float(horizons[middle]),
+        risk=[risks[own] for risks in row["curves"][causes[0]][: now + 1]],
+        horizon_days=float(horizons[own]),
         curve_days=days,
         curves=curves,
         bands={name: (band["low"], band["high"]) for name, band in (row.get("band") or {}).items()},

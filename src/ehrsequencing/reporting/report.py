@@ -113,9 +113,7 @@ def forest(scores: Scores, shown: Shown) -> list[Figure]:
     places = [
         place for place in scores.combinations() if place[0] is not None
     ] or scores.combinations()
-    if (
-        len(places) > MOST_PLACES
-    ):  # every horizon of the first landmark, and the main horizon of the others
+    if len(places) > MOST_PLACES:  # the main landmark, and the main horizon of the others
         landmark, horizon = scores.main()
         places = [place for place in places if place[0] == landmark or place[1] == horizon][
             :MOST_PLACES
@@ -126,8 +124,10 @@ def forest(scores: Scores, shown: Shown) -> list[Figure]:
 
 
 def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any] | None:
-    """O/E and AUC by subgroup at the first landmark, of levels that may be told; None where nothing can be compared."""
-    for place in tables.subgroups(m, shown)[:1]:
+    """O/E and AUC by subgroup at the main landmark, of levels that may be told; None where nothing can be compared."""
+    for place in tables.subgroups(m, shown):
+        if place["landmark"] != scores.main()[0]:
+            continue
         kept = {
             family: some
             for family, rows in place["families"].items()
@@ -179,6 +179,7 @@ _REQUIRED = (
         "data",
         "causes",
         "horizons_days",
+        "main",
         "attrition",
     ),
     *(
@@ -275,8 +276,8 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
 
     Returns:
         Texts under `("flow", step)`, `("out", step)`, `("subjects", split)`, `("events", split, cause or "censored")`,
-        `("at_risk", landmark)`, `("by", landmark, cause, horizon)`, `("curve", landmark, cause, horizon)`
-        and `("external",)`.
+        `("at_risk", landmark)`, `("evaluated", landmark, horizon)`, `("by", landmark, cause, horizon)`,
+        `("curve", landmark, cause, horizon)` and `("external",)`.
     """
     counts: dict[tuple[Any, ...], Any] = {}
     for i, step in enumerate(m["attrition"]):
@@ -287,6 +288,8 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         counts |= {("events", split, name): count for name, count in events.items()}
     for row in m["at_risk"]:
         counts["at_risk", row["landmark_days"]] = row["subjects"]
+        for horizon, count in zip(m["horizons_days"], row["evaluated"], strict=True):
+            counts["evaluated", row["landmark_days"], horizon] = count
         for cause, events in row["events"].items():
             for horizon, count in zip(m["horizons_days"], events, strict=True):
                 counts["by", row["landmark_days"], cause, horizon] = count

@@ -87,13 +87,8 @@ class Scores:
         ]
 
     def main(self) -> tuple[float | None, float | None]:
-        """What the summary rests on: the first landmark, and the longest horizon at which our C is defined there."""
-        landmark = self.landmarks[0] if self.landmarks else None
-        horizons = self.m["horizons_days"]
-        defined = [
-            h for h in horizons if self.number(self.models[0], landmark, h, "c").value is not None
-        ]
-        return landmark, (defined or horizons or [None])[-1]
+        """The landmark and horizon of every headline (`evaluation.comparison.main_place`)."""
+        return self.m["main"]["landmark_days"], self.m["main"]["horizon_days"]
 
     def too_few(self, landmark: float | None, horizon: float | None) -> bool:
         """Whether our C there has no interval because subjects or events are too few."""
@@ -130,10 +125,15 @@ class Scores:
         for kind, name in enumerate(self.models):
             found = [self.values.get((name, *place, metric)) for metric in columns]
             if any(row is not None for row in found):
-                chance = self.values.get((name, *place, "ici_null"), {}).get("value")
-                cells = [_metric_cell(row, chance) for row in found]
+                cells = [_metric_cell(row, self._chance(name, place, row)) for row in found]
                 rows.append((kind, name, cells))
         return rows
+
+    def _chance(self, model: str, place: Place, row: Row | None) -> float | None:
+        """What a right model's value of a distance stays under; None where nothing says so."""
+        name = "" if row is None else f"{row['metric']}_null"
+        value: float | None = self.values.get((model, *place, name), {}).get("value")
+        return value
 
 
 def _metric_cell(row: Row | None, chance: float | None) -> Cell:
@@ -149,7 +149,7 @@ def _metric_cell(row: Row | None, chance: float | None) -> Cell:
     target = None if known is None else known.target
     off = target is not None and low is not None and high is not None and not low <= target <= high
     off |= metric == "ks_p" and value < 0.05
-    off |= metric == "ici" and chance is not None and value > chance
+    off |= chance is not None and value > chance
     return Cell("value", f"{scale * value:z.{digits}f}", around or row.get("reason") or "", off)
 
 
@@ -169,30 +169,54 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
 
     Returns:
         `rank` is `too few` (nothing can be concluded), `undefined`, `worse than chance`, `chance`, `poor` (C below
-        .6), `moderate` (below .7), `good` (below .8) or `very good`; `risks` is `agree`, `too low`, `too high` or
-        `unknown`; `error` is `smaller`, `same`, `larger` or `unknown`, beside giving everyone the average risk;
-        `against` is the verdict of the paired difference in C to the strongest baseline, or empty; `loses` says whether
-        our prediction error is the larger one. `state` is `fails` (not to be used for this cause), `mixed` or `holds`.
+        .6), `moderate` (below .7), `good` (below .8) or `very good`; `risks` is `agree`, `too low`, `too high`,
+        `off` (right on the whole, and yet miscalibrated: `misfits` says by what) or `unknown`; `error` is `smaller`,
+        `same`, `larger` or `unknown`, beside giving everyone the average risk; `against` is the verdict of the paired
+        difference in C to the strongest baseline, or empty; `loses` says whether our prediction error or NLL is the
+        larger one. `state` is `fails` (not to be used for this cause), `mixed` or `holds`.
     """
     landmark, horizon = table.main()
     rows = {
         name: table.values.get((table.models[0], landmark, cause, horizon, name), {})
-        for name in ("c", "ipa", "oe")
+        for name in ("c", "ipa", "oe", "slope", "ici", "ici_null", "ks_p", "aj", "aj_null")
     }
-    case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon, **rows}
+    case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon}
+    case |= {name: rows[name] for name in ("c", "ipa", "oe")}
     case["events"] = shown.get(("by", landmark, cause, horizon))
-    case["subjects"] = shown.get(("at_risk", landmark))
+    case["subjects"] = shown.get(("evaluated", landmark, horizon))
+    case["misfits"] = _misfits(rows)
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
+    if risks == "agree" and case["misfits"]:
+        risks = "off"
     rival = table.strongest()
     gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "c"))
     against = "" if gap is None or gap["value"] is None or gap["low"] is None else verdict(gap, "c")
     gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "ipa"))
     loses = gap is not None and gap["high"] is not None and verdict(gap, "ipa") == "WORSE"
+    gap = None if rival is None else table.gap(rival, landmark, None, "nll")
+    loses |= gap is not None and gap["high"] is not None and verdict(gap, "nll") == "WORSE"
     poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
     fails = poor or risks.startswith("too") or error == "larger" or against == "WORSE"
-    state = "fails" if fails else "mixed" if loses or error == "same" else "holds"
+    mixed = loses or error == "same" or bool(case["misfits"])
+    state = "fails" if fails else "mixed" if mixed else "holds"
     words = {"rank": rank, "risks": risks, "error": error, "against": against, "rival": rival}
     return case | words | {"loses": loses, "state": state}
+
+
+def _misfits(rows: Mapping[str, Row]) -> list[str]:
+    """Which measures of calibration exceed chance: `aj`, `ici`, `ks`, `slope`."""
+
+    def beyond(name: str, chance: str) -> bool:
+        value, limit = rows[name].get("value"), rows[chance].get("value")
+        return value is not None and limit is not None and value > limit
+
+    found = [name for name in ("aj", "ici") if beyond(name, f"{name}_null")]
+    p, low, high = rows["ks_p"].get("value"), rows["slope"].get("low"), rows["slope"].get("high")
+    if p is not None and p < 0.05:
+        found.append("ks")
+    if low is not None and high is not None and not low <= 1 <= high:
+        found.append("slope")
+    return found
 
 
 def _rank(row: Mapping[str, Any]) -> str:

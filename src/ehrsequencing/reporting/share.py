@@ -274,11 +274,11 @@ def _question(task: TaskConfig) -> str:
 
 
 def _rows(metrics: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The metrics of this model for the task's outcome at the first landmark."""
-    if metrics is None or not metrics.get("landmarks_days"):
+    """The metrics of this model for the task's outcome at the main landmark."""
+    if metrics is None:
         return []
     model = metrics["models"][0] if metrics.get("models") else OURS
-    place = (model, metrics["causes"][0], metrics["landmarks_days"][0])
+    place = (model, metrics["causes"][0], metrics["main"]["landmark_days"])
     return [
         row
         for row in metrics["metrics"]
@@ -298,7 +298,7 @@ def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) 
         return "Nobody has evaluated this model."
     if not rows:
         return "Too few people had the event to judge it."
-    landmark = metrics["landmarks_days"][0]
+    landmark = metrics["main"]["landmark_days"]
     where = f"{format_days(landmark)} after the index" if landmark else "at the index"
     lines = [
         f"On held-out people, predicted {where}. A dash stands where too few events allow an interval.",

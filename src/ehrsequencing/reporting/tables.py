@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.evaluation.curves import SUBGROUP_METRICS
+from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.scores import place_of
@@ -133,9 +133,9 @@ def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:
         }
         horizon = here[0]["horizon_days"]
         place = f"{from_landmark(landmark)}, by {duration(horizon)}".capitalize()
-        n = shown.get(("at_risk", landmark))
+        n = shown.get(("evaluated", landmark, horizon))
         caption = place if n is None else f"{place}, {size(n)}"
-        out.append({"caption": caption, "families": families})
+        out.append({"caption": caption, "landmark": landmark, "families": families})
     return out
 
 
@@ -158,18 +158,13 @@ def _levels(family: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def subgroup_rows(m: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The subgroups that the report shows: the cause of interest, at each landmark, by its longest defined horizon.
+    """The subgroups that the report shows: the cause of interest, at each landmark, by the main horizon.
 
     All landmarks, causes and horizons are in `metrics.json`. Showing one horizon keeps the tables readable.
     """
-    longest: dict[float | None, float] = {}
-    rows = [row for row in m.get("subgroups") or [] if row["cause"] == m["causes"][0]]
-    for row in rows:
-        landmark, horizon = row["landmark_days"], row["horizon_days"]
-        values = [(row.get(name) or {}).get("value") for name in ("oe", "auc")]
-        if horizon is not None and values != [None, None]:
-            longest[landmark] = max(longest.get(landmark, 0.0), horizon)
-    return [row for row in rows if row["horizon_days"] == longest.get(row["landmark_days"], -1.0)]
+    place = m["causes"][0], m["main"]["horizon_days"]
+    rows = m.get("subgroups") or []
+    return [row for row in rows if (row["cause"], row["horizon_days"]) == place]
 
 
 # ------------------------------------------------------------- repeated splits, recalibration, blend, codes that count
@@ -205,7 +200,12 @@ def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
     if row["mean"] is None and row.get("hidden"):
         return str(row["reason"])
     show = f"{sign}.{METRICS[row['metric']].digits}f"
-    return with_interval(row["mean"], row["low"], row["high"], show)
+    words = with_interval(row["mean"], row["low"], row["high"], show)
+    if row.get("median") is not None:
+        words += f"; median {row['median']:{show}}"
+    return words + (
+        f"; better in {row['wins']} of {row['of']}" if row.get("wins") is not None else ""
+    )
 
 
 def recalibration(m: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -18,8 +18,8 @@ VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_teste
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     """The main result in about ten lines of at most 100 columns; the report has the rest.
 
-    One table for the cause of interest: every model at the first landmark, by the longest horizon that the follow-up
-    reaches. Below it, ours minus the strongest baseline, one line a metric.
+    One table for the cause of interest: every model at the main landmark and horizon. Below it, ours minus the
+    strongest baseline, one line a metric.
     """
     table, cause = Scores(metrics), metrics["causes"][0]
     landmark, horizon = table.main()

@@ -43,6 +43,7 @@ from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.tables import blend_weights as reported
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
+from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
 from helpers.settings import TINY
@@ -315,7 +316,7 @@ def test_evaluate_judges_the_blend_and_not_its_network(
             if row["model"] == model and row["metric"] in metrics and row["value"] is not None
         }
 
-    kinds = ("c", "auc", "brier", "oe")
+    kinds = ("c", "auc", "brier", "ipa")  # O/E of a file is that of hazards between its horizons
     ours, theirs, alone = values(result, OURS, kinds), values(scored, "blend", kinds), values(result, NETWORK, kinds)
     assert set(ours) == set(theirs) == set(alone)
     assert {key[3] for key in ours} == set(kinds)
@@ -397,6 +398,8 @@ def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
 def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="visit head"):
         trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
+    with pytest.raises(EhrseqError, match="cannot start from another model"):  # it saw whom the weights are fitted on
+        trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, SETTINGS), init=Pretrained(run))
     with pytest.raises(EhrseqError, match="has not been recalibrated"):
         _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []

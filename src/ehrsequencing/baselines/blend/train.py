@@ -62,10 +62,21 @@ def trainer_of(
     """What trains a study in this process: a network, with `training.blend` a blend.
 
     What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
+
+    Raises:
+        EhrseqError: A blend is to start from another model.
     """
     study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
-    kind = BlendTrainer if study.training.blend else Trainer
-    return kind(prepared, task_name, out, study=study, init=init)
+    if not study.training.blend:
+        return Trainer(prepared, task_name, out, study=study, init=init)
+    if init is not None:
+        what = (
+            "a blend cannot start from another model: its weights are fitted on subjects whom no part has seen, "
+            "and that model may have seen them, their later visits included"
+        )
+        fix = "leave out --init, or train the network alone with training.blend=false"
+        raise EhrseqError(what, where="training.blend=true with --init", fix=fix)
+    return BlendTrainer(prepared, task_name, out, study=study)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
@@ -87,7 +98,6 @@ class BlendTrainer:
         task_name: Which of its tasks.
         out: Folder of the run.
         study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
-        init: A model that each network starts from.
         processes: Must be this one alone.
 
     Raises:
@@ -101,7 +111,6 @@ class BlendTrainer:
         out: Path,
         *,
         study: StudyConfig,
-        init: Pretrained | None = None,
         processes: Processes = ALONE,
     ) -> None:
         if processes.several:
@@ -116,8 +125,7 @@ class BlendTrainer:
             what, fix = "a blend answers for the task's causes only", "leave out training.blend"
             raise EhrseqError(what, where=f"task {task_name}, outcomes", fix=fix)
         self.prepared, self.out, self.given = prepared, out, study
-        self.init = init
-        self.network = Trainer(prepared, task_name, out, study=study, init=init)
+        self.network = Trainer(prepared, task_name, out, study=study)
         self.task, self.settings = self.network.task, study.training
         self.study = self.network.study.model_copy(update={"training": study.training})
         self.network.study = self.study
@@ -127,9 +135,9 @@ class BlendTrainer:
         self.folds = folds_of(counts, folds=self.settings.blend_folds, seed=self.settings.seed)
 
     @property
-    def started_from(self) -> dict[str, Any] | None:
-        """What the networks took from another model."""
-        return self.network.started_from
+    def started_from(self) -> None:
+        """What the networks took from another model: nothing."""
+        return None
 
     @property
     def fingerprint(self) -> str:
@@ -257,9 +265,7 @@ class BlendTrainer:
     def _train_network(
         self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None
     ) -> SurvivalModel:
-        trainer = Trainer(
-            self.prepared, self.task.name, folder, study=self.given, leave_out=fold, init=self.init
-        )
+        trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold)
         members = self.settings.members
 
         def show(progress: Progress) -> None:

@@ -1,0 +1,83 @@
+"""Hazards through given risks, and the events that they expect while a row is under observation."""
+
+import numpy as np
+
+from ehrsequencing.core.arrays import Floats, row_blocks
+
+#: Survival is taken to be at least this: where risks sum to 1, hazards would be infinite.
+LEAST_SURVIVAL = 1e-12
+
+
+def hazards_through(
+    risk: Floats, knots_days: Floats, *, start_days: float = 0.0, least_survival: float = 0.0
+) -> Floats:
+    """Piecewise-constant hazards with exactly the given cumulative incidences at the knots.
+
+        λ_{e,k} = ΔF_e / Σ_e' ΔF_e' · log(S(τ_{k−1}) / S(τ_k)) / (τ_k − τ_{k−1}),     ΔF_e = F_e(τ_k) − F_e(τ_{k−1})
+
+    with S = 1 − Σ_e F_e and τ_0 = s, where F_e = 0.
+
+    Args:
+        risk: (R, E, K) cumulative incidence at each knot; never falling.
+        knots_days: (K,) rising.
+        start_days: s.
+        least_survival: S is taken to be at least this.
+
+    Returns:
+        (R, E, K) per day; 0 where nothing happens between two knots, infinite or NaN from where S is 0.
+    """
+    incidence = np.concatenate([np.zeros_like(risk[:, :, :1]), risk], axis=2)
+    survival = np.maximum(1 - incidence.sum(axis=1), least_survival)
+    gained = np.diff(incidence, axis=2)
+    either = gained.sum(axis=1, keepdims=True)
+    share = np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(np.r_[start_days, knots_days])
+        return np.asarray(total[:, None] * share, dtype=np.float64)
+
+
+def expected_events(
+    risk: Floats,
+    knots_days: Floats,
+    *,
+    duration_days: Floats,
+    horizons_days: Floats,
+    start_days: float = 0.0,
+) -> Floats:
+    """Events that a model expects of each row by each horizon while it is under observation.
+
+        Λ_e(t) = ∫ₛ^min(duration, t) λ_e(u) du        λ: the hazards through the risks (`hazards_through`)
+
+    The events seen less these are a martingale: their mean is 0 if the hazards are right, whatever ends follow-up, as
+    long as that is independent of the future given what the model knows.
+
+    Args:
+        risk: (R, E, K) cumulative incidence at each knot, given no event until s.
+        knots_days: (K,) rising; they reach the last horizon.
+        duration_days: (R,) to the event or to the end of follow-up.
+        horizons_days: (H,).
+        start_days: s.
+
+    Returns:
+        (R, E, H).
+
+    Example:
+        A risk of 1 − exp(−1) in 100 days is a hazard of .01 a day. Half of it is seen by somebody who leaves on day 50.
+
+        >>> risk = np.full((1, 1, 1), 1 - np.exp(-1))
+        >>> days = np.array([100.0])
+        >>> expected_events(risk, days, duration_days=np.array([50.0]), horizons_days=days).round(6).tolist()
+        [[[0.5]]]
+    """
+    low, high = np.r_[start_days, knots_days[:-1]], knots_days
+    out = np.empty((*risk.shape[:2], len(horizons_days)))
+    for some in row_blocks(len(risk)):
+        rising = np.maximum.accumulate(risk[some], axis=2)
+        hazards = hazards_through(
+            rising, knots_days, start_days=start_days, least_survival=LEAST_SURVIVAL
+        )
+        for h, horizon in enumerate(horizons_days):
+            stop = np.minimum(duration_days[some], horizon)[:, None]
+            days = np.clip(stop, low, high) - low
+            out[some, :, h] = np.einsum("rek,rk->re", hazards, days)
+    return out
