@@ -142,6 +142,7 @@ _CHOICES: tuple[tuple[str, str, str | None, tuple[str, ...]], ...] = (
     ("head=horizon", "head", "horizon", ("causes", "edges_days")),
     ("code_types=true", "code_types", None, ("n_code_types",)),
     ("age_bin_years above 0", "age_bin_years", None, ("age_polynomial",)),
+    ("table_dim above 0", "table_dim", None, ("table_dropout", "table_columns")),
     ("delta_bins=linear", "delta_bins", "linear", ("delta_bin_days", "delta_top_days")),
 )
 

@@ -53,9 +53,11 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
         if name not in weights:
             raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
         found = weights[name]
-        if found.shape != tensor.shape or found.dtype not in (torch.float32, torch.float64):
+        kinds = (torch.float32, torch.float64) if tensor.is_floating_point() else (tensor.dtype,)
+        if found.shape != tensor.shape or found.dtype not in kinds:
+            kind = "float" if tensor.is_floating_point() else str(tensor.dtype)
             raise EhrseqError(
-                f"{name}: expected float of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
+                f"{name}: expected {kind} of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
                 where=where,
                 fix=fix,
             )
