@@ -28,6 +28,7 @@ from ehrsequencing.evaluation.drift import instability, spread
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -317,6 +318,7 @@ def test_instability_of_an_ensemble_and_of_a_single_model(run: Run, prepared: Pr
     with torch.no_grad():
         for weights in twin.parameters():
             weights.mul_(1.1)
+    pair.model = Ensemble(twin.config.model_copy(update={"members": 2}))
     pair.model.members = nn.ModuleList([run.model, twin])
     found = instability(pair, records, chosen=chosen, horizon_days=365.25)
     assert found is not None

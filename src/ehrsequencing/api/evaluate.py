@@ -6,12 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, task_of
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_bytes, write_json
+from ehrsequencing.core.files import private_folder, write_bytes, write_json
 from ehrsequencing.core.outputs import altered, read_manifest
 from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff, read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
@@ -179,15 +181,55 @@ def score(
         >>> ev.metrics.model.unique().tolist()
         ['mine']
     """
-    with stages("scoring", show=progress) as stage, meds_folder(data) as source:
+    return score_predictions(
+        predictions,
+        data,
+        task,
+        study=validated(StudyConfig, sections, where="score"),
+        out=out,
+        name=name,
+        split=split,
+        prepared=prepared,
+        overwrite=overwrite,
+        report=report,
+        progress=progress,
+    )
+
+
+def score_predictions(
+    predictions: Any,
+    data: Any,
+    task: Any,
+    *,
+    study: StudyConfig,
+    out: str | os.PathLike[str] | None,
+    name: str | None,
+    split: str,
+    prepared: str | os.PathLike[str] | None,
+    overwrite: bool,
+    report: bool = True,
+    progress: bool = True,
+) -> EvaluationResult:
+    """`score` with the settings of a study; `score` and `ehrseq score` call it."""
+    if not is_path(predictions) and out is None:
+        fix = "name a folder to make with out="
+        raise EhrseqError("a frame has no place beside it", where="score", fix=fix)
+    with (
+        stages("scoring", show=progress) as stage,
+        meds_folder(data) as source,
+        private_folder() as temporary,
+    ):
+        path = Path(predictions) if is_path(predictions) else temporary / "predictions.parquet"
+        if not is_path(predictions):
+            pq.write_table(as_table(predictions), path)
         result, folder = score_file(
-            predictions if is_path(predictions) else as_table(predictions),
+            path,
             source,
             task_of(task),
             out=None if out is None else Path(out),
             name=name,
             split=split,
-            study=validated(StudyConfig, sections, where="score"),
+            study=study,
             prepared=None if prepared is None else Path(prepared),
             overwrite=overwrite,
             progress=stage,

@@ -203,22 +203,20 @@ def score(
     keep_freed_memory()
     given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
     study = read_study(config, given, "score" if prepared is None else "score --prepared")
-    from ehrsequencing.api.evaluate import score as score_risks
+    from ehrsequencing.api.evaluate import score_predictions
     from ehrsequencing.reporting.terminal import metric_lines
 
-    sections = dict(study)
-    sections.pop("task")
-    found = score_risks(
+    found = score_predictions(
         predictions,
         data,
         read_tasks([task], study)[0],
+        study=study,
         out=out,
         overwrite=overwrite,
         name=name,
         split=split,
         prepared=prepared,
         progress=shown(),
-        **sections,
     )
     for text in found.result["warnings"]:
         note(f"note: {text}")

@@ -116,6 +116,9 @@ class RunFolder:
         with alone_in(self.out):
             is_finished = resume and (self.out / MANIFEST).is_file()
             if is_finished:
+                if not is_json_of(self.out / MANIFEST, self.finished):
+                    what = f"holds something other than {self.finished.what}"
+                    raise EhrseqError(what, where=str(self.out), fix="name another folder")
                 manifest = read_manifest(self.out, what=self.finished.what)
                 fix = "name another folder for a run with other settings or data"
                 self._require_own(manifest, was="holds a finished run made with", fix=fix)
