@@ -49,6 +49,7 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
         raise EhrseqError(
             "describes no possible model", where=str(folder / CONFIG_FILE), fix=fix
         ) from error
+    columns = config.table_columns or config.vocab_size
     for name, tensor in model.state_dict().items():
         if name not in weights:
             raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
@@ -61,6 +62,8 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
                 where=where,
                 fix=fix,
             )
+        if not tensor.is_floating_point() and bool((found >= columns).any()):
+            raise EhrseqError(f"{name}: a column outside the table", where=where, fix=fix)
         if not bool(found.isfinite().all()):
             raise EhrseqError(f"{name}: not every weight is finite", where=where, fix=fix)
     unknown = sorted(set(weights) - set(model.state_dict()))

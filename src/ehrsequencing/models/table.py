@@ -33,8 +33,8 @@ class TableBranch(nn.Module):
         width, columns = config.table_dim, config.table_columns or config.vocab_size
         # (V,) column of each token; -1: it carries no number
         self.register_buffer("column", torch.arange(config.vocab_size))
-        # (V,) the code behind each token
-        self.variable = torch.arange(config.vocab_size)
+        # (V,) the code behind each token; None: the token itself
+        self.variable: Tensor | None = None
         # vectors of norm 1 would turn with the first steps: a query sums hundreds of them
         self.vectors = nn.Embedding(columns * TERMS, width)
         self.norm = nn.LayerNorm(width)
@@ -80,8 +80,10 @@ class TableBranch(nn.Module):
 
     def _kept(self, batch: VisitBatch) -> Tensor:
         """(K,) one draw for each row and variable: a hash of both and of a random number."""
-        variable = self.variable.to(batch.codes.device)
-        key = batch.visit_of_code * len(variable) + variable[batch.codes]
+        variable = batch.codes
+        if self.variable is not None:
+            variable = self.variable.to(batch.codes.device)[batch.codes]
+        key = batch.visit_of_code * len(self.column) + variable
         mixed = (key ^ int(torch.randint(2**62, ()))) * 0x9E3779B97F4A7C1
         mixed = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B
         return (mixed >> 24 & 0xFFFFFF) >= round(self.table_dropout * 2**24)
