@@ -66,7 +66,7 @@ def run(honest: Path, tmp_path: Path) -> Path:
 
 MODELS = (
     ("model.visit_encoder=attention",), ("model.visit_encoder=attention", "model.scorer=bottleneck"),
-    ("model.visit_encoder=mean", "model.wide_head=true"), ("model.visit_encoder=transformer",),
+    ("model.visit_encoder=mean", "model.wide_head=true", "model.table_dim=8"), ("model.visit_encoder=transformer",),
     ("model.visit_encoder=transformer", "model.visit_pool=cls"), ("model.max_visits=3",),
     ("model.architecture=flat",), ("model.architecture=flat", "model.max_tokens=20"),
     ("model.position=sinusoidal", "model.code_position=true", "model.code_types=true"),

@@ -18,7 +18,10 @@ from helpers.settings import TINY
 def runs(sim_run: Path, sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """A run of each kind, by its name."""
     folder, store = tmp_path_factory.mktemp("kinds"), Prepared(sim_prepared)
-    kinds = {"ensemble": ("training.members=2",), "blend": ("training.blend=true", "training.blend_folds=2")}
+    kinds = {
+        "ensemble": ("training.members=2", "model.table_dim=8"),
+        "blend": ("training.blend=true", "training.blend_folds=2"),
+    }
     with quick_parts():
         for name, settings in kinds.items():
             study = load_study(None, (*TINY, "training.epochs=1", *settings))

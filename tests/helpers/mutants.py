@@ -6,6 +6,8 @@ fixed records; `tests/models/test_mutants.py` runs all mutants.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from ehrsequencing.batches import padded
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models import attention, behrt, embeddings, hazards, segments, transformer, visit_encoder
+from ehrsequencing.models import attention, behrt, embeddings, hazards, segments, table, transformer, visit_encoder
 from ehrsequencing.models.attention_blocks import AttentionPlan, Block
 from ehrsequencing.models.base import SurvivalModel
 from helpers.attention_checks import (
@@ -47,6 +49,7 @@ from helpers.model_checks import (
     check_queries,
     check_query_sees_the_past,
     check_rows,
+    check_table_dropout,
 )
 from helpers.models import make_model
 from helpers.strategies import sample_records
@@ -76,6 +79,8 @@ CHECKS: dict[str, Check] = {
     "reference: bidirectional": reference(attention="bidirectional"),
     "reference: visit head": reference(head="visit"),
     "reference: wide": reference(wide_head=True),
+    "reference: table": reference(table_dim=5),
+    "reference: flat table": reference(**FLAT, table_dim=5, wide_head=True),
     "code order": on_sample(check_code_order),
     "code order: transformer": on_sample(check_code_order, visit_encoder="transformer"),
     "code order counts": lambda: check_code_order_counts(make_model(code_position=True)),
@@ -86,11 +91,14 @@ CHECKS: dict[str, Check] = {
     "flat contract": on_sample(check_flat_contract, **FLAT),
     "causality": on_sample(check_causality),
     "causality: flat": on_sample(check_causality, **FLAT),
+    "causality: table": on_sample(check_causality, table_dim=5),
     "future gradient": lambda: check_future_gradient(make_model()),
     "future gradient: flat": lambda: check_future_gradient(make_model(**FLAT)),
     "prefix": on_sample(check_prefix),
     "prefix: flat": on_sample(check_prefix, **FLAT),
+    "prefix: table": on_sample(check_prefix, table_dim=5),
     "queries": on_sample(check_queries),
+    "queries: table": on_sample(check_queries, table_dim=5),
     "queries: flat": on_sample(check_queries, **FLAT, max_tokens=9),
     "query sees the past": lambda: check_query_sees_the_past(make_model()),
     "query sees the past: flat": lambda: check_query_sees_the_past(make_model(**FLAT)),
@@ -103,6 +111,7 @@ CHECKS: dict[str, Check] = {
     "tokens plan": lambda: check_tokens_plan(SAMPLE, 9, bidirectional=False),
     "tokens plan: bidirectional": lambda: check_tokens_plan(SAMPLE, 9, bidirectional=True),
     "empty": on_sample(check_empty),
+    "table dropout": check_table_dropout,
     "weights": on_sample(check_weights),
     "enumerated": lambda: check_visit_enumerated(3),
     "integral": lambda: check_horizon_integrates(0, 10.0, 200.0),
@@ -428,6 +437,47 @@ def visits_take_the_next_ones_first_token(patch: Patch) -> None:
 def the_wide_head_looks_at_the_states(patch: Patch) -> None:
     logits = SurvivalModel._logits
     patch.setattr(SurvivalModel, "_logits", lambda self, z, batch, *, wide: logits(self, z, batch, wide=z))
+
+
+def table_bag(patch: Patch, change: Callable[..., Tensor]) -> None:
+    """`change(bag, rows, vectors, offsets, **settings)` in place of the table's sum."""
+    bag = F.embedding_bag
+    other = SimpleNamespace(**{**vars(F), "embedding_bag": partial(change, bag)})
+    patch.setattr(table, "F", other)
+
+
+@mutant("reference: table", "causality: table", "prefix: table")
+def a_table_holds_the_next_rows_numbers(patch: Patch) -> None:
+    table_bag(patch, lambda bag, *args, **settings: bag(*args, **settings).roll(-1, 0))
+
+
+@mutant("reference: table", "reference: flat table")
+def a_table_is_averaged(patch: Patch) -> None:
+    def mean(bag: Callable[..., Tensor], rows: Tensor, vectors: Tensor, offsets: Tensor, **settings: object) -> Tensor:
+        count = offsets.diff().clamp(min=1).unsqueeze(1)
+        return bag(rows, vectors, offsets, **settings) / count
+
+    table_bag(patch, mean)
+
+
+@mutant("queries: table")
+def a_visit_sees_the_numbers_of_the_query_before_it(patch: Patch) -> None:
+    def leaky(bag: Callable[..., Tensor], *args: object, **settings: object) -> Tensor:
+        total = bag(*args, **settings)
+        return total + total.roll(1, 0)
+
+    table_bag(patch, leaky)
+
+
+@mutant("table dropout")
+def single_columns_are_dropped(patch: Patch) -> None:
+    kept = table.TableBranch._kept
+
+    def alone(self: table.TableBranch, batch: VisitBatch) -> Tensor:
+        self.variable = None
+        return kept(self, batch)
+
+    patch.setattr(table.TableBranch, "_kept", alone)
 
 
 def from_flat(patch: Patch, change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> None:

@@ -24,6 +24,7 @@ COMMON: dict[str, tuple[object, ...]] = {
     "age_bin_years": (5.0, 0.0, 7.0),
     "values": ("polynomial", "interpolate", "none"),
     "wide_head": (False, True),
+    "table_dim": (0, 5),
     "code_types": (False, True),
     "max_visits": (512, 3),
 }

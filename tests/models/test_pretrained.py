@@ -109,6 +109,10 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
     refused(name, {name: torch.zeros(8, 8, dtype=torch.int64)})
     refused(name, {name: torch.zeros(8, 8, dtype=torch.float16)})
     refused("not every weight is finite", {name: torch.full((8, 8), float("nan"))})
+    make_model(table_dim=3).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    refused("table.column: a column outside the table", {"table.column": tensors["table.column"] + 1})
+    refused("table.column: expected torch.int64", {"table.column": tensors["table.column"].float()})
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,17 @@ def head(p: Parameters, config: ModelConfig, z: Tensor, wide: Tensor) -> Tensor:
     return logits.squeeze(-1) if config.head == "visit" else logits.unflatten(-1, (config.causes, config.bins))
 
 
+def table_vectors(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
+    """(B, V, width) h of the table branch: every number adds V0 + r·V1 + (r² − 1)·V2 + z·V3; 0 without numbers."""
+    real = x.code_mask & x.visit_mask.unsqueeze(-1)
+    known = (real & ~x.values[..., 0].isnan()).unsqueeze(-1)
+    r, z = x.values.masked_fill(~known, 0.0).unsqueeze(-2).unbind(-1)  # (B, V, C, 1) each
+    vectors = p["table.vectors.weight"].view(config.vocab_size, 4, config.table_dim)
+    v0, v1, v2, v3 = vectors[x.codes.masked_fill(~real, 0)].unbind(-2)
+    total = ((v0 + r * v1 + (r**2 - 1) * v2 + z * v3) * known).sum(2)
+    return F.gelu(linear(p, "table.W1", norm(p, "table.norm", total))) * known.any(2)
+
+
 def code_vectors(p: Parameters, config: ModelConfig, x: Padded, name: str = "code_embedding") -> Tensor:
     """(B, V, C, d): E_c, and for a code with a number r·V1 + (r² − 1)·V2 + z·V3, or the line between two knots.
 

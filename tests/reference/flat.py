@@ -7,7 +7,17 @@ from torch import Tensor
 
 from ehrsequencing.config import ModelConfig
 from helpers.strategies import Padded
-from reference.blocks import Parameters, age_bin, block, code_vectors, head, norm, sinusoid, static_vectors
+from reference.blocks import (
+    Parameters,
+    age_bin,
+    block,
+    code_vectors,
+    head,
+    norm,
+    sinusoid,
+    static_vectors,
+    table_vectors,
+)
 
 EMBEDDING = "encoder.embedding."
 
@@ -50,7 +60,8 @@ def flat_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
         vectors = [token_vector(p, config, x, e, b, token) + static[b] for token in tokens]
         rows.append(torch.stack(vectors + [pad] * (length - len(tokens))))
     if not rows:
-        return head(p, config, torch.zeros(*shape, config.dim), torch.zeros(*shape, config.dim))
+        nothing = torch.zeros(*shape, config.dim + config.table_dim)
+        return head(p, config, nothing[..., : config.dim], nothing)
     inputs = norm(p, EMBEDDING + "norm", torch.stack(rows))  # (B, L, d)
     seen = torch.stack([token_mask(config, x, b, tokens, length) for b, tokens in enumerate(sequences)])
     h = inputs
@@ -58,6 +69,9 @@ def flat_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
         h = block(p, f"encoder.layers.{layer}.", h, seen, config.heads)
     h = norm(p, "encoder.norm", h)
     z, wide = aggregate_visits(h, sequences, shape), aggregate_visits(inputs, sequences, shape)
+    if config.table_dim:
+        table = table_vectors(p, config, x)
+        z, wide = z + table @ p["table.W_x.weight"].T, torch.cat([wide, table], -1)
     return head(p, config, z, wide)
 
 

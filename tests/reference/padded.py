@@ -23,6 +23,7 @@ from reference.blocks import (
     norm,
     sinusoid,
     static_vectors,
+    table_vectors,
 )
 
 
@@ -34,8 +35,12 @@ def reference_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
         u = u + visit_mlp(p, u) * code_mask.any(-1, keepdim=True)
     u = u + static_vectors(p, x).unsqueeze(1)
     inputs = u + time_signals(p, config, x)
+    h = inputs[..., :0]
+    if config.table_dim:
+        h = table_vectors(p, config, x)
+        inputs = inputs + h @ p["table.W_x.weight"].T
     z = transformer_timeline(p, config, inputs, visible(config, x), rotary_angles(config, x))
-    return head(p, config, z, inputs)
+    return head(p, config, z, torch.cat([inputs, h], -1))
 
 
 # ---- module 2: a visit's codes → one vector --------------------------------------------------------------------------

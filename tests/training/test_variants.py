@@ -24,7 +24,7 @@ TINY = (
 VARIANTS = (
     "visit_encoder=mean", "visit_encoder=transformer visit_pool=cls visit_layers=2",
     "visit_encoder=sum", "visit_encoder=scaled_sum", "visit_encoder=max", "scorer=bottleneck", "visit_mlp=false",
-    "layers=2", "wide_head=true", "head=visit", "head=visit architecture=flat",
+    "layers=2", "wide_head=true", "table_dim=8", "head=visit", "head=visit architecture=flat",
     "position=sinusoidal", "position=none", "code_position=true", "code_types=true", "age_bin_years=0",
     "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
     "delta_bins=none", "max_visits=2", "frozen=[age,visit]",

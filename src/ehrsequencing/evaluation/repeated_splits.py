@@ -46,6 +46,7 @@ _DATA_DECIDES = (
     "values",
     "value_bins",
     "n_code_types",
+    "table_columns",
     "members",
 )
 

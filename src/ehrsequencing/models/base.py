@@ -20,6 +20,7 @@ from ehrsequencing.models.head import SurvivalHead
 from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.saved import read_config, read_weights, write_model
 from ehrsequencing.models.segments import to_device
+from ehrsequencing.models.table import TableBranch
 
 _CLASSES = {"hierarchical": "HierarchicalBEHRTForSurvival", "flat": "BEHRTForSurvival"}
 
@@ -33,6 +34,7 @@ class SurvivalModel(nn.Module):
     architecture: ClassVar[str]  # its name in the settings
     head: SurvivalHead
     wide_head: nn.Linear | None
+    table: TableBranch | None
     outcomes: OutcomeHazards | None
 
     def __init__(self, config: ModelConfig) -> None:
@@ -50,12 +52,14 @@ class SurvivalModel(nn.Module):
         self.config = config
 
     def _add_head(self) -> None:
-        """The hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
+        """The table branch, the hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
         config = self.config
+        self.table = TableBranch(config) if config.table_dim else None
         self.head = SurvivalHead(config)
         self.wide_head = None
         if config.wide_head:
-            self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False)
+            width = config.dim + config.table_dim
+            self.wide_head = nn.Linear(width, config.causes * config.bins, bias=False)
             nn.init.zeros_(self.wide_head.weight)
         self.outcomes = None
         if config.outcomes:
@@ -66,6 +70,13 @@ class SurvivalModel(nn.Module):
                 edges_days=config.edges_days,
                 dropout=config.dropout,
             )
+
+    def _with_table(self, x: Tensor, batch: VisitBatch) -> tuple[Tensor, Tensor]:
+        """(N, d) rows → the same with what their numbers add, and h of the table branch, (N, width) or (N, 0)."""
+        if self.table is None:
+            return x, x[:, :0]
+        h = self.table(batch)
+        return x + self.table.W_x(h), h
 
     def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
         """(N, d) states, and what the wide head looks at → logits, of queries too."""
@@ -187,7 +198,10 @@ class SurvivalModel(nn.Module):
         raise NotImplementedError
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """The rows (N, d) before the timeline (flat: the layers), and after it: what the head turns into hazards."""
+        """What the wide head and the head turn into hazards.
+
+        The rows (N, d + table's width) before the timeline (flat: the layers), and (N, d) after it.
+        """
         raise NotImplementedError
 
     def nll(self, batch: VisitBatch) -> Tensor:

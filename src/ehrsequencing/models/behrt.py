@@ -168,10 +168,12 @@ class BEHRTForSurvival(SurvivalModel):
         return self._logits(z, batch, wide=x)
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """The means of each row's token embeddings and of its contextual token states, (N, d) each."""
+        """Means of each row's token embeddings beside its table, (N, d + width), and of its token states, (N, d)."""
         tokens = Tokens.of_batch(batch)
         inputs, states = self.encoder(batch, tokens)
-        return self.aggregate_visits(inputs, tokens), self.aggregate_visits(states, tokens)
+        x = self.aggregate_visits(inputs, tokens)
+        z, h = self._with_table(self.aggregate_visits(states, tokens), batch)
+        return torch.cat([x, h], 1), z
 
     @staticmethod
     def aggregate_visits(states: Tensor, tokens: Tokens) -> Tensor:

@@ -1,5 +1,6 @@
 """The hierarchical model: codes → visits → timeline → hazards. Start reading here."""
 
+import torch
 from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
@@ -42,16 +43,16 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         return self._logits(z, batch, wide=x)  # hazards          module 5
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """What enters the timeline and what leaves it, (N, d) each."""
-        x = self._inputs(batch)
+        """What enters the timeline beside the numbers' table, (N, d + width), and what leaves it, (N, d)."""
+        x, h = self._inputs(batch)
         z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer
-        return x, z
+        return torch.cat([x, h], 1), z
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
         """Logits of some rows (R,); where few are asked, the timeline's last layer computes no others."""
-        x = self._inputs(batch)
+        x, h = self._inputs(batch)
         z = self.timeline.at_rows(x, batch, rows)
-        logits = self.hazard_logits(z, wide=x.index_select(0, rows))
+        logits = self.hazard_logits(z, wide=torch.cat([x, h], 1).index_select(0, rows))
         return self._without_queries(logits, batch.is_query[rows])
 
     def code_attention(self, batch: VisitBatch) -> Tensor:
@@ -62,12 +63,13 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         weights: Tensor = encoder(self.code_embedding(batch), batch, return_weights=True)[1]
         return weights
 
-    def _inputs(self, batch: VisitBatch) -> Tensor:  # K codes, N visits, S subjects, all packed
-        """(N, d) what enters the timeline."""
+    # K codes, N visits, S subjects, all packed
+    def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
+        """(N, d) what enters the timeline, and (N, width) h of the table branch."""
         e = self.code_embedding(batch)  # K vectors of d   module 1
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
         # (N, d)           module 2: mean | attention | transformer | …
         u = self.visit_encoder(e, batch) + static
         # (N, d)           module 3: visit index + age + time gap
         x: Tensor = self.visit_time_embedding(u, batch)
-        return x
+        return self._with_table(x, batch)  # their numbers, side by side

@@ -49,16 +49,21 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
         raise EhrseqError(
             "describes no possible model", where=str(folder / CONFIG_FILE), fix=fix
         ) from error
+    columns = config.table_columns or config.vocab_size
     for name, tensor in model.state_dict().items():
         if name not in weights:
             raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
         found = weights[name]
-        if found.shape != tensor.shape or found.dtype not in (torch.float32, torch.float64):
+        kinds = (torch.float32, torch.float64) if tensor.is_floating_point() else (tensor.dtype,)
+        if found.shape != tensor.shape or found.dtype not in kinds:
+            kind = "float" if tensor.is_floating_point() else str(tensor.dtype)
             raise EhrseqError(
-                f"{name}: expected float of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
+                f"{name}: expected {kind} of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
                 where=where,
                 fix=fix,
             )
+        if not tensor.is_floating_point() and bool((found >= columns).any()):
+            raise EhrseqError(f"{name}: a column outside the table", where=where, fix=fix)
         if not bool(found.isfinite().all()):
             raise EhrseqError(f"{name}: not every weight is finite", where=where, fix=fix)
     unknown = sorted(set(weights) - set(model.state_dict()))

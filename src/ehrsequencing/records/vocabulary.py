@@ -144,6 +144,12 @@ class Vocabulary:
         return out
 
     @cached_property
+    def value_columns(self) -> Ints:
+        """(V,) number of each token among those that carry numbers, -1 for the others."""
+        carries = self.scale >= 0
+        return np.where(carries, np.cumsum(carries) - 1, -1)
+
+    @cached_property
     def digest(self) -> str:
         """Short hash of tokens, scales and settings."""
         arrays = [

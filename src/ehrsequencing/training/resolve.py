@@ -145,6 +145,8 @@ def _of_inputs(model: ModelConfig, prepared: Prepared) -> dict[str, Any]:
         "values": "none" if values.mode == "bins" else values.mode,
         "value_bins": values.bins,
     }
+    if model.table_dim:
+        filled["table_columns"] = max(1, int(prepared.vocabulary.value_columns.max()) + 1)
     if model.code_types:
         filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
     return filled

@@ -184,6 +184,9 @@ class Trainer:
         self.model = build_model(self.config.model_copy(update={"members": 1}))
         if self.config.head == "horizon":
             self.model.head.set_bias(torch.from_numpy(hazards))
+        if self.model.table is not None:
+            vocabulary = prepared.vocabulary
+            self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
         self.started_from = None if self.transfer is None else self.transfer.start(self.model)
         if isinstance(self.model.outcomes, OutcomeHead):
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))

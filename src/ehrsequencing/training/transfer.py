@@ -34,6 +34,7 @@ _DECIDED_BY_DATA = {
     "causes",
     "edges_days",
     "n_code_types",
+    "table_columns",
     "values",
     "value_bins",
     "members",
@@ -203,7 +204,7 @@ class Transfer:
         copied = Copied()
         ours = dict(model.named_parameters())
         for name, tensor in self.source.model.named_parameters():
-            if name not in ours or name.startswith(("head.", "wide_head.")):
+            if name not in ours or name.startswith(("head.", "wide_head.", "table.")):
                 continue
             if name.endswith("query") and not self.source.is_run:
                 continue  # pretraining has no queries, so that it was never learned

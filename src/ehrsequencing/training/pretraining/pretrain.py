@@ -232,7 +232,7 @@ class Pretrainer:
 
 def _without_head(model: ModelConfig, prepared: Prepared) -> ModelConfig:
     """The model's settings with what the data decides; its head is not trained, and stays as it was made."""
-    if model.head != "horizon" or model.members != 1 or model.wide_head:
-        plain = {"head": "horizon", "members": 1, "wide_head": False}
+    if model.head != "horizon" or model.members != 1 or model.wide_head or model.table_dim:
+        plain = {"head": "horizon", "members": 1, "wide_head": False, "table_dim": 0}
         model = model.model_copy(update=plain)
     return resolve_inputs(model, prepared)

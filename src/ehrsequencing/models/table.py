@@ -1,0 +1,89 @@
+"""The table branch: all numbers of a visit or query side by side, summed and not averaged."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.models.segments import dropout
+
+TERMS = 4  # vectors of a column
+
+
+class TableBranch(nn.Module):
+    """Every number of a row adds vectors of its own column; then norm and MLP.
+
+    A column is a token that carries numbers: a code, or one of the summaries that queries carry. With r_j the rank of
+    column j's number (scaled to sd 1) and z_j its standardised value:
+
+        t_v = Σ_j V0_j + r_j·V1_j + (r_j² − 1)·V2_j + z_j·V3_j      over the columns j that row v knows
+        h_v = GELU(W1 LN(t_v)),   x_v += W_x h_v                    W_x starts at zero; the wide head sees h_v too
+
+    Attention pooling takes the *mean* of a query's hundreds of summaries, so that each moves it by a hundredth; here
+    each counts wholly. A row sees its own numbers alone, and one without numbers gets nothing. In training whole
+    variables are dropped: a code's number with all of its summaries, which say nearly the same.
+    """
+
+    column: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, columns = config.table_dim, config.table_columns or config.vocab_size
+        # (V,) column of each token; -1: it carries no number
+        self.register_buffer("column", torch.arange(config.vocab_size))
+        # (V,) the code behind each token; None: the token itself
+        self.variable: Tensor | None = None
+        # vectors of norm 1 would turn with the first steps: a query sums hundreds of them
+        self.vectors = nn.Embedding(columns * TERMS, width)
+        self.norm = nn.LayerNorm(width)
+        self.W1 = nn.Linear(width, width)
+        self.W_x = nn.Linear(width, config.dim, bias=False)
+        nn.init.zeros_(self.W_x.weight)
+        self.table_dropout, self.dropout = config.table_dropout, config.dropout
+
+    def set_columns(self, column: Ints, variable: Ints) -> None:
+        """Take the columns of a vocabulary, and the code behind each of its tokens (V,)."""
+        self.column.copy_(torch.from_numpy(column))
+        self.variable = torch.from_numpy(variable)
+
+    def forward(self, batch: VisitBatch) -> Tensor:
+        """(N, width) h of each row; zero without numbers."""
+        place, counts = self._known(batch)
+        if batch.values is None or not len(place):
+            return self.vectors.weight.new_zeros(batch.n_visits, self.W1.in_features)
+        rank, value = batch.values[place].to(self.vectors.weight.dtype).unbind(1)
+        weights = torch.stack([torch.ones_like(rank), rank, rank.square() - 1, value], 1)
+        first = self.column[batch.codes[place]] * TERMS
+        rows = first.unsqueeze(1) + torch.arange(TERMS, device=first.device)
+        total = F.embedding_bag(
+            rows.flatten(),
+            self.vectors.weight,
+            F.pad(counts.cumsum(0), (1, 0)) * TERMS,
+            mode="sum",
+            per_sample_weights=weights.flatten(),
+            include_last_offset=True,
+        )
+        h = F.gelu(self.W1(self.norm(total)))
+        return dropout(h, self.dropout, training=self.training) * (counts > 0).unsqueeze(1)
+
+    def _known(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
+        """(k,) places of the codes with a number, without variables dropped in training; (N,) how many a row has."""
+        if batch.values is None:
+            return batch.codes.new_zeros(0), torch.zeros_like(batch.codes_per_visit)
+        known = ~batch.values[:, 0].isnan() & (self.column[batch.codes] >= 0)
+        if self.training and self.table_dropout:
+            known = known & self._kept(batch)
+        before = F.pad(known.cumsum(0), (1, 0))
+        return known.nonzero().squeeze(1), before[batch.visit_offsets].diff()
+
+    def _kept(self, batch: VisitBatch) -> Tensor:
+        """(K,) one draw for each row and variable: a hash of both and of a random number."""
+        variable = batch.codes
+        if self.variable is not None:
+            variable = self.variable.to(batch.codes.device)[batch.codes]
+        key = batch.visit_of_code * len(self.column) + variable
+        mixed = (key ^ int(torch.randint(2**62, ()))) * 0x9E3779B97F4A7C1
+        mixed = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B
+        return (mixed >> 24 & 0xFFFFFF) >= round(self.table_dropout * 2**24)

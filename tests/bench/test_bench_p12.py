@@ -1,0 +1,94 @@
+"""`bench/p12.py`: the challenge's text files become MEDS, and its scores are those of hand counts."""
+
+from __future__ import annotations
+
+import random
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from helpers.bench import load_bench
+
+P12 = load_bench("p12")
+OUTCOMES = "RecordID,SAPS-I,SOFA,Length_of_stay,Survival,In-hospital_death"
+
+
+def write_stays(folder: Path, ends: dict[int, str], *, rng: random.Random) -> None:
+    """Invented stays: those who die have a high creatinine; one stay has no measurement."""
+    (folder / "set-a").mkdir(parents=True)
+    for subject, end in ends.items():
+        lines = ["Time,Parameter,Value", f"00:00,RecordID,{subject}", "00:00,Age,70", "00:00,Gender,-1",
+                 "00:00,ICUType,3", "00:00,Weight,-1"]  # fmt: skip
+        if end != "empty":
+            level = 4.0 if end.endswith("1") else 1.0
+            lines += [f"{hour:02d}:30,Creatinine,{level + rng.random():.2f}" for hour in (1, 13, 30)]
+        (folder / "set-a" / f"{subject}.txt").write_text("\n".join(lines) + "\n")
+    rows = [f"{subject},6,8,{'5,-1,0' if end == 'empty' else end}" for subject, end in ends.items()]
+    (folder / "Outcomes-a.txt").write_text("\n".join([OUTCOMES, *rows]) + "\n")
+
+
+def test_text_files_become_meds(tmp_path: Path) -> None:
+    write_stays(tmp_path, {132540: "9,4,1", 132539: "7,-1,0", 132541: "empty"}, rng=random.Random(0))
+    P12.write_meds([tmp_path / "set-a"], tmp_path / "meds")
+    rows = pq.read_table(tmp_path / "meds" / "data" / "0.parquet").to_pylist()
+    assert {row["subject_id"] for row in rows} == {132539, 132540}  # without the stay that was never measured
+    died = [(row["time"], row["code"]) for row in rows if row["subject_id"] == 132540]
+    assert died[0] == (None, "ICUTYPE//3")  # no sex and no weight: they are unknown
+    assert died[1:3] == [(datetime(1930, 1, 1), "MEDS_BIRTH"), (datetime(2000, 1, 1), "ICU_ADMISSION")]
+    assert [code for _, code in died[3:]] == ["OBS//Creatinine"] * 3 + ["IN_HOSPITAL_DEATH"]
+    assert died[-2][0] == datetime(2000, 1, 2, 6, 30)
+    assert died[-1][0] == datetime(2000, 1, 5, 1)  # day 4
+    assert (rows[-1]["time"], rows[-1]["code"]) == (datetime(2000, 1, 5, 1), "IN_HOSPITAL_DEATH")
+    assert next(row["time"] for row in rows if row["code"] == "DISCHARGE_ALIVE") == datetime(2000, 1, 8, 1)
+
+
+def test_scores_of_the_challenge_by_hand() -> None:
+    risk = np.repeat(np.arange(1, 11) / 20, 2)
+    died = np.zeros(20, dtype=bool)
+    died[[1, 13, 16, 17, 18]] = True
+    expected = 0.0
+    for group in range(10):
+        p, deaths = (group + 1) / 20, int(died[2 * group : 2 * group + 2].sum())
+        expected += (deaths - 2 * p) ** 2 / (2 * p * (1 - p) + 0.001)
+    shuffled = np.random.default_rng(1).permutation(20)
+    assert P12.hosmer_lemeshow(died[shuffled], risk[shuffled]) == pytest.approx(expected / 0.45)
+    assert P12.sensitivity_or_precision(died, risk, 0.45) == pytest.approx(3 / 5)  # 3 of 5 deaths, 3 of 4 alarms
+    assert P12.best_threshold(died, risk) == 0.45
+
+
+def test_the_challenge_trains_on_a_alone() -> None:
+    splits = P12.of_challenge([132539, 142673, 142674, 152870, 152871])
+    assert set(splits) == {132539, 142673, 142674, 152870}  # set C is in neither
+    assert {splits[142674], splits[152870]} == {"held_out"}
+    assert "held_out" not in {splits[132539], splits[142673]}
+
+
+def test_from_text_files_to_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command on 60 invented stays, in which creatinine tells who dies."""
+    rng = random.Random(1)
+    ends = {132539 + k: rng.choice(["9,4,1", "7,-1,0"]) for k in range(60)}
+    write_stays(tmp_path, ends, rng=rng)
+    data = tmp_path / "data"
+    data.mkdir()
+    outcome = "{death: IN_HOSPITAL_DEATH, discharge: DISCHARGE_ALIVE}"
+    index = "{code: ICU_ADMISSION, after: 48h}"
+    (data / "task.yaml").write_text(
+        f"name: p12\nindex: {index}\noutcome: {outcome}\nhorizons: [14d, 365d]\nlandmarks: [0d]\n"
+    )
+    parts = ["train"] * 40 + ["tuning"] * 10 + ["held_out"] * 10
+    columns = {"subject_id": list(ends), "split1": parts, "split2": parts[::-1]}
+    pq.write_table(P12.pa.table(columns), data / "published_splits.parquet")
+    quick = ["training.blend=false", "training.epochs=2", "vocabulary.min_subjects=5", "model.size=small"]
+    words = [str(data), str(tmp_path / "out"), "--raw", str(tmp_path / "set-a"), "--divisions", "2", *quick]
+    monkeypatch.setattr(sys, "argv", ["p12.py", *words])
+    P12.main()
+    printed = capsys.readouterr().out
+    assert "| 2 divisions | AUROC | AUPRC | NLL |" in printed
+    (ours,) = [line for line in printed.splitlines() if line.startswith("| network alone |")]
+    assert ours.count("±") == 2
