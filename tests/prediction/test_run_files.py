@@ -97,9 +97,6 @@ def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"required": []}, "does not list config.json"),
-        ({"required": ["config.yaml"]}, "does not list config.json"),
-        ({"files": {}, "required": []}, "does not list config.json"),
         ({"excluded": 3}, "entry 'excluded' is missing"),
         ({"prepared": None}, "entry 'prepared' is missing"),
         ({"kind": "prepared"}, "is not a run"),
@@ -114,7 +111,7 @@ def test_a_hostile_manifest_of_a_run_is_refused(run: Path, change: dict[str, obj
 def test_a_hostile_manifest_of_a_prepared_set_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sim_prepared, tmp_path / "set"))
     good = read_json(folder / MANIFEST)
-    for change in ({"tasks": ["../../other"]}, {"tasks": 3}, {"fixes": []}, {"files": {}}):
+    for change in ({"tasks": ["../../other"]}, {"tasks": 3}, {"fixes": []}):
         save_manifest(folder, good | change)
         done = ehrseq("train", folder, "--out", tmp_path / "run")
         assert done.exit_code == 2, done.output

@@ -87,7 +87,7 @@ def data(out: Path) -> pa.Table:
 def check_counts(resources: list[Any], report: ImportReport) -> None:
     """Every resource is in the report once: as kept, or as dropped for a reason."""
     tables = report.row_counts.tables
-    assert {name: t.read for name, t in tables.items()} == Counter(r["resourceType"] for r in resources)
+    assert {name: t.rows_in for name, t in tables.items()} == Counter(r["resourceType"] for r in resources)
     for table in tables.values():
         assert table.kept + sum(table.dropped.values()) == table.rows_in
 

@@ -166,7 +166,10 @@ FAILED = {"resourceType": "OperationOutcome", "issue": [{"severity": "error", "c
 PARTS = {  # what an EHR sends as one part of the record → what the card says is missing
     "a query that failed": (FAILED, "could not be fetched"),
     "a bundle that says that a query failed": (bundle_of(FAILED), "could not be fetched"),
-    "a further page": ({**bundle_of(), "link": [{"relation": "next", "url": "https://a.example/2"}]}, "further pages"),
+    "a further page": (
+        {**bundle_of(), "link": [{"relation": "next", "url": "https://a.example/2"}]},
+        "has further pages",
+    ),
     "fewer than the total": ({**bundle_of(), "type": "searchset", "total": 3}, "holds 0 of 3 resources"),
 }
 

@@ -346,6 +346,14 @@ def _is_inside(file: Path, folder: Path) -> bool:
         return False
 
 
+def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:
+    """Refuse a manifest that lacks an entry of `facts` (name → type), or has it with another type."""
+    for name, kind in facts.items():
+        if not isinstance(manifest.get(name), kind):
+            what = f"is damaged: its entry {name!r} is missing or invalid"
+            raise EhrseqError(what, where=str(folder / MANIFEST), fix=_AGAIN)
+
+
 def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     """Files outside `required` that were deleted or edited: name → `is missing` or `has changed since …`.
 

@@ -22,6 +22,7 @@ from ehrsequencing.core.outputs import (
     SHARED_RUN,
     altered,
     read_manifest,
+    require_facts,
     require_unchanged,
     save_manifest,
 )
@@ -37,6 +38,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 AUDIT = "audit.json"  # what `ehrseq audit` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
 _PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
+_FACTS = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
 
 
 class Run:
@@ -57,8 +59,8 @@ class Run:
             raise EhrseqError(
                 "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
             )
-        excluded = self.manifest.get("excluded")
-        if not isinstance(excluded, list) or not all(isinstance(one, str) for one in excluded):
+        require_facts(folder, self.manifest, _FACTS)
+        if not all(isinstance(code, str) for code in self.manifest["excluded"]):
             what = "is damaged: its entry 'excluded' is invalid"
             raise EhrseqError(what, where=str(folder / MANIFEST), fix="copy the whole run folder")
         self.study: StudyConfig = load_study(folder / "config.yaml")

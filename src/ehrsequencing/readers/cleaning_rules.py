@@ -66,16 +66,17 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tupl
     undated = among_roles(role, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
     undated |= (role == Role.REPORTED) & ~_nulls(rows["encounter_id"])
     uncoded = among_roles(role, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
-    left = np.ones(n, dtype=bool)
+    left, gone = np.ones(n, dtype=bool), dict[str, Bools]()
     for reason, bad in (
         ("no_person", _nulls(rows["subject_id"])),
         ("no_code", blank[number] & ~uncoded),
         ("no_time", _nulls(rows["time"]) & ~undated),
     ):
-        lost = left & bad
+        gone[reason] = left & bad
         left &= ~bad
-        report.counts[reason] += int(lost.sum())
-        report.row_counts.drop(reason, source[lost])
+        report.counts[reason] += int(gone[reason].sum())
+    for reason, lost in gone.items():  # a row of the source that left another row is not dropped
+        report.row_counts.drop(reason, np.setdiff1d(source[lost], source[left]))
     return rows, left
 
 
@@ -208,6 +209,7 @@ def _count_rows(given: pa.Table, known: PlainRows, made: Ints, row_counts: RowCo
         row_counts.drop("unknown_person", unknown)
     left = np.flatnonzero(~used)
     source, role, undated = known.source[left], known.role[left], undated[left]
+    untold = np.ones(len(left), dtype=bool)
     for reason, chosen in {
         "no_time": (role == Role.REPORTED) & undated,
         "nobody": ~present[known.subject[left]],
@@ -215,9 +217,10 @@ def _count_rows(given: pa.Table, known: PlainRows, made: Ints, row_counts: RowCo
         "two_births": role == Role.PERSON,
         "two_deaths": role == Role.DEATH,
         "overlapping_periods": role == Role.OBSERVED,
-        "duplicates": np.ones(len(left), dtype=bool),
+        "duplicates": untold,
     }.items():
-        row_counts.drop(reason, source[chosen])
+        row_counts.drop(reason, source[untold & chosen])
+        untold = untold & ~chosen
 
 
 def _known_persons(rows: pa.Table, counts: RuleCounts) -> PlainRows:

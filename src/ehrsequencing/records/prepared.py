@@ -14,7 +14,7 @@ from typing import Any
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json
-from ehrsequencing.core.outputs import PREPARED, read_manifest
+from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.timelines import (
     OutcomeEvents,
@@ -28,6 +28,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
 # of a run's identity; the rest is visits
 _PARTS = {"codes": "codes", "static_codes": "codes", "values": "values"}
+_FACTS = {"data": str, "excluded": list, "fixes": dict, "tasks": list, "vocabulary": str}
 
 
 class Prepared:
@@ -40,6 +41,7 @@ class Prepared:
             raise EhrseqError(
                 f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
             )
+        require_facts(folder, self.manifest, _FACTS)
 
     @cached_property
     def study(self) -> StudyConfig:

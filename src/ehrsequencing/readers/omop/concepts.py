@@ -153,7 +153,8 @@ class Concepts:
     def _descriptions(self, ids: Ints) -> dict[int, str]:
         out = {number: description for number, (_, description) in KNOWN.items()}
         for table in self._tables.get("concept", []):
-            for block in table.blocks(["concept_id", "concept_name"]):
+            named = table.has("concept_name")
+            for block in table.blocks(["concept_id", "concept_name"]) if named else ():
                 number = as_whole(block["concept_id"])
                 wanted = pc.is_in(number, value_set=pa.array(ids))
                 names = as_text(block["concept_name"]).filter(wanted).to_pylist()

@@ -1,9 +1,10 @@
 """OMOP tables of a live database through Ibis. Its URL may hold a password: no message repeats any part of it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -48,9 +49,11 @@ class DatabaseTable(SourceTable):
             self.shown.append(f"-- {self.where}\n{sql};")
             return
         fix = "check that its columns have the types of OMOP's CDM 5.3 or 5.4"
-        with _silent("cannot be read", self.where, fix):
-            for batch in self.connection.to_pyarrow_batches(expression, chunk_size=BLOCK_ROWS):
-                yield pa.Table.from_batches([batch])
+        ask = partial(self.connection.to_pyarrow_batches, expression, chunk_size=BLOCK_ROWS)
+        batches = _silently(ask, "cannot be read", self.where, fix)
+        read_next = partial(next, iter(batches), None)
+        while (batch := _silently(read_next, "cannot be read", self.where, fix)) is not None:
+            yield pa.Table.from_batches([batch])
 
 
 def _plain(column: Any) -> Any:
@@ -58,18 +61,16 @@ def _plain(column: Any) -> Any:
     return column.cast("float64") if column.type().is_decimal() else column
 
 
-@contextmanager
-def _silent(what: str, where: str, fix: str) -> Iterator[None]:
-    """Replace an engine's error, of any type since the URL chooses the driver, by ours."""
-    failed = False
+def _silently(call: Callable[[], Any], what: str, where: str, fix: str) -> Any:
+    """What a call returns; an engine's error, of any type since the URL chooses the driver, is replaced by ours."""
     try:
-        yield
+        return call()
     except EhrseqError:
         raise
     except Exception:
-        failed = True
-    if failed:  # outside, so that the engine's error is not even a context
-        raise EhrseqError(what, where=where, fix=fix)
+        pass
+    # outside, so that the engine's error is not even a context
+    raise EhrseqError(what, where=where, fix=fix)
 
 
 @contextmanager
@@ -82,17 +83,18 @@ def database_tables(
         EhrseqError: Ibis or a driver is not installed, or the database cannot be opened.
     """
     where = public_name(url)
-    with _silent("cannot be opened", where, _FIX):
-        connection = connect(url)
+    connection = _silently(partial(connect, url), "cannot be opened", where, _FIX)
+
+    def find() -> list[tuple[str, SourceTable]]:
+        connection.raw_sql("SET TimeZone='UTC'")
+        return [
+            (name.lower(), _table(connection, name, shown))
+            for name in sorted(connection.list_tables())
+            if name.lower() in names
+        ]
+
     try:
-        with _silent("cannot be opened", where, _FIX):
-            connection.raw_sql("SET TimeZone='UTC'")
-            found = [
-                (name.lower(), _table(connection, name, shown))
-                for name in sorted(connection.list_tables())
-                if name.lower() in names
-            ]
-        yield found
+        yield _silently(find, "cannot be opened", where, _FIX)
     finally:
         connection.disconnect()
 
