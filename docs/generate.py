@@ -23,6 +23,7 @@ from ehrsequencing.api.data import PreparedData
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config.base import format_days, parse_days
+from ehrsequencing.models import nn
 from ehrsequencing.models.base import SurvivalModel
 
 INVENTORIES = {
@@ -44,11 +45,16 @@ LINKS = {  # name → role and page; all that the docstrings and pages need
     },
 }
 API = {
-    "From records to a run": ["read_meds", "prepare", "fit", "pretrain", "load"],
-    "Evaluation": ["evaluate", "score"],
+    "Records": [
+        "import_omop", "import_fhir", "import_synthea", "import_csv", "from_table", "simulate", "read_meds", "check",
+        "codes",
+    ],
+    "From records to a run": ["run", "TaskConfig", "prepare", "fit", "pretrain", "load", "audit", "export"],
+    "Evaluation": ["evaluate", "score", "compare", "pool_sites", "aalen_johansen"],
     "Models": [
         "HierarchicalBEHRTForSurvival", "BEHRTForSurvival", "ModelConfig", "VisitBatch", "visit_encoder",
     ],
+    "Parts of the models": [f"nn.{name}" for name in nn.__all__],
     "scikit-learn": ["EHRSurvival"],
     "Errors": ["EhrseqError"],
 }  # fmt: skip
@@ -77,7 +83,7 @@ def everything(docs: Path) -> None:
 def api_page() -> str:
     """All public names, by what one does with them; a name that no group lists is an error."""
     listed = {name for names in API.values() for name in names}
-    missing = set(ehrsequencing.__all__) - listed - {"__version__", "metrics"}
+    missing = set(ehrsequencing.__all__) - listed - {"__version__", "metrics", "nn"}
     if missing:
         raise RuntimeError(f"docs/generate.py lists no group for {', '.join(sorted(missing))}")
     lines = [
@@ -325,9 +331,7 @@ def link_to_repository(app: object, name: str, source: list[str]) -> None:
     """A link out of `docs/`, or to a page that is not on the site, becomes the name of the file in the repository."""
     if name.startswith("_generated"):
         return
-    source[0] = re.sub(
-        r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1, `\2`", source[0]
-    )
+    source[0] = re.sub(r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1, `\2`", source[0])
     source[0] = re.sub(
         r"\[([^\]]*)\]\(((?:decisions\.md|written-by-hand\.md|lab-notes)[^)#]*)[^)]*\)",
         r"\1, `docs/\2`",

@@ -31,17 +31,17 @@ WORKS = {
     "ev.table1()": "'age' in ' '.join(value.frame.index)",
     "ev.table2().to_latex()": "value.startswith(r'\\begin{tabular}')",
     "ev.table2().to_markdown()": "value.startswith('|')",
-    "ev.outcomes()[['duration_days', 'event']]": "len(value) == 33",
+    "ev.outcomes()[['duration_days', 'event']]": "len(value) == 61",
     "run.plot_risk('meds', subject=1)": "value.get_ylabel().startswith('risk')",
     # ---- scikit-learn and scikit-survival: an estimator with frames ----
-    "EHRSurvival(task='task.yaml', **tiny).fit(rows).predict(rows)": "value.shape == (200,)",
+    "EHRSurvival(task='task.yaml', **tiny).fit(rows).predict(rows)": "value.shape == (400,)",
     "fitted.predict_survival_function(rows)[0]": "value.x[0] == 0 and value.y[0] == 1 and value(30) <= 1",
     "fitted.predict_cumulative_incidence_function(rows)[0, 0].y": "(np.diff(value) >= 0).all()",
     "fitted.score(rows)": "0 <= value <= 1",
     "cross_val_score(EHRSurvival(task='task.yaml', **tiny), rows, groups=rows.subject_id, cv=GroupKFold(2))":
         "value.shape == (2,) and np.isfinite(value).all()",
     "Pipeline([('keep', FunctionTransformer(known)), ('risk', EHRSurvival(task='task.yaml', **tiny))]).fit(rows)":
-        "value.predict(rows).shape == (200,)",
+        "value.predict(rows).shape == (400,)",
     # ---- PyTorch and Hugging Face: batches, parts, saved models ----
     "eh.ModelConfig(vocab_size=10, dim=16, heads=2, layers=1)": "value.dim == 16",
     "next(iter(prepared.batches('train')))": "value.n_subjects > 0",

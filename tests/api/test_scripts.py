@@ -83,11 +83,11 @@ def test_the_biostatistician_finds_the_same_numbers(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flat_table(300).to_csv("flat.csv", index=False)
+    flat_table(500).to_csv("flat.csv", index=False)
     found = run_script("biostatistician")
     metrics, table = found["ev"].metrics, pd.read_csv("outcomes.csv")
     ours = metrics.query("metric == 'c' and horizon == '300d' and landmark == '0d' and model == 'ehrsequencing'")
-    assert found["c"] == pytest.approx(ours.value.iloc[0], abs=1e-9)
+    assert found["c"] == pytest.approx(ours.value.iloc[0], abs=5e-4)  # three decimals may leave
     lifelines = pytest.importorskip("lifelines")
     theirs = lifelines.KaplanMeierFitter().fit(table.duration_days, table.cause > 0)
     assert found["curve"](300) == pytest.approx(1 - theirs.predict(300), abs=1e-9)

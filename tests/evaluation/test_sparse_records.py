@@ -22,9 +22,9 @@ THOROUGH = ("--baselines", "all", "evaluation.censoring=cox", *QUICK)
 
 
 def sparse_records(*, births: bool, visits: int, content: bool) -> tuple[list[Row], dict[int, str]]:
-    """160 subjects; `content` gives them sex, a telling code, a lab and a constant number, else one code is all."""
+    """240 subjects; `content` gives them sex, a telling code, a lab and a constant number, else one code is all."""
     rng, rows, splits = np.random.default_rng(0), [], {}
-    for subject in range(1, 161):
+    for subject in range(1, 241):
         splits[subject] = ("train", "train", "tuning", "held_out")[subject % 4]
         sick, start = rng.random() < 0.4, us("2015-01-01") + int(rng.integers(0, 300)) * DAY_US
         if births:

@@ -125,7 +125,7 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     row = {"model": "ehrsequencing", "landmark_days": 0.0, "cause": "outcome", "horizon_days": 365.25}
     metrics = {
         "data": {"subjects": {"train": "<11"}}, "models": ["ehrsequencing"], "causes": ["outcome"],
-        "landmarks_days": [0.0], "metrics": [
+        "landmarks_days": [0.0], "main": {"landmark_days": 0.0, "horizon_days": 365.25}, "metrics": [
             {**row, "metric": "c", "value": 0.712, "low": 0.651, "high": 0.77},
             {**row, "metric": "oe", "value": 1.123, "low": None, "high": None},
         ],

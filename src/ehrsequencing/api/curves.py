@@ -76,7 +76,7 @@ def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFun
         >>> import ehrsequencing as eh
         >>> curve = eh.aalen_johansen([10.0, 20.0, 30.0, 40.0], [1, 2, 0, 1])
         >>> curve(25), curve.y.tolist()
-        (0.25, [0.0, 0.25, 0.25, 0.75])
+        (0.25, [0.0, 0.25, 0.25, 0.25, 0.75])
     """
     duration = np.asarray(time, dtype=np.float64)
     codes = np.asarray(cause, dtype=np.int64)

@@ -160,7 +160,7 @@ class EvaluationResult:
 
         Example:
             >>> print(eh.load("runs/hf").evaluation.table1().to_markdown().splitlines()[2])
-            | subjects | 144 | 23 | 33 |
+            | subjects | 294 | 45 | 61 |
         """
         run = self._own_run
         return cohort_table(

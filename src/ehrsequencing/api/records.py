@@ -123,7 +123,7 @@ def check(data: Any, task: Any = None, *, progress: bool = True, **sections: Any
         >>> import ehrsequencing as eh
         >>> found = eh.check("meds/", task="task.yaml", progress=False)
         >>> found.tasks[0].attrition["prediction_times"]
-        1786
+        3494
     """
     study = validated(StudyConfig, sections, where="check")
     return check_study(data, study, tasks_of(task), progress=progress)

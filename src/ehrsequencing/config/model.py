@@ -49,10 +49,10 @@ class ModelConfig(Settings):
     timeline: Literal["transformer"] = "transformer"
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     # width of the table branch, which sums the numbers of each visit and query; 0: none
-    table_dim: int = Field(0, ge=0)
+    table_dim: int = Field(default=0, ge=0)
     # probability that training hides a code's number and its summaries from the table branch
-    table_dropout: float = Field(0.2, ge=0, lt=1)
-    table_columns: int = Field(0, ge=0)  # filled in by `train`: tokens that carry numbers
+    table_dropout: float = Field(default=0.2, ge=0, lt=1)
+    table_columns: int = Field(default=0, ge=0)  # filled in by `train`: tokens that carry numbers
     attention: Literal["causal", "bidirectional"] = "causal"
     head: Literal["horizon", "visit"] = "horizon"
     causes: int = Field(default=1, ge=1)

@@ -50,33 +50,29 @@ class TableBranch(nn.Module):
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """(N, width) h of each row; zero without numbers."""
-        place, counts = self._known(batch)
-        if batch.values is None or not len(place):
+        if batch.values is None or not batch.n_codes:
             return self.vectors.weight.new_zeros(batch.n_visits, self.W1.in_features)
-        rank, value = batch.values[place].to(self.vectors.weight.dtype).unbind(1)
+        column = self.column[batch.codes]
+        known = ~batch.values[:, 0].isnan() & (column >= 0)
+        if self.training and self.table_dropout:
+            known = known & self._kept(batch)
+        numbers = batch.values.to(self.vectors.weight.dtype)
+        rank, value = numbers.masked_fill(~known.unsqueeze(1), 0).unbind(1)
         weights = torch.stack([torch.ones_like(rank), rank, rank.square() - 1, value], 1)
-        first = self.column[batch.codes[place]] * TERMS
+        weights = weights * known.unsqueeze(1)
+        first = column.clamp(min=0) * TERMS  # without a choice of rows, for which a GPU would wait
         rows = first.unsqueeze(1) + torch.arange(TERMS, device=first.device)
+        counts = F.pad(known.cumsum(0), (1, 0))[batch.visit_offsets].diff()
         total = F.embedding_bag(
             rows.flatten(),
             self.vectors.weight,
-            F.pad(counts.cumsum(0), (1, 0)) * TERMS,
+            batch.visit_offsets * TERMS,
             mode="sum",
             per_sample_weights=weights.flatten(),
             include_last_offset=True,
         )
         h = F.gelu(self.W1(self.norm(total)))
         return dropout(h, self.dropout, training=self.training) * (counts > 0).unsqueeze(1)
-
-    def _known(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """(k,) places of the codes with a number, without variables dropped in training; (N,) how many a row has."""
-        if batch.values is None:
-            return batch.codes.new_zeros(0), torch.zeros_like(batch.codes_per_visit)
-        known = ~batch.values[:, 0].isnan() & (self.column[batch.codes] >= 0)
-        if self.training and self.table_dropout:
-            known = known & self._kept(batch)
-        before = F.pad(known.cumsum(0), (1, 0))
-        return known.nonzero().squeeze(1), before[batch.visit_offsets].diff()
 
     def _kept(self, batch: VisitBatch) -> Tensor:
         """(K,) one draw for each row and variable: a hash of both and of a random number."""
