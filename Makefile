@@ -64,6 +64,7 @@ check: .venv/dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file= --strict --follow-imports=silent examples/typed.py
 	$(BIN)/lint-imports
 
 # Engine, ingest, long records, and one split of each set of real records end to end (DATA holds their folders).

@@ -97,6 +97,7 @@ def test_each_task_file_is_a_task_with_one_horizon(name: str, tmp_path: Path) ->
     assert all(line.isascii() and len(line) < 160 for line in text.splitlines())
 
 
+@pytest.mark.slow
 def test_its_two_commands_end_in_predictions_that_its_evaluator_reads(
     hospital: tuple[Path, Path], tmp_path: Path
 ) -> None:

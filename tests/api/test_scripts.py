@@ -1,8 +1,6 @@
 """The scripts of examples/scripts run as written: an analyst's, a researcher's and a biostatistician's."""
 
 import runpy
-import subprocess
-import sys
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -92,19 +90,3 @@ def test_the_biostatistician_finds_the_same_numbers(
     theirs = lifelines.KaplanMeierFitter().fit(table.duration_days, table.cause > 0)
     assert found["curve"](300) == pytest.approx(1 - theirs.predict(300), abs=1e-9)
     assert (tmp_path / "calibration.svg").stat().st_size > 0
-
-
-def test_a_users_file_is_well_typed(tmp_path: Path) -> None:
-    """Checked without our plugins, as in a project that has none."""
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "import ehrsequencing as eh\n"
-        "config = eh.ModelConfig(vocab_size=5)\n"
-        "model = eh.HierarchicalBEHRTForSurvival(config)\n"
-        "run = eh.load('runs/hf')\n"
-        "names: tuple[str, ...] = run.task.causes\n"
-        "encoder = eh.nn.AttnPoolingVisitEncoder(config)\n"
-    )
-    words = [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--follow-imports=silent", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout

@@ -130,7 +130,14 @@ def test_the_same_seed_gives_the_same_baselines_strongest_first(
     assert fit_baselines("none", given_to(task, prepared, train, tuning, seed=3)) == []
 
 
-@pytest.mark.parametrize("missing", ["event in tuning", "tuning subjects", "event in training"])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "event in tuning",
+        pytest.param("tuning subjects", marks=pytest.mark.slow),
+        pytest.param("event in training", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
     missing: str,
     prepared: Prepared,
@@ -217,6 +224,7 @@ def test_risk_and_likelihood_speak_of_the_same_hazards(
     np.testing.assert_allclose(1 - risk, survival, atol=0.02 if kind is LandmarkCox else 1e-12)
 
 
+@pytest.mark.slow
 def test_a_grid_finer_than_the_events_leaves_every_likelihood_finite(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:

@@ -122,6 +122,7 @@ def test_scikit_survival_finds_the_same_coefficients_and_hazards() -> None:
         np.testing.assert_allclose(fit.baseline.at(hazard.x), hazard.y, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_lifelines_finds_the_same_coefficients_with_delayed_entry() -> None:
     """Without ties, which lifelines takes by Efron's rule; its baseline hazard ignores entries, ours does not."""
     for seed in range(100):

@@ -122,6 +122,7 @@ def test_censoring_by_history_follows_who_drops_out(
         assert g.mean() == pytest.approx(float(km), abs=0.12)
 
 
+@pytest.mark.slow
 def test_the_ridge_has_the_lowest_likelihood_that_reports_compare(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_wrong_settings_and_wrong_folders_are_named(data: Path, task: Path, tmp_
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.slow
 def test_from_records_to_a_report(sim_data: Path, tmp_path: Path) -> None:
     """The whole way from the shell, on simulated data."""
     prepared, run = tmp_path / "a" / "prepared", tmp_path / "b" / "run"

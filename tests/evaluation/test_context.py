@@ -134,6 +134,7 @@ def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepa
 # ---- whom a run is judged on ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_other_data_is_judged_as_the_split_is(run: Run, prepared: Prepared) -> None:
     """The held-out subjects, brought in from outside, get the same numbers; nothing asks for the prepared set."""
     inside = Population.of_split(prepared, run.task, "held_out")
@@ -184,6 +185,7 @@ def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: 
         assert value != pytest.approx(own["brier"][0, h], rel=1e-5)  # the mutant that ignores the wish
 
 
+@pytest.mark.slow
 def test_cox_censoring_goes_through(run: Run, prepared: Prepared) -> None:
     settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=3, censoring="cox")
     judged = Population.of_split(prepared, run.task, "held_out")

@@ -143,6 +143,7 @@ def test_another_world_is_judged_and_its_unknown_codes_are_named(run: Path, else
     assert result["inputs"]["drift"]
 
 
+@pytest.mark.slow
 def test_ids_that_training_also_has_are_counted(run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
     result, _ = validate(run, sim_data, settings=QUICK, out=tmp_path / "out")
     store = Prepared(sim_prepared)

@@ -71,6 +71,7 @@ def _ended(rows: TaskRows, these: Bools) -> TaskRows:
     return replace(rows, duration_days=days, cause=cause)
 
 
+@pytest.mark.slow
 def test_a_blend_of_few_labels_answers_all_held_out_times(
     sim_prepared: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path: Path
 ) -> None:

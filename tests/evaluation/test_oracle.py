@@ -97,6 +97,7 @@ def test_the_truth_has_slope_one_and_the_best_nll(fair_run: Path) -> None:
     assert faults(fair_run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "level", "stretch"), [("oe", 1.3, 1.0), ("slope", 1.0, 0.8)])
 def test_a_wrong_truth_is_seen(
     fair_run: Path, monkeypatch: pytest.MonkeyPatch, metric: str, level: float, stretch: float

@@ -79,6 +79,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_study: StudyConfig) ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("futures", FUTURES)
 def test_a_rough_truth_is_beaten_without_a_leak(worlds: Worlds, futures: int) -> None:
     """The truth of many futures as a model: few futures are a worse oracle than it, but it foresees nothing."""
@@ -112,6 +113,7 @@ def test_a_look_ahead_is_a_leak_beside_a_rough_truth_too(worlds: Worlds, futures
     assert any(line.startswith("LEAK: ") for line in _oracle_lines(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 7, 10**6])
 def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch, at_once: int

@@ -95,6 +95,7 @@ def test_it_is_the_evaluation_of_these_people_alone(sim_run: Path, drawn: dict[s
     assert found["metrics"] != drawn["metrics"]
 
 
+@pytest.mark.slow
 def test_other_data_and_files_draw_too(sim_run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
     external, _ = validate(sim_run, sim_data, out=tmp_path / "external", settings=SETTINGS)
     assert external["data"]["subjects"]["external"] == 60

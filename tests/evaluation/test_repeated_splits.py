@@ -163,6 +163,7 @@ def test_each_split_is_the_whole_way_anew(
     assert len(shifted & sets[0]) < 0.6 * min(sizes)  # not one pattern moved along the ids
 
 
+@pytest.mark.slow
 def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     run: Path, table: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

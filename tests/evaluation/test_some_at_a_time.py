@@ -37,6 +37,7 @@ def test_risks_of_parts_are_those_of_all_to_the_bit(
     assert (RunRisks(run).risk(records, days) == whole).all()
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_parts_and_files_has_the_same_numbers(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = EvaluationConfig(baselines="fast", bootstrap=10, explained_subjects=0)
     whole = evaluate(sim_run, settings=settings)

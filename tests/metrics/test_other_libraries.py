@@ -265,6 +265,7 @@ def test_wolbers_c_with_competing_causes() -> None:
     assert n_compared > N_DATA_SETS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_aalen_johansen_calibration_error(power: float) -> None:
     n_compared = 0

@@ -46,6 +46,7 @@ def test_codes_plan(sizes: list[int]) -> None:
     check_codes_plan(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("check", [check_visits_plan, check_tokens_plan])
 def test_plans_of_long_subjects(check: Callable[..., None], bidirectional: bool) -> None:

@@ -316,10 +316,16 @@ def test_a_broken_plan_is_caught(name: str, monkeypatch: Patch) -> None:
 # ---- nobody waits ----------------------------------------------------------------------------------------------------
 
 
+QUICK = ("query", "flat", "table")
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize(
     ("kind", "head"),
-    [*((kind, "horizon") for kind in MODELS), ("query", "visit")],
+    [
+        *(pytest.param(kind, "horizon", marks=() if kind in QUICK else pytest.mark.slow) for kind in MODELS),
+        ("query", "visit"),
+    ],
 )
 def test_no_step_waits(kind: str, head: str, ragged: bool, monkeypatch: Patch) -> None:
     history = {"history_dropout": 0.1}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import ehrseq
 from helpers.omop import SMALL, postgres_server, write_postgres
+from helpers.settings import examples
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
@@ -40,7 +41,7 @@ SHAPES = {
 @given(password=passwords)
 @example(password="pa/ss#Xq7zW?@[")
 @example(password="Xq7zW%41%zz")
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_message_holds_the_password(tmp_path: Path, shape: str, password: str) -> None:
     source = SHAPES[shape].format(raw=password, encoded=quote(password, safe=""))
     with pytest.raises(EhrseqError) as caught:

@@ -127,6 +127,7 @@ def histories(courses: Courses, rows: np.ndarray) -> list[list[Known]]:
     ]
 
 
+@pytest.mark.slow
 def test_truth_is_what_a_day_by_day_twin_counts() -> None:
     """Everything on, rates high, eight states: within 3 standard errors at three horizons and for both causes."""
     process, courses = everything(60, seed=0)
@@ -161,7 +162,9 @@ def test_truth_is_what_a_day_by_day_twin_counts() -> None:
         assert np.abs(mutant).max() > 6 * math.sqrt(0.25 / copies)
 
 
-@pytest.mark.parametrize("mutant", ["", "visits", "stays", "survival"])
+@pytest.mark.parametrize(
+    "mutant", ["", "visits", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stays", "survival"))]
+)
 def test_the_posteriors_are_those_of_bayes_rule_day_by_day(mutant: str) -> None:
     process, courses = everything(30, seed=1)
     rows = np.flatnonzero(courses.is_at_risk)[::29]

@@ -194,6 +194,7 @@ def outcomes(courses: Courses, visits: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return ends.min(axis=0) - courses.visits.day[visits] - 0.5, (ends.argmin(axis=0) + 1) % 3
 
 
+@pytest.mark.slow
 def test_mean_true_risk_at_enrolment_is_the_aalen_johansen_incidence(population: Population) -> None:
     courses, visits, edges, risk = population
     first = courses.is_enrolment[visits]

@@ -125,6 +125,7 @@ def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
     assert not np.array_equal(drawn, bootstrap_sample(subjects, seed=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [3, pytest.param(25, marks=pytest.mark.slow)])
 def test_a_stopped_ensemble_goes_on_to_the_same_bytes(
     sim_prepared: Path, trio: Path, tmp_path: Path, stop_at: int

@@ -60,7 +60,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     assert losses(tmp_path / "run") == losses(reference)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(kills, marks=pytest.mark.slow) for kills in (1, 20)])
 def test_a_killed_run_goes_on_to_the_same_bytes(
     sim_prepared: Path, reference: Path, tmp_path: Path, kills: int
 ) -> None:
