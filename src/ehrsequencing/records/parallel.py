@@ -99,7 +99,10 @@ def call_in_order(
     try:
         while block := list(itertools.islice(remaining, _CALLS_AT_ONCE * jobs)):
             calls = (joblib.delayed(_call)(work, method, item) for item in block)
-            yield from joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(calls)
+            for found in joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(calls):
+                if isinstance(found, EhrseqError):
+                    raise found
+                yield found
     except BrokenProcessPool as error:
         what = "a process was killed during its work"
         fix = (
@@ -112,7 +115,7 @@ _last: Any = None  # of a worker process: what it has read and looked up stays
 
 
 def _call(work: Any, method: str, item: tuple[Any, ...]) -> Any:
-    """Runs in a worker."""
+    """Runs in a worker. An error is returned: raised, the first in time would end the work, not the first in order."""
     global _last
     pa.set_cpu_count(1)  # the processes share the cores already
     if _last is None or _last.key != work.key:
@@ -122,4 +125,7 @@ def _call(work: Any, method: str, item: tuple[Any, ...]) -> Any:
         what = "a machine of the cluster does not see the output folder"
         fix = "name an --out on a file system that all machines of the cluster share"
         raise EhrseqError(what, where="--engine", fix=fix)
-    return getattr(_last, method)(*item)
+    try:
+        return getattr(_last, method)(*item)
+    except EhrseqError as error:
+        return error
