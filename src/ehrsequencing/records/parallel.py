@@ -6,6 +6,7 @@ Results come in the order of their items, so any number of processes makes the s
 import itertools
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,10 +100,16 @@ def call_in_order(
     try:
         while block := list(itertools.islice(remaining, _CALLS_AT_ONCE * jobs)):
             calls = (joblib.delayed(_call)(work, method, item) for item in block)
-            for found in joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(calls):
-                if isinstance(found, EhrseqError):
-                    raise found
-                yield found
+            results = joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(calls)
+            try:
+                for found in results:
+                    if isinstance(found, EhrseqError):
+                        raise found
+                    yield found
+            finally:
+                with warnings.catch_warnings():  # joblib tells of calls that it cancels
+                    warnings.simplefilter("ignore", UserWarning)
+                    results.close()
     except BrokenProcessPool as error:
         what = "a process was killed during its work"
         fix = (
