@@ -45,7 +45,7 @@ from _measure import (
 )
 from ehrsequencing import ModelConfig, VisitBatch
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 
 # where the other side of the comparison lives
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ehrsequencing import ModelConfig
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from reference.seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits, load_packed
 
 SEEDS: dict[str, Any] = {

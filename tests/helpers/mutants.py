@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ehrsequencing.batches import padded
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models import attention, behrt, embeddings, hazards, segments, table, transformer, visit_encoder
+from ehrsequencing.models import attention, behrt, embeddings, hazards, positions, segments, table, visit_encoder
+from ehrsequencing.models import risks as risk_formulas
 from ehrsequencing.models.attention_blocks import AttentionPlan, Block
 from ehrsequencing.models.base import SurvivalModel
 from helpers.attention_checks import (
@@ -54,7 +55,7 @@ from helpers.model_checks import (
 from helpers.models import make_model
 from helpers.strategies import sample_records
 
-SAMPLE = sample_records(lengths=(7, 0, 1, 8, 3))
+SAMPLE = sample_records(lengths=(5, 0, 1, 4))
 Patch = pytest.MonkeyPatch
 Check = Callable[[], None]
 
@@ -144,6 +145,8 @@ class Mutants(list[Mutant]):
 
 # ---- plans, changed after they are made ------------------------------------------------------------------------------
 
+HOME = {"visits_plan": attention, "rows_plan": attention, "codes_plan": attention, "tokens_plan": behrt}
+
 
 def dense(seen: Tensor) -> AttentionPlan:
     """(rows, rows) who sees whom → one block that says just that."""
@@ -153,7 +156,7 @@ def dense(seen: Tensor) -> AttentionPlan:
 
 def see(patch: Patch, plan: str, change: Callable[..., Tensor]) -> None:
     """Change who sees whom: `change(seen, *what the plan is made from)` → seen. Every row still sees some row."""
-    build = getattr(attention, plan)
+    build = getattr(HOME[plan], plan)
 
     def changed(*args: object, **settings: object) -> AttentionPlan:
         right = build(*args, **settings)
@@ -162,13 +165,13 @@ def see(patch: Patch, plan: str, change: Callable[..., Tensor]) -> None:
         seen = change(sightings(right, len(right.answer_slot)) > 0, *args)
         return dense(seen | (torch.eye(len(seen), dtype=torch.bool) & ~seen.any(1, keepdim=True)))
 
-    patch.setattr(attention, plan, changed)
+    patch.setattr(HOME[plan], plan, changed)
 
 
 def setting(patch: Patch, plan: str, name: str, change: Callable[[int], int]) -> None:
     """Build the plan with another number."""
-    build = getattr(attention, plan)
-    patch.setattr(attention, plan, lambda *args, **kw: build(*args, **{**kw, name: change(kw[name])}))
+    build = getattr(HOME[plan], plan)
+    patch.setattr(HOME[plan], plan, lambda *args, **kw: build(*args, **{**kw, name: change(kw[name])}))
 
 
 def rebuilt(patch: Patch, plan: str, change: Callable[[AttentionPlan], AttentionPlan]) -> None:
@@ -383,8 +386,8 @@ def queries_count_as_visits(patch: Patch) -> None:
 
 def days(patch: Patch, change: Callable[[VisitBatch, Tensor], Tensor]) -> None:
     """`change(batch, right)` → the days that rotary attention counts."""
-    right = transformer.days_since_first
-    patch.setattr(transformer, "days_since_first", lambda batch: change(batch, right(batch)))
+    right = positions.days_since_first
+    patch.setattr(positions, "days_since_first", lambda batch: change(batch, right(batch)))
 
 
 @mutant("reference", "queries")
@@ -498,7 +501,7 @@ def a_censored_visit_counts_as_survived(patch: Patch) -> None:
         return nll.masked_fill(~at_risk, 0.0)
 
     patch.setattr("helpers.likelihood_checks.visit_nll", terms)
-    patch.setattr("ehrsequencing.models.base.visit_nll", terms)
+    patch.setattr("ehrsequencing.models.hazard_model.visit_nll", terms)
 
 
 @mutant("reference", "integral")
@@ -507,7 +510,7 @@ def the_entry_is_ignored(patch: Patch) -> None:
         return right(logits, edges_days, **{**labels, "entry_days": None})
 
     right = hazards.horizon_nll
-    patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
+    patch.setattr("ehrsequencing.models.hazard_model.horizon_nll", nll)
     patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
 
@@ -518,12 +521,12 @@ def competing_hazards_are_left_out(patch: Patch) -> None:
         return right(logits.gather(1, own), edges_days, cause=cause.clamp(max=1), **labels)
 
     right = hazards.horizon_nll
-    patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
+    patch.setattr("ehrsequencing.models.hazard_model.horizon_nll", nll)
     patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
 
 def risks(patch: Patch, change: Callable[..., Tensor]) -> None:
-    right = hazards.cumulative_incidence
+    right = risk_formulas.cumulative_incidence
     patch.setattr("helpers.likelihood_checks.cumulative_incidence", lambda *a, **k: change(right, *a, **k))
 
 

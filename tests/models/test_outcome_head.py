@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import outcomes
-from ehrsequencing.models.hazards import cumulative_incidence, onset_risk
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates
+from ehrsequencing.models.risks import cumulative_incidence, onset_risk
 from reference.outcomes import dense_outcomes_nll
 
 EDGES = (5.0, 30.0, 100.0)
@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_the_number_of_codes() -> None:
     """
     script = """
 import resource, torch
-from ehrsequencing.models.hazards import onset_risk
+from ehrsequencing.models.risks import onset_risk
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
 torch.manual_seed(0)
 head = OutcomeHead(64, outcomes=2000, rank=32, edges_days=[float(k) for k in range(1, 20)])

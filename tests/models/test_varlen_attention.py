@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import attention, attention_spans
+from ehrsequencing.models import attention, attention_spans, behrt
 from ehrsequencing.models.attention import Plan, attend
 from ehrsequencing.models.attention_blocks import AttentionPlan
 from ehrsequencing.models.attention_spans import RaggedPlan, Spans, Stream
@@ -199,7 +199,7 @@ def test_tokens_stay_dense(on_gpu: None) -> None:
     """Whole visits back, up to a number of tokens: no window of the kernel says that."""
     batch = pack(SAMPLE)
     offsets = torch.arange(batch.n_visits + 1)
-    assert isinstance(attention.tokens_plan(batch, offsets, max_tokens=9), AttentionPlan)
+    assert isinstance(behrt.tokens_plan(batch, offsets, max_tokens=9), AttentionPlan)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import torch
 from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
-from ehrsequencing.models.build import build_model, load_model
-from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
+from ehrsequencing.models.ensemble import Ensemble, build_model, load_model, mean_hazard_logits
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Progress

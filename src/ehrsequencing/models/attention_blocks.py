@@ -63,7 +63,15 @@ class AttentionPlan:
         queries = _cut(q, self.query_rows, query_slots, heads=heads)
         keys = _cut(k, self.key_rows, key_slots, heads=heads)
         values = _cut(v, self.key_rows, key_slots, heads=heads)
-        answers = [_attend(*part) for part in zip(queries, keys, values, self.blocks, strict=True)]
+        answers: list[Tensor] = []
+        for part in zip(queries, keys, values, strict=True):
+            block = self.blocks[len(answers)]
+            # (G, heads, L, d/heads)
+            q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in part)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=block.mask, is_causal=block.causal
+            )
+            answers.append(out.transpose(1, 2).reshape(block.groups * block.query_length, -1))
         return gather_rows(torch.cat(answers), self.answer_slot)
 
 
@@ -71,13 +79,6 @@ def _cut(x: Tensor, rows: Tensor, sizes: list[int], *, heads: int) -> tuple[Tens
     """(N, d) packed rows → one (slots, heads, d/heads) a block. Splitting, unlike slicing, has a cheap backward."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.split(gather_rows(x, rows).to(wide).view(rows.shape[0], heads, -1), sizes)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block) -> Tensor:
-    """(G·Lq, heads, d/heads), twice (G·Lk, heads, d/heads) → (G·Lq, d)."""
-    q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=block.mask, is_causal=block.causal)
-    return out.transpose(1, 2).reshape(block.groups * block.query_length, -1)
 
 
 # ---- builders ----------------------------------------------------------------------------------------------

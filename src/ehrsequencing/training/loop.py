@@ -35,8 +35,9 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
-from ehrsequencing.training.device import ALONE, Losses, Processes, autocast, on_device
+from ehrsequencing.training.device import Losses, autocast, on_device
 from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import write_history
 
 

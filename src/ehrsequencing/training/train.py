@@ -18,18 +18,18 @@ from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model, load_model
-from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.ensemble import Ensemble, build_model, load_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.device import ALONE, Processes, autocast, on_device, training_device
+from ehrsequencing.training.device import autocast, on_device, training_device
 from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_folder import Pretrained, RunFolder, write_run_files
-from ehrsequencing.training.transfer import Transfer
+from ehrsequencing.training.run_folder import RunFolder, write_run_files
+from ehrsequencing.training.transfer import Pretrained, Transfer
 
 MAY_CHANGE = {  # settings that a resumed run may change
     "epochs",

@@ -5,8 +5,9 @@ model never learned (the mark of queries, and the summaries that only queries ca
 the mode is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from ehrsequencing.config import ModelConfig, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
+from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import load_model
+from ehrsequencing.models.saved import read_config
 from ehrsequencing.models.transformer import TransformerLayer
 from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.run_folder import Pretrained
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 _DECIDED_BY_DATA = {
@@ -40,6 +43,79 @@ _DECIDED_BY_DATA = {
     "members",
     "frozen",
 }
+
+
+_OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
+    "task",
+    "prepared",
+    "data",
+    "data_path",
+    "subjects",
+    "objectives",
+    "exclude",
+    "excluded_targets",
+    "vocabulary",
+    "codes",
+    "fingerprint",
+)
+
+
+# ---- a model to start from -------------------------------------------------------------------------------------------
+
+
+class Pretrained:
+    """A model to start from: the folder of `ehrseq pretrain`, or that of a finished run.
+
+    Raises:
+        EhrseqError: The folder is neither, is damaged, or holds an ensemble.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
+        self.is_run = self.manifest.get("kind") in (RUN.name, SHARED_RUN.name)
+        if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
+            fix = "name a folder that ehrseq pretrain or ehrseq train made"
+            raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)
+        self.config = read_config(folder)
+        if self.config.members > 1:
+            fix = "name a run of one model (training.members=1)"
+            raise EhrseqError(
+                "is an ensemble, which nothing can start from", where=str(folder), fix=fix
+            )
+        self.vocabulary = Vocabulary.load(folder)
+
+    @cached_property
+    def model(self) -> SurvivalModel:
+        """The model, in evaluation mode."""
+        return load_model(self.folder)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run that starts from this model records of it."""
+        kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
+        weights = self.manifest["files"].get("model.safetensors")
+        own = {
+            "folder": str(self.folder.resolve()),
+            "kind": self.manifest["kind"],
+            "weights": weights,
+            **kept,
+        }
+        # what a run itself started from: the chain goes back to new weights
+        before = self.manifest.get("init")
+        return own if before is None else {**own, "init": before}
+
+
+def links(init: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The facts of every model that a run goes back to, the nearest first.
+
+    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
+    ['b', 'a']
+    """
+    link: Mapping[str, Any] | None = init
+    while link is not None:
+        yield link
+        link = link.get("init")
 
 
 # ---- codes of two vocabularies ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
+from ehrsequencing.api.training import train
 from ehrsequencing.audit import predictions
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.baselines import boosted, history, landmark_cox
@@ -43,8 +44,8 @@ from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.tables import blend_weights as reported
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 
@@ -70,7 +71,7 @@ def store(sim_prepared: Path) -> Prepared:
 @pytest.fixture(scope="module")
 def run(store: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("blend") / "run"
-    trainer_of(store, "simulated", out, study=study).fit()
+    assert train(store, out, study=study, task="simulated", progress=False)  # as `fit` and `ehrseq train` do
     assert not (out / "checkpoints").exists()
     return out
 
@@ -84,15 +85,15 @@ def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_
     fold = trainer.folds[0]
     found = trainer._out_of_fold(tmp_path, 0, fold, None)
     asked = train.take(fold)
-    np.testing.assert_array_equal(found["duration_days"], asked.rows.duration_days)
+    np.testing.assert_array_equal(found.duration_days, asked.rows.duration_days)
 
     def of_others(records: Any) -> list[np.ndarray]:
         data = FittingData(trainer.task, store.vocabulary, records, tuning, trainer.edges)
         return [part.hazards(asked, np.arange(len(asked))) for part in (BoostedVisits.fit(data), LandmarkCox(data))]
 
     def distance(parts: list[np.ndarray]) -> list[float]:
-        made = training.Points.at(parts, trainer.edges, asked.rows.duration_days)
-        return [float(np.abs(made.upper[..., m] - found["at_duration.upper"][..., m + 1]).max()) for m in range(2)]
+        made = training.points_at(parts, trainer.edges, asked.rows.duration_days)[1]
+        return [float(np.abs(made[..., m] - found.at_duration[1, ..., m + 1]).max()) for m in range(2)]
 
     rest = np.setdiff1d(np.arange(len(train.timelines)), fold)
     assert max(distance(of_others(train.take(rest)))) < 1e-9
@@ -127,11 +128,11 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(
     with pytest.raises(EhrseqError, match="other settings"):
         trainer_of(store, "simulated", out, study=other).fit(resume=True)
     trainer_of(store, "simulated", out, study=study).fit(resume=True)
-    assert trained == ["fold-1", "fold-2", "fold-2", "network"]  # the first fold was kept
+    assert trained == ["fold-1", "fold-2", "fold-1", "fold-2", "network"]  # the first is finished
     for name in (BLEND_FILE, ARRAYS_FILE, "model.safetensors", "config.yaml"):
         assert (out / name).read_bytes() == (run / name).read_bytes(), name
     trainer_of(store, "simulated", out, study=study).fit(resume=True)  # finished: nothing is done
-    assert len(trained) == 4
+    assert len(trained) == 5
 
 
 def test_parts_of_the_records_get_the_answers_of_the_whole(

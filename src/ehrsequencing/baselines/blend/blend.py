@@ -22,11 +22,12 @@ from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import Recalibrated
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.inference import VISIT_BUDGET, batches, nll_of_rows, risk_of_rows
-from ehrsequencing.training.recalibration import Recalibrated, log_hazards
+from ehrsequencing.training.recalibration import log_hazards
 
 BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"
 NETWORK = "network"
