@@ -17,9 +17,7 @@ from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
-from ehrsequencing.training.resolve import study_for_cohort
 from ehrsequencing.training.run_folder import alone_in
-from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
 
@@ -139,13 +137,9 @@ def train(
             stack.enter_context(alone_in(out))  # before the work begins
         source = None if init is None else Pretrained(init)
         name = task or prepared.only_task()
-        study = study_for_cohort(study, prepared, name, transfers=init is not None)
-        kind: Any = Trainer
-        if study.training.blend:
-            from ehrsequencing.baselines.blend.train import BlendTrainer
+        from ehrsequencing.baselines.blend.train import trainer_of  # imports scikit-learn
 
-            kind = BlendTrainer
-        trainer = kind(prepared, name, out, study=study, init=source, processes=processes)
+        trainer = trainer_of(prepared, name, out, study=study, init=source, processes=processes)
         if processes.is_first:
             on_start(trainer.started_from)
         show = progress and processes.is_first

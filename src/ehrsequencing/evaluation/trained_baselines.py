@@ -12,6 +12,7 @@ from ehrsequencing.baselines.base import Baseline
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.baselines.teacher import teacher_of
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, read_manifest
@@ -95,7 +96,10 @@ def train_baseline(
     wanted = study.model_copy(update={"model": study.model.model_copy(update=flat)})
     if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
         with complete_folder(folder, RUN, overwrite=True) as temporary:
-            Trainer(prepared, task_name, temporary, study=wanted).fit()
+            teacher = teacher_of(
+                prepared, task_name, wanted
+            )  # what ours learns from, its rival does too
+            Trainer(prepared, task_name, temporary, study=wanted, teacher=teacher).fit()
             shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
     return TrainedBaseline(FLAT, Run(folder))
 

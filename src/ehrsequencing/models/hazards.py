@@ -130,6 +130,34 @@ def horizon_nll(
     return cumulative - at_event.squeeze(1) * (cause > 0)
 
 
+def expected_nll(
+    logits: Tensor,
+    edges_days: Sequence[float],
+    *,
+    hazards: Tensor,
+    duration_days: Tensor,
+    entry_days: Tensor | None = None,
+) -> Tensor:
+    """What `horizon_nll` would be on average if events came with other hazards, those of a teacher.
+
+        NLL_p = Σ_e Σ_k (λ_{e,k} − λ̃_{e,k} · log λ_{e,k}) · |[τ_{k−1}, τ_k) ∩ [entry, duration)|
+
+    It is smallest at λ = λ̃. The time at risk stays the observed one, so that a censored row teaches as long as it was
+    followed. Shapes as in `horizon_nll`; `hazards` (N, E, K) are λ̃ per day.
+
+    Example:
+        >>> log_hazard, teacher = torch.full((1, 1, 1), 0.01).log(), torch.full((1, 1, 1), 0.02)
+        >>> expected_nll(log_hazard, [], hazards=teacher, duration_days=torch.tensor([10.0]))  # 0.1 − 0.2 · log 0.01
+        tensor([1.0210])
+    """
+    check_grid(logits, edges_days)
+    entry_days = torch.zeros_like(duration_days) if entry_days is None else entry_days
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)
+    terms = _tangent_exp(logits) - hazards.to(logits.dtype) * logits
+    return torch.einsum("nek,nk->n", terms, days)
+
+
 def _tangent_exp(x: Tensor) -> Tensor:
     bounded = x.clamp(max=LINEAR_ABOVE)
     return bounded.exp() * (1 + (x - LINEAR_ABOVE).clamp(min=0))

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import StudyConfig, TrainingConfig
-from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
@@ -19,9 +19,12 @@ from ehrsequencing.core.signals import Stop
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble, build_model, load_model
+from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
+from ehrsequencing.models.segments import to_device
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.device import autocast, on_device, training_device
 from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.masked_codes import BesideHazards
@@ -45,6 +48,7 @@ class HazardsObjective:
         loss = Σ_rows NLL / divisor
 
     The NLL is that of the model's head (`models/hazards.py`); a model with outcomes adds theirs (`models/outcomes.py`).
+    With a teacher's hazards it is `(1 − a) · NLL + a · expected NLL`, a being `training.distillation`.
 
     Args:
         model: That is trained.
@@ -69,10 +73,33 @@ class HazardsObjective:
     ) -> None:
         self.model, self.tuning, self.decisive, self.divisor = model, tuning, decisive, divisor
         self.settings, self.processes = settings, processes
+        self.taught: Floats32 | None = (
+            None  # (R, causes, bins) a teacher's hazards at the training rows
+        )
 
     def loss(self, step: Step) -> Tensor:
         """Summed NLL over `divisor`."""
-        return self.model.loss(step.batch, divisor=self.divisor)
+        if self.taught is None:
+            return self.model.loss(step.batch, divisor=self.divisor)
+        batch, share, edges = step.batch, self.settings.distillation, self.model.config.edges_days
+        assert batch.duration_days is not None
+        assert batch.cause is not None
+        device = batch.codes.device
+        rows = to_device(torch.from_numpy(step.positions), device)
+        hazards = to_device(torch.from_numpy(self.taught[step.rows]), device)
+        logits, duration_days = self.model.logits_at(batch, rows), batch.duration_days[rows]
+        entry_days = None if batch.entry_days is None else batch.entry_days[rows]
+        seen = horizon_nll(
+            logits,
+            edges,
+            duration_days=duration_days,
+            cause=batch.cause[rows],
+            entry_days=entry_days,
+        )
+        expected = expected_nll(
+            logits, edges, hazards=hazards, duration_days=duration_days, entry_days=entry_days
+        )
+        return ((1 - share) * seen + share * expected).sum() / self.divisor
 
     def terms(self, step: Step) -> int:
         """Prediction times of the batch."""
@@ -113,6 +140,14 @@ class HazardsObjective:
         return total / max(count, 1)
 
 
+class Teacher(Protocol):
+    """What a network may learn from beside the events themselves (`training.distillation`)."""
+
+    def __call__(self, train: TaskRecords, edges_days: tuple[float, ...]) -> Floats32:
+        """(R, causes, bins) hazards per day at all rows of some training subjects, none from its own subject."""
+        ...
+
+
 class Trainer:
     """Fits one model, or `training.members` of them, to one task of a prepared set.
 
@@ -123,6 +158,7 @@ class Trainer:
         study: Settings; `model` and `training` are used. With `training.blend` this is the network of the blend.
         leave_out: Training subjects (numbers) that nothing is fitted to but the grid: a fold of the blend.
         init: A model to start from, used as `study.transfer` says.
+        teacher: With `training.distillation` what it learns from, beside the events (`baselines/teacher.py`).
         processes: Those that train together; each has a trainer with the same arguments, and process 0 writes.
     """
 
@@ -135,10 +171,11 @@ class Trainer:
         study: StudyConfig,
         leave_out: Ints | None = None,
         init: Pretrained | None = None,
+        teacher: Teacher | None = None,
         processes: Processes = ALONE,
     ) -> None:
         self.prepared, self.task, self.out = prepared, prepared.task(task_name), out
-        self.leave_out, self.processes = leave_out, processes
+        self.leave_out, self.teacher, self.processes = leave_out, teacher, processes
         self.settings = study.training.model_copy(update={"blend": False})
         self.transfer = None if init is None else Transfer(init, study.transfer, prepared)
 
@@ -283,6 +320,8 @@ class Trainer:
         self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress | None
     ) -> None:
         """Train, recalibrate the best weights on the tuning split, and write the run."""
+        if self.settings.distillation > 0:
+            self.objective.taught = self._taught_hazards()
         state = self.training.run(
             self.out,
             checkpoints,
@@ -296,6 +335,21 @@ class Trainer:
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self.recalibrate(best)
         self.write_run(best.cpu(), state.history, facts)
+
+    def _taught_hazards(self) -> Floats32:
+        """The teacher's hazards at the training rows; NaN at those of subjects that are left out."""
+        if self.teacher is None:
+            fix = "train with ehrseq train or eh.fit, or set training.distillation=0"
+            raise EhrseqError("nobody to learn from", where="training.distillation", fix=fix)
+        train = self.prepared.records(self.task.name, "train")
+        subjects = np.arange(len(train.timelines))
+        if self.leave_out is not None:
+            subjects = np.setdiff1d(subjects, self.leave_out)
+        shape = len(train), self.config.causes, self.config.bins
+        taught = np.full(shape, np.nan, dtype=np.float32)
+        rows = np.flatnonzero(np.isin(train.rows.subject, subjects))
+        taught[rows] = self.teacher(train.take(subjects), self.config.edges_days)
+        return taught
 
     def recalibrate(self, model: SurvivalModel) -> dict[str, Any]:
         """Recalibrate a model on the tuning split; the fitted numbers, and the tuning NLL after it."""
@@ -357,6 +411,7 @@ def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None
             study=whole.study.model_copy(update={"training": settings, "model": config}),
             leave_out=whole.leave_out,
             init=None if whole.transfer is None else whole.transfer.source,
+            teacher=whole.teacher,
             processes=whole.processes,
         )
         member.fit(resume=True, on_progress=_as_member(on_progress, number + 1, count))

@@ -20,11 +20,12 @@ from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
 from ehrsequencing.baselines.blend import train as training
 from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
-from ehrsequencing.baselines.blend.train import BlendTrainer, folds_of, trainer_of
+from ehrsequencing.baselines.blend.train import BlendTrainer, trainer_of
 from ehrsequencing.baselines.blend.weights import BlendWeights, blended_hazards
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.baselines.teacher import folds_of
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.core.disclosure import rounded

@@ -27,6 +27,7 @@ from ehrsequencing.baselines.blend.weights import (
 )
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.baselines.teacher import folds_of, teacher_of
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -55,25 +56,19 @@ def trainer_of(
     *,
     study: StudyConfig,
     init: Pretrained | None = None,
+    processes: Processes = ALONE,
 ) -> "Trainer | BlendTrainer":
-    """What trains a study in this process: a network, with `training.blend` a blend.
+    """What trains a study: a network, with `training.blend` a blend, with `training.distillation` beside its teacher.
 
     What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
     """
     study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
-    kind = BlendTrainer if study.training.blend else Trainer
-    return kind(prepared, task_name, out, study=study, init=init)
-
-
-def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
-    """Subjects with prediction times, in so many folds of about equal size, at random.
-
-    >>> [len(fold) for fold in folds_of(np.array([1, 0, 2, 1, 1, 3]), folds=2, seed=0)]
-    [3, 2]
-    """
-    subjects = np.flatnonzero(rows_of_subject)
-    order = np.random.default_rng([seed, folds, len(subjects)]).permutation(subjects)
-    return [np.sort(order[number::folds]) for number in range(folds)]
+    if study.training.blend:
+        return BlendTrainer(prepared, task_name, out, study=study, init=init, processes=processes)
+    teacher = teacher_of(prepared, task_name, study)
+    return Trainer(
+        prepared, task_name, out, study=study, init=init, teacher=teacher, processes=processes
+    )
 
 
 class BlendTrainer:
@@ -121,6 +116,7 @@ class BlendTrainer:
             what, fix = "a blend answers for the task's causes only", "leave out training.blend"
             raise EhrseqError(what, where=f"task {task_name}, outcomes", fix=fix)
         self.prepared, self.out, self.given = prepared, out, study
+        self.teacher = teacher_of(prepared, task_name, study)
         self.network = Trainer(prepared, task_name, out, study=study)
         self.task, self.settings = self.network.task, study.training
         self.started_from = None  # no part starts from another model
@@ -230,7 +226,14 @@ class BlendTrainer:
     def _train_network(
         self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None
     ) -> SurvivalModel:
-        trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold)
+        trainer = Trainer(
+            self.prepared,
+            self.task.name,
+            folder,
+            study=self.given,
+            leave_out=fold,
+            teacher=self.teacher,
+        )
         members = self.settings.members
 
         def show(progress: Progress) -> None:

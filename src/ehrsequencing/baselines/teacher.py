@@ -1,0 +1,84 @@
+"""Whom a network may learn from beside the events themselves: boosted visits, each row's fitted without its subject."""
+
+import numpy as np
+
+from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.config import StudyConfig
+from ehrsequencing.core.arrays import Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+
+FOLDS = 5
+
+
+def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
+    """Subjects with prediction times, in so many folds of about equal size, at random.
+
+    >>> [len(fold) for fold in folds_of(np.array([1, 0, 2, 1, 1, 3]), folds=2, seed=0)]
+    [3, 2]
+    """
+    subjects = np.flatnonzero(rows_of_subject)
+    order = np.random.default_rng([seed, folds, len(subjects)]).permutation(subjects)
+    return [np.sort(order[number::folds]) for number in range(folds)]
+
+
+class BoostedTeacher:
+    """Hazards of boosted visits out of fold: five fits, each for the fifth of the subjects that it has not seen.
+
+    A network that learns from them as well as from the events learns what trees find in the numbers of a record
+    (distillation: Hinton, Vinyals & Dean 2015), and its own subject's outcome never reaches it through the trees.
+
+    Args:
+        prepared: The data.
+        task_name: Which of its tasks.
+        study: Settings; the seed of the training and of the evaluation.
+
+    Raises:
+        EhrseqError: The head is `visit`, or the task has outcomes.
+    """
+
+    def __init__(self, prepared: Prepared, task_name: str, study: StudyConfig) -> None:
+        self.prepared, self.task, self.study = prepared, prepared.task(task_name), study
+        fix = "leave out training.distillation"
+        if study.model.head == "visit":
+            what = "the visit head has no hazards per day that could learn from trees"
+            raise EhrseqError(what, where="training.distillation", fix=fix)
+        if self.task.outcomes is not None:
+            what = "trees are fitted to the task's causes only"
+            raise EhrseqError(what, where=f"task {task_name}, outcomes", fix=fix)
+        self._last: tuple[Ints, Floats32] | None = None  # for the next member of an ensemble
+
+    def __call__(self, train: TaskRecords, edges_days: tuple[float, ...]) -> Floats32:
+        """See `Teacher`."""
+        ids = np.asarray(train.timelines.subject_id)
+        if self._last is not None and np.array_equal(self._last[0], ids):
+            return self._last[1]
+        shape = len(train), len(self.task.causes), len(edges_days) + 1
+        hazards = np.full(shape, np.nan, dtype=np.float32)
+        tuning = self.prepared.records(self.task.name, "tuning")
+        counts = np.diff(train.rows.row_offsets)
+        for fold in folds_of(counts, folds=FOLDS, seed=self.study.training.seed):
+            others = np.setdiff1d(np.arange(len(train.timelines)), fold)
+            data = FittingData(
+                self.task,
+                self.prepared.vocabulary,
+                train.take(others),
+                tuning,
+                edges_days,
+                self.study.evaluation.seed,
+                enough=self.prepared.study.vocabulary.min_subjects,
+            )
+            part = train.take(fold)
+            rows = np.flatnonzero(np.isin(train.rows.subject, fold))
+            hazards[rows] = BoostedVisits.fit(data).hazards(part, np.arange(len(part)))
+        self._last = ids, hazards
+        return hazards
+
+
+def teacher_of(prepared: Prepared, task_name: str, study: StudyConfig) -> BoostedTeacher | None:
+    """The teacher that `training.distillation` asks for; None where it asks for none."""
+    if study.training.distillation == 0:
+        return None
+    return BoostedTeacher(prepared, task_name, study)

@@ -1,0 +1,148 @@
+"""Distillation: a teacher that never saw the subject, and a loss that is what its formula says."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.baselines import teacher as room
+from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.blend.train import BlendTrainer, trainer_of
+from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.teacher import BoostedTeacher, folds_of
+from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.models.hazards import expected_nll
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.train import Trainer
+from helpers.blends import quick_parts
+from helpers.settings import TINY
+
+SETTINGS = (*TINY, "training.epochs=1", "training.distillation=.4")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with quick_parts():
+        yield
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyConfig:
+    return load_study(None, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def store(sim_prepared: Path) -> Prepared:
+    return Prepared(sim_prepared)
+
+
+@pytest.fixture(scope="module")
+def trainer(store: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    made = trainer_of(store, "simulated", tmp_path_factory.mktemp("taught") / "run", study=study)
+    assert isinstance(made, Trainer)
+    made.objective.taught = made._taught_hazards()
+    return made
+
+
+def test_a_row_is_taught_by_trees_that_have_not_seen_its_subject(store: Prepared, trainer: Trainer) -> None:
+    """As trees fitted by hand to the other folds; the mutant, trees that saw everybody, says something else."""
+    train, tuning = (store.records("simulated", split) for split in ("train", "tuning"))
+    fold = folds_of(np.diff(train.rows.row_offsets), folds=room.FOLDS, seed=0)[1]
+    asked, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
+
+    def by_hand(subjects: np.ndarray) -> np.ndarray:
+        data = FittingData(trainer.task, store.vocabulary, train.take(subjects), tuning, trainer.config.edges_days)
+        return BoostedVisits.fit(data).hazards(asked, np.arange(len(asked)))
+
+    everybody = np.arange(len(train.timelines))
+    taught = trainer.objective.taught
+    assert taught is not None
+    np.testing.assert_allclose(taught[rows], by_hand(np.setdiff1d(everybody, fold)), rtol=1e-6)
+    assert np.abs(np.log(by_hand(everybody) / taught[rows])).max() > 0.01
+
+
+def test_an_outcome_never_reaches_its_own_subject_through_the_teacher(
+    store: Prepared, study: StudyConfig, trainer: Trainer
+) -> None:
+    train = store.records("simulated", "train")
+    subject = int(train.rows.subject[np.flatnonzero(train.rows.cause == 1)[0]])
+    mine = train.rows.subject == subject
+    cause = np.array(train.rows.cause)
+    cause[mine] = 0
+    changed = TaskRecords(train.timelines, replace(train.rows, cause=cause), train.outcomes)
+    found = BoostedTeacher(store, "simulated", study)(changed, trainer.config.edges_days)
+    np.testing.assert_array_equal(found[mine], trainer.objective.taught[mine])  # type: ignore[index]
+    assert (found[~mine] != trainer.objective.taught[~mine]).any()  # type: ignore[index]  # others learn from it
+
+
+def test_the_loss_is_the_mixture_that_its_formula_says(trainer: Trainer) -> None:
+    """By a plain loop over rows, causes and bins, with the observed events and the teacher's expected ones."""
+    rows, taught = trainer.train_rows, trainer.objective.taught
+    step = next(trainer.loader.in_order(visit_budget=200))
+    trainer.model.eval()
+    with torch.no_grad():
+        loss = float(trainer.objective.loss(step))
+        logits = trainer.model(step.batch)[torch.from_numpy(step.positions)].double().numpy()
+    edges = [0.0, *trainer.config.edges_days, np.inf]
+    total = 0.0
+    for own, row in zip(logits, step.rows, strict=True):
+        entry, stop = float(rows.entry_days[row]), float(rows.duration_days[row])
+        for e, of_cause in enumerate(own):
+            for k, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+                days = max(0.0, min(stop, high) - max(entry, low))
+                is_event = rows.cause[row] == e + 1 and low < stop <= high
+                count = 0.6 * is_event + 0.4 * days * float(taught[row, e, k])  # type: ignore[index]
+                total += np.exp(of_cause[k]) * days - count * of_cause[k]
+    assert loss == pytest.approx(total / trainer.objective.divisor, rel=1e-4)
+    plain = float(trainer.model.loss(step.batch, divisor=trainer.objective.divisor).detach())
+    assert abs(loss - plain) > 1e-3  # the mutant: a teacher that is not heard
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 999), shift=st.floats(-2, 2).filter(lambda x: abs(x) > 1e-3))
+def test_nothing_fits_a_teacher_better_than_its_own_hazards(seed: int, shift: float) -> None:
+    rng = np.random.default_rng(seed)
+    hazards = torch.from_numpy(np.exp(rng.normal(-4, 1, (5, 2, 3))))
+    times = torch.from_numpy(rng.uniform(1, 90, 5))
+    own = expected_nll(hazards.log(), [10.0, 40.0], hazards=hazards, duration_days=times)
+    other = expected_nll(hazards.log() + shift, [10.0, 40.0], hazards=hazards, duration_days=times)
+    assert (other > own).all()
+
+
+def test_a_fold_of_a_blend_learns_from_nobody_in_it(store: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+    """Neither directly nor through trees: the hazards of left-out subjects are missing, and nothing asks for them."""
+    blend = BlendTrainer(store, "simulated", tmp_path / "run", study=study)
+    fold = blend.folds[0]
+    own = Trainer(store, "simulated", tmp_path / "own", study=study, leave_out=fold, teacher=blend.teacher)
+    taught = own._taught_hazards()
+    left_out = np.isin(store.records("simulated", "train").rows.subject, fold)
+    assert np.isnan(taught[left_out]).all()
+    assert np.isfinite(taught[~left_out]).all()
+    own.fit()
+    assert np.isfinite(Run(own.out).manifest["tuning_nll"])
+
+
+def test_members_share_one_teacher(store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = []
+    fit = BoostedVisits.fit.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(BoostedVisits, "fit", classmethod(lambda cls, data: fits.append(1) or fit(cls, data)))
+    members = load_study(None, [*SETTINGS, "training.members=2"])
+    trainer_of(store, "simulated", tmp_path / "run", study=members).fit()
+    assert len(fits) == room.FOLDS
+    assert Run(tmp_path / "run").study.training.distillation == 0.4
+
+
+def test_what_cannot_be_taught(store: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+    visit = load_study(None, [*SETTINGS, "model.head=visit"])
+    with pytest.raises(EhrseqError, match="no hazards per day"):
+        BoostedTeacher(store, "simulated", visit)
+    with pytest.raises(EhrseqError, match="nobody to learn from"):
+        Trainer(store, "simulated", tmp_path / "run", study=study).fit()
