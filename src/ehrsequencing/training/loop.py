@@ -85,6 +85,10 @@ class Progress:
 ShowProgress = Callable[[Progress], None]
 
 
+def show_nothing(progress: Progress) -> None:
+    """Where nobody looks at the progress."""
+
+
 class Training:
     """One training of one module.
 
@@ -133,7 +137,7 @@ class Training:
         checkpoints: Path,
         *,
         resume: bool = False,
-        on_progress: ShowProgress | None = None,
+        on_progress: ShowProgress = show_nothing,
     ) -> TrainingState:
         """Train until the epochs or the patience are over; then `best` has the best weights.
 
@@ -180,11 +184,10 @@ class Training:
                     if is_checked and state.step < len(steps):
                         losses.read(state)
                         self.save_when_due(state)
-                    if on_progress is not None:
-                        rate = subjects_seen / max(time.monotonic() - started, 1e-9)
-                        mean = state.loss_sum / max(state.row_count, 1)
-                        counts = state.epoch + 1, settings.epochs, state.step, len(steps)
-                        on_progress(Progress(*counts, mean, last_tuning, rate))
+                    rate = subjects_seen / max(time.monotonic() - started, 1e-9)
+                    mean = state.loss_sum / max(state.row_count, 1)
+                    counts = state.epoch + 1, settings.epochs, state.step, len(steps)
+                    on_progress(Progress(*counts, mean, last_tuning, rate))
                     stop.leave_if_asked(partial(losses.read, state))
                 losses.read(state)
 
@@ -216,10 +219,9 @@ class Training:
                 self.save_when_due(state)
                 if self.processes.is_first:
                     write_history(out, state.history)
-                if on_progress is not None:
-                    counts = state.epoch, settings.epochs, row["steps"], row["steps"]
-                    mean, rate = row[f"train_{word}"], row["subjects_per_second"]
-                    on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
+                counts = state.epoch, settings.epochs, row["steps"], row["steps"]
+                mean, rate = row[f"train_{word}"], row["subjects_per_second"]
+                on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
         return state
 
     # ---- one step ----------------------------------------------------------------------------------------------------

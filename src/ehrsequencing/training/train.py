@@ -23,7 +23,7 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.device import autocast, on_device, training_device
-from ehrsequencing.training.loop import ShowProgress, Training
+from ehrsequencing.training.loop import Progress, ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.recalibration import recalibrate_head
@@ -259,7 +259,7 @@ class Trainer:
             parts += ["init", self.transfer.fingerprint]
         return digest(parts)
 
-    def fit(self, *, resume: bool = False, on_progress: ShowProgress | None = None) -> None:
+    def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
         """Train to the early stop and write the run; with several processes, in all of them, and process 0 writes.
 
         Args:
@@ -279,9 +279,7 @@ class Trainer:
                 else:
                     self._fit_one(folder.checkpoints, resume=resume, on_progress=on_progress)
 
-    def _fit_one(
-        self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress | None
-    ) -> None:
+    def _fit_one(self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress) -> None:
         """Train, recalibrate the best weights on the tuning split, and write the run."""
         state = self.training.run(
             self.out,
@@ -337,7 +335,7 @@ class Trainer:
         write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)
 
 
-def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None:
+def fit_members(whole: Trainer, on_progress: ShowProgress = show_nothing) -> None:
     """Fit `training.members` models with the seeds seed, seed + 1 …, and write them as one run.
 
     Each is a plain training in `checkpoints/member-…`. A finished member is kept, an interrupted one goes on.
@@ -359,7 +357,11 @@ def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None
             init=None if whole.transfer is None else whole.transfer.source,
             processes=whole.processes,
         )
-        member.fit(resume=True, on_progress=_as_member(on_progress, number + 1, count))
+
+        def show(progress: Progress, number: int = number) -> None:
+            on_progress(replace(progress, member=number + 1, members=count))
+
+        member.fit(resume=True, on_progress=show)
         if not whole.processes.is_first:
             continue
         model.load_state_dict(load_model(member.out).state_dict())
@@ -372,13 +374,6 @@ def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None
         nll = whole.tuning_nll(ensemble.to(whole.training.device))
         results = {"members": facts, "tuning_nll": nll}
         whole.write_run(ensemble.cpu(), history, results)
-
-
-def _as_member(show: ShowProgress | None, member: int, members: int) -> ShowProgress | None:
-    """The same progress, told as that of one member of several."""
-    if show is None:
-        return None
-    return lambda progress: show(replace(progress, member=member, members=members))
 
 
 def bootstrap_sample(subjects: Ints, *, seed: int) -> Ints:

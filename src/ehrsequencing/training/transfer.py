@@ -284,7 +284,8 @@ class Transfer:
                 continue
             if name.endswith("query") and not self.source.is_run:
                 continue  # pretraining has no queries, so that it was never learned
-            if _is_code_table(name):
+            is_of_codes = name.startswith(("code_embedding.", "encoder.embedding.code."))
+            if is_of_codes and name.endswith((".table.weight", ".value_table.weight")):
                 self._copy_codes(name, ours[name], tensor, match, copied)
             elif ours[name].shape == tensor.shape and not name.endswith("type_table.weight"):
                 with torch.no_grad():
@@ -349,9 +350,3 @@ def _freeze(model: SurvivalModel, copied: Copied, trainable: set[str]) -> None:
             parameter.requires_grad_(False)
         else:  # adapters are new names
             parameter.requires_grad_(name in trainable or name.endswith((".A", ".B")))
-
-
-def _is_code_table(name: str) -> bool:
-    """Whether a parameter has rows for each token."""
-    embedding = ("code_embedding.", "encoder.embedding.code.")
-    return name.startswith(embedding) and name.endswith((".table.weight", ".value_table.weight"))
