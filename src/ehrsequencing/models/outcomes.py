@@ -200,32 +200,27 @@ def outcomes_nll(
         # (P, r + K)
         left = torch.cat([factors.to(wide).flatten(0, 1).index_select(0, cells), ones], 1)
         right = torch.cat([vectors.to(wide), bias.to(wide)], 1)  # (C, r + K)
-        listed = _listed_cells(labels, days, cells, entry.double(), edges_days)
+        cell, code, own, is_event = _listed_cells(labels, days, cells, entry.double(), edges_days)
         of_cells: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
             left,
             right,
             days.flatten()[cells].to(wide),
-            listed.cell,
-            listed.code,
-            listed.days.to(wide),
-            listed.is_event,
+            cell,
+            code,
+            own.to(wide),
+            is_event,
         )
     return of_cells.new_zeros(n * bins).index_copy(0, cells, of_cells).view(n, bins).sum(1)
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """The bins of listed pairs, sorted by cell: a cell is a row and a bin with exposure."""
-
-    cell: Tensor  # (L,) ascending
-    code: Tensor  # (L,)
-    days: Tensor  # (L,) exposure of this pair in this bin
-    is_event: Tensor  # (L,) bool
-
-
 def _listed_cells(
     labels: OutcomeLabels, days: Tensor, cells: Tensor, entry: Tensor, edges_days: Sequence[float]
-) -> _Listed:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The bins of listed pairs, sorted by cell (a row and a bin with exposure), L of them.
+
+    Returns:
+        Cell (L,), code (L,), days of exposure of this pair in this bin (L,), whether its event is there (L,).
+    """
     pair, k = (days[labels.rows] > 0).nonzero(as_tuple=True)
     flat = torch.zeros(days.numel(), dtype=torch.int64, device=days.device)
     flat[cells] = torch.arange(len(cells), device=days.device)
@@ -235,7 +230,7 @@ def _listed_cells(
     own = exposure(edges_days, entry[labels.rows], stop)[pair, k]
     # τ_{k−1} < t ≤ τ_k
     at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))
-    return _Listed(cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair])
+    return cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair]
 
 
 class _BlockedNLL(torch.autograd.Function):

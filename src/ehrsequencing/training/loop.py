@@ -128,6 +128,12 @@ class Training:
         self.ema = ExponentialMovingAverage(
             module, self.averaged, decay=settings.ema, warmup=settings.ema_warmup
         )
+        # what a checkpoint holds
+        self.modules = {"module": module, "averaged": self.averaged, "best": self.best}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
+        if beside is not None:
+            self.modules["beside"] = beside.objective
+            self.optimizers["beside_optimizer"] = beside.optimizer
         self.checkpoints: Path | None = None
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
 
@@ -308,7 +314,7 @@ class Training:
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint, in process 0."""
         if self.checkpoints is not None:
-            save_checkpoint(self.checkpoints, state, pack_tensors(self._modules, self._optimizers))
+            save_checkpoint(self.checkpoints, state, pack_tensors(self.modules, self.optimizers))
             self._saved_at = time.monotonic()
 
     def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
@@ -317,23 +323,9 @@ class Training:
         if found is None:
             return TrainingState()
         state, tensors = found
-        unpack_tensors(tensors, self._modules, self._optimizers)
+        unpack_tensors(tensors, self.modules, self.optimizers)
         state.finished = self.is_over(state)  # epochs and patience may have changed
         return state
-
-    @property
-    def _modules(self) -> dict[str, nn.Module]:
-        modules = {"module": self.module, "averaged": self.averaged, "best": self.best}
-        if self.beside is not None:
-            modules["beside"] = self.beside.objective
-        return modules
-
-    @property
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
-        if self.beside is not None:
-            optimizers["beside_optimizer"] = self.beside.optimizer
-        return optimizers
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
