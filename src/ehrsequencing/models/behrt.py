@@ -53,16 +53,12 @@ class Tokens:
         if batch.tokens_skipped is not None:
             before = before + batch.tokens_skipped[batch.subject_of_visit]
         place = before[row] + torch.arange(total) - offsets[row]
-
-        def moved(x: Tensor) -> Tensor:
-            return to_device(x, device)
-
         return cls(
-            moved(offsets),
-            moved(row),
-            moved(of_code),
-            moved(is_query_marker),
-            moved(place),
+            to_device(offsets, device),
+            to_device(row, device),
+            to_device(of_code, device),
+            to_device(is_query_marker, device),
+            to_device(place, device),
             offsets,
         )
 

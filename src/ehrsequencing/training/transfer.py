@@ -6,7 +6,7 @@ the mode is.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -204,14 +204,6 @@ def _nearest_ancestor(
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Copied:
-    """What a model got from another one."""
-
-    whole: set[str] = field(default_factory=set)  # parameters that were copied
-    rows: dict[str, Bools] = field(default_factory=dict)  # code tables: which of their rows were
-
-
 class Transfer:
     """How one training starts from another model.
 
@@ -275,25 +267,30 @@ class Transfer:
             "overlap": match.overlap(vocabulary, weight),
         }
 
-    def _copy(self, model: SurvivalModel, match: Match) -> Copied:
-        """Copy every tensor that has a place here, row by row where the vocabulary decides the rows."""
-        copied = Copied()
+    def _copy(self, model: SurvivalModel, match: Match) -> dict[str, Bools]:
+        """Copy every tensor that has a place here, row by row where the vocabulary decides the rows.
+
+        Returns:
+            Name of the parameter → which of its rows were copied.
+        """
+        copied: dict[str, Bools] = {}
         ours = dict(model.named_parameters())
         for name, tensor in self.source.model.named_parameters():
             if name not in ours or name.startswith(("head.", "wide_head.", "table.")):
                 continue
             if name.endswith("query") and not self.source.is_run:
                 continue  # pretraining has no queries, so that it was never learned
-            if _is_code_table(name):
+            is_of_codes = name.startswith(("code_embedding.", "encoder.embedding.code."))
+            if is_of_codes and name.endswith((".table.weight", ".value_table.weight")):
                 self._copy_codes(name, ours[name], tensor, match, copied)
             elif ours[name].shape == tensor.shape and not name.endswith("type_table.weight"):
                 with torch.no_grad():
                     ours[name].copy_(tensor)
-                copied.whole.add(name)
+                copied[name] = np.ones(len(tensor), dtype=np.bool_)
         return copied
 
     def _copy_codes(
-        self, name: str, ours: Tensor, theirs: Tensor, match: Match, copied: Copied
+        self, name: str, ours: Tensor, theirs: Tensor, match: Match, copied: dict[str, Bools]
     ) -> None:
         """Rows of a table of codes, or of the terms of their numbers (several rows a token)."""
         vocabulary, source = self.prepared.vocabulary, self.source
@@ -311,9 +308,9 @@ class Transfer:
         origin = (match.source[found][:, None] * terms + np.arange(terms)).ravel()
         with torch.no_grad():
             ours[torch.from_numpy(to)] = theirs[torch.from_numpy(origin)].to(ours.dtype)
-        copied.rows[name] = np.repeat(is_found, terms)
+        copied[name] = np.repeat(is_found, terms)
 
-    def _add_adapters(self, model: SurvivalModel, copied: Copied) -> None:
+    def _add_adapters(self, model: SurvivalModel, copied: dict[str, Bools]) -> None:
         """Adapters of q, k, v, output and feed-forward, in the layers of the timeline and of the visit encoder.
 
         Only a copied matrix gets one: what was not copied learns all of its weights.
@@ -326,7 +323,7 @@ class Transfer:
             if not isinstance(module, TransformerLayer | VisitMLP):
                 continue
             for name, parts in lora.targets_of(module).items():
-                if f"{block}.{name}.weight" in copied.whole:
+                if f"{block}.{name}.weight" in copied:
                     targets[f"{block}.{name}"] = parts
         rank = self.settings.lora_rank
         most = min(lora.most_rank(model, name, parts) for name, parts in targets.items())
@@ -336,22 +333,16 @@ class Transfer:
         lora.add_adapters(model, targets, rank=rank)
 
 
-def _freeze(model: SurvivalModel, copied: Copied, trainable: set[str]) -> None:
+def _freeze(model: SurvivalModel, copied: dict[str, Bools], trainable: set[str]) -> None:
     """Leave only the head, adapters and what was not copied to be learned; of code tables, rows not copied."""
     for name, parameter in model.named_parameters():
-        if name in copied.rows:
-            free = torch.from_numpy(~copied.rows[name]).unsqueeze(1)
-            parameter.requires_grad_(bool(free.any()))
-            if parameter.requires_grad:
-                hook: Any = parameter.register_hook
-                hook(lambda gradient, free=free: gradient * free.to(gradient.device))
-        elif name.replace(".base.", ".") in copied.whole:  # .base: the matrix beside its adapters
-            parameter.requires_grad_(False)
-        else:  # adapters are new names
+        rows = copied.get(name.replace(".base.", "."))  # .base: the matrix beside its adapters
+        if rows is None:  # adapters are new names
             parameter.requires_grad_(name in trainable or name.endswith((".A", ".B")))
-
-
-def _is_code_table(name: str) -> bool:
-    """Whether a parameter has rows for each token."""
-    embedding = ("code_embedding.", "encoder.embedding.code.")
-    return name.startswith(embedding) and name.endswith((".table.weight", ".value_table.weight"))
+        elif rows.all():
+            parameter.requires_grad_(False)
+        else:
+            parameter.requires_grad_(True)
+            free = torch.from_numpy(~rows).unsqueeze(1)
+            hook: Any = parameter.register_hook
+            hook(lambda gradient, free=free: gradient * free.to(gradient.device))

@@ -4,7 +4,7 @@ The networks are runs in the run's `checkpoints`: a finished one is kept, and an
 stopped, so that a run that was killed ends with the same bytes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.resolve import study_for_cohort
 from ehrsequencing.training.run_folder import RunFolder
@@ -46,7 +46,6 @@ from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
-Show = Callable[[Progress], None]
 
 
 def trainer_of(
@@ -136,14 +135,14 @@ class BlendTrainer:
             [self.network.fingerprint, "blend", folds, settings.seed, settings.tuning_trials]
         )
 
-    def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
+    def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
         """Train everything and write the run."""
         folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
         with folder.held(resume=resume) as is_finished:
             if not is_finished:
                 self._fit(folder.checkpoints, on_progress)
 
-    def _fit(self, checkpoints: Path, on_progress: Show | None) -> None:
+    def _fit(self, checkpoints: Path, on_progress: ShowProgress) -> None:
         found = [
             self._out_of_fold(checkpoints, number, fold, on_progress)
             for number, fold in enumerate(self.folds)
@@ -169,7 +168,7 @@ class BlendTrainer:
         self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
 
     def _out_of_fold(
-        self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None
+        self, checkpoints: Path, number: int, fold: Ints, on_progress: ShowProgress
     ) -> BlendRows:
         """What parts that never saw a fold say of its subjects."""
         model = self._train_network(checkpoints / f"fold-{number + 1}", number, fold, on_progress)
@@ -224,7 +223,7 @@ class BlendTrainer:
         return dict(zip(("blend", *PARTS), mean.tolist(), strict=True))
 
     def _train_network(
-        self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None
+        self, folder: Path, number: int, fold: Ints | None, on_progress: ShowProgress
     ) -> SurvivalModel:
         trainer = Trainer(
             self.prepared,
@@ -237,9 +236,8 @@ class BlendTrainer:
         members = self.settings.members
 
         def show(progress: Progress) -> None:
-            if on_progress is not None:
-                done = number * members + progress.member
-                on_progress(replace(progress, member=done, members=members * (len(self.folds) + 1)))
+            done = number * members + progress.member
+            on_progress(replace(progress, member=done, members=members * (len(self.folds) + 1)))
 
         trainer.fit(resume=True, on_progress=show)
         return load_model(folder)

@@ -30,7 +30,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.device import training_device
-from ehrsequencing.training.loop import ShowProgress, Training
+from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
 from ehrsequencing.training.pretraining.objective import (
     ObjectiveInputs,
     PretrainingObjective,
@@ -163,7 +163,7 @@ class Pretrainer:
         )
 
     def fit(
-        self, *, resume: bool = False, on_progress: ShowProgress | None = None
+        self, *, resume: bool = False, on_progress: ShowProgress = show_nothing
     ) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)

@@ -1,0 +1,111 @@
+"""What a training of hazards learns: the likelihood of labelled prediction times, and when it stops."""
+
+import torch
+from torch import Tensor, nn
+
+from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.config import TrainingConfig
+from ehrsequencing.core.arrays import Bools, Floats32
+from ehrsequencing.core.signals import Stop
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.hazards import expected_nll, horizon_nll
+from ehrsequencing.models.segments import to_device
+from ehrsequencing.training.device import autocast, on_device
+from ehrsequencing.training.processes import ALONE, Processes
+
+
+class HazardsObjective:
+    """Negative log-likelihood of a batch's labelled prediction times.
+
+        loss = Σ_rows NLL / divisor
+
+    The NLL is that of the model's head (`models/hazards.py`); a model with outcomes adds theirs (`models/outcomes.py`).
+    With a teacher's hazards it is `(1 − a) · NLL + a · expected NLL`, a being `training.distillation`.
+
+    Args:
+        model: That is trained.
+        tuning: The tuning split.
+        decisive: (R,) which of its prediction times decide the early stop.
+        divisor: Prediction times expected in a step.
+        settings: Of the training.
+        processes: Each computes a part of the tuning NLL, and all get the mean over all parts.
+    """
+
+    word = "nll"
+
+    def __init__(
+        self,
+        model: SurvivalModel,
+        tuning: SubjectLoader,
+        decisive: Bools,
+        *,
+        divisor: float,
+        settings: TrainingConfig,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.model, self.tuning, self.decisive, self.divisor = model, tuning, decisive, divisor
+        self.settings, self.processes = settings, processes
+        # (R, causes, bins) a teacher's hazards at the training rows
+        self.taught: Floats32 | None = None
+
+    def loss(self, step: Step) -> Tensor:
+        """Summed NLL over `divisor`."""
+        if self.taught is None:
+            return self.model.loss(step.batch, divisor=self.divisor)
+        batch, share, edges = step.batch, self.settings.distillation, self.model.config.edges_days
+        assert batch.duration_days is not None
+        assert batch.cause is not None
+        device = batch.codes.device
+        rows = to_device(torch.from_numpy(step.positions), device)
+        hazards = to_device(torch.from_numpy(self.taught[step.rows]), device)
+        logits, duration_days = self.model.logits_at(batch, rows), batch.duration_days[rows]
+        entry_days = None if batch.entry_days is None else batch.entry_days[rows]
+        seen = horizon_nll(
+            logits,
+            edges,
+            duration_days=duration_days,
+            cause=batch.cause[rows],
+            entry_days=entry_days,
+        )
+        expected = expected_nll(
+            logits, edges, hazards=hazards, duration_days=duration_days, entry_days=entry_days
+        )
+        return ((1 - share) * seen + share * expected).sum() / self.divisor
+
+    def terms(self, step: Step) -> int:
+        """Prediction times of the batch."""
+        return len(step.rows)
+
+    def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
+        """The mean tuning NLL of the averaged weights, over all processes."""
+        assert isinstance(module, SurvivalModel)
+        return {"tuning_nll": self.tuning_nll(module, stop, self.processes)}
+
+    def tuning_nll(
+        self, model: SurvivalModel, stop: Stop | None = None, processes: Processes = ALONE
+    ) -> float:
+        """Mean NLL of a model at the decisive prediction times.
+
+        Args:
+            model: On its device.
+            stop: Asked after each batch.
+            processes: All must call it.
+
+        Raises:
+            Stopped: A signal has come.
+        """
+        model.eval()
+        device = next(model.parameters()).device
+        total, count = 0.0, 0.0
+        mine = processes.share(self.tuning.subjects)
+        steps = self.tuning.in_order(visit_budget=4 * self.settings.visit_budget, subjects=mine)
+        with torch.no_grad(), autocast(device, self.settings.precision):
+            for step in on_device(steps, device):
+                nll = model.nll(step.batch).double().cpu().numpy()
+                chosen = self.decisive[step.rows]
+                total += float(nll[step.positions[chosen]].sum())
+                count += int(chosen.sum())
+                if stop is not None:
+                    stop.leave_if_asked()
+        total, count = processes.totals(total, count)
+        return total / max(count, 1)
