@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +97,7 @@ def test_the_loss_is_the_mixture_that_its_formula_says(trainer: Trainer) -> None
     for own, row in zip(logits, step.rows, strict=True):
         entry, stop = float(rows.entry_days[row]), float(rows.duration_days[row])
         for e, of_cause in enumerate(own):
-            for k, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+            for k, (low, high) in enumerate(pairwise(edges)):
                 days = max(0.0, min(stop, high) - max(entry, low))
                 is_event = rows.cause[row] == e + 1 and low < stop <= high
                 count = 0.6 * is_event + 0.4 * days * float(taught[row, e, k])  # type: ignore[index]
