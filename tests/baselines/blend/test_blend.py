@@ -15,6 +15,7 @@ from torch import nn
 from ehrsequencing.audit import predictions
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.baselines import boosted, history, landmark_cox
+from ehrsequencing.api.training import train
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
 from ehrsequencing.baselines.blend import train as training
@@ -70,7 +71,7 @@ def store(sim_prepared: Path) -> Prepared:
 @pytest.fixture(scope="module")
 def run(store: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("blend") / "run"
-    trainer_of(store, "simulated", out, study=study).fit()
+    train(store, out, study=study, task="simulated", progress=False)  # as the command does
     assert not (out / "checkpoints").exists()
     return out
 

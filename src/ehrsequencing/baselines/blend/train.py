@@ -58,8 +58,9 @@ def trainer_of(
     *,
     study: StudyConfig,
     init: Pretrained | None = None,
+    processes: Processes = ALONE,
 ) -> "Trainer | BlendTrainer":
-    """What trains a study in this process: a network, with `training.blend` a blend.
+    """What trains a study: a network, with `training.blend` a blend.
 
     What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
 
@@ -68,7 +69,7 @@ def trainer_of(
     """
     study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
     if not study.training.blend:
-        return Trainer(prepared, task_name, out, study=study, init=init)
+        return Trainer(prepared, task_name, out, study=study, init=init, processes=processes)
     if init is not None:
         what = (
             "a blend cannot start from another model: its weights are fitted on subjects whom no part has seen, "
@@ -76,7 +77,7 @@ def trainer_of(
         )
         fix = "leave out --init, or train the network alone with training.blend=false"
         raise EhrseqError(what, where="training.blend=true with --init", fix=fix)
-    return BlendTrainer(prepared, task_name, out, study=study)
+    return BlendTrainer(prepared, task_name, out, study=study, processes=processes)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
