@@ -12,10 +12,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
+from ehrsequencing.api.training import train
 from ehrsequencing.audit import predictions
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.baselines import boosted, history, landmark_cox
-from ehrsequencing.api.training import train
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend import blend as blending
 from ehrsequencing.baselines.blend import train as training
