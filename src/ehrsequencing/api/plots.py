@@ -35,7 +35,7 @@ def axes(ax: Any, *, width: float = 6.4, height: float = 3.6) -> Any:
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def _finish(ax: Any, *, x: str, y: str, title: str = "", legend: str = "upper left") -> Any:
+def _finish(ax: Any, *, x: str, y: str, title: str = "") -> Any:
     """Labels, percent, a legend, and no frame at the top and on the right."""
     from matplotlib import ticker
 
@@ -45,7 +45,7 @@ def _finish(ax: Any, *, x: str, y: str, title: str = "", legend: str = "upper le
     ax.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
     ax.spines[["top", "right"]].set_visible(False)
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize="small", loc=legend)
+        ax.legend(frameon=False, fontsize="small", loc="upper left")
     return ax
 
 
@@ -103,14 +103,16 @@ def subject_risk(
     ax.set_ylim(bottom=0.0)
     ax.set_xlim(right=after[-1])
     x = "years from the last prediction; bars: visits"
-    return _finish(ax, x=x, y=f"risk by {horizon}")
+    _finish(ax, x=x, y=f"risk by {horizon}")
+    ax.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    return ax
 
 
 def _mark(ax: Any, at: float, text: str, colour: str, height: float) -> None:
     """A named vertical line."""
     ax.axvline(at, color=colour, lw=1, ls="--")
-    style = {"color": colour, "fontsize": "small", "va": "top"}
-    ax.text(at, height, f" {text}", transform=ax.get_xaxis_transform(), **style)
+    style = {"color": colour, "fontsize": "small", "va": "top", "textcoords": "offset points"}
+    ax.annotate(text, (at, height), xycoords=ax.get_xaxis_transform(), xytext=(3, -3), **style)
 
 
 def calibration(groups: Sequence[Row], smooth: Sequence[Row], *, title: str, ax: Any = None) -> Any:
