@@ -190,7 +190,7 @@ def incidence(row: Mapping[str, Any]) -> Figure | None:
     top = max(v for g in groups for v in (*g["predicted"], *g["high"]) if v is not None)
     below = 58 + 15 * (len(groups) + 1)
     y = (0, min(1.0, 1.06 * top) or 0.01)
-    chart = Chart(540, 250 + below, (0, horizon / per), y, left=142, right=116, bottom=below)
+    chart = Chart(540, 250 + below, (0, horizon / per), y, left=142, right=128, bottom=below)
     chart.y_axis("", percent_mark)
     at = [day / per for day in row["tick_days"]]
     chart.x_axis(f"{unit} after the prediction", plain, at)

@@ -127,7 +127,7 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     per, unit = (DAYS_PER_YEAR, "years") if end - start >= 2 * DAYS_PER_YEAR else (1.0, "days")
     top = max([*patient.risk, *(max(curve) for curve in patient.curves.values())])
     top = max([top, *(max(high) for _, high in patient.bands.values())])
-    top, head, plot = min(1.0, 1.1 * top) or 0.01, 30.0, 170.0
+    top, head, plot = min(1.0, 1.1 * top) or 0.01, 38.0, 170.0
     below = LANE * len(lanes) + 12
     chart = Chart(
         WIDTH,
