@@ -91,7 +91,8 @@ def test_the_first_patient_is_in_sight_and_an_empty_search_is_said(open_page: Op
 LABELS = """() => [...document.querySelectorAll("svg.fig")].flatMap((figure) => {
   const texts = [...figure.querySelectorAll("text")].map((one) => [one.textContent, one.getBoundingClientRect()]);
   return texts.flatMap(([a, p], k) => texts.slice(k + 1).filter(([b, q]) =>
-    Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)
+    Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1
+    && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)
     .map(([b]) => `${a} | ${b}`));
 })"""
 

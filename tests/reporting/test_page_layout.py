@@ -40,11 +40,12 @@ MEASURE = """(width) => {
     const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
     if (wide > 1 && high > 4) over.push([boxes[i][0].textContent.slice(0, 40), boxes[j][0].textContent.slice(0, 40)]);
   }
-  const cut = [...document.querySelectorAll(".answer-page .scroll")].filter((box) => box.scrollWidth > box.clientWidth + 1);
+  const tables = [...document.querySelectorAll(".answer-page .scroll")];
+  const cut = tables.filter((box) => box.scrollWidth > box.clientWidth + 1);
   const sizes = figures.flatMap((figure) => [...figure.querySelectorAll("text")].map((text) =>
     parseFloat(getComputedStyle(text).fontSize) * figure.getBoundingClientRect().width / figure.viewBox.baseVal.width));
   return {
-    past: nodes.filter((node) => node.getBoundingClientRect().right > width + 1 && !scrolls(node)).map(name).slice(0, 5),
+    past: nodes.filter((one) => one.getBoundingClientRect().right > width + 1 && !scrolls(one)).map(name).slice(0, 5),
     wide: document.documentElement.scrollWidth, over: over.slice(0, 5), cut: cut.map((box) => box.ariaLabel),
     flat: [...document.querySelectorAll("section")].filter((node) => node.getBoundingClientRect().height < 60).length,
     text: Math.min(...sizes), open: document.querySelectorAll("details[open]").length,
@@ -120,7 +121,7 @@ def printed(browser: Any, page: str, folder: Path, paper: str) -> list[int]:
 
 
 MUTANTS = {
-    "a table that is cut": ("</main>", "<div class=scroll><table><tr><td><p style='width: 900px'>wide</table></div></main>"),
+    "a table that is cut": ("</main>", "<div class=scroll><p style='width: 900px'>wide</p></div></main>"),
     "a figure of a fixed width": ("</main>", "<div style='width: 1200px; height: 30px'></div></main>"),
     "a collapsed section": ("</main>", "<section></section></main>"),
     "text upon text": ("</main>", "<p>first</p><p style='margin-top: -30px'>second</p></main>"),
