@@ -120,7 +120,7 @@ def router(service: Service) -> APIRouter:
         own = {
             "hook": "patient-view",
             "id": SERVICE,
-            "title": f"Risk: {task}",
+            "title": f"Risk: {predictor.run.task.heading}",
             "description": f"Predicted risk of {', '.join(causes)} from the patient's record",
             "prefetch": _PREFETCH,
         }
