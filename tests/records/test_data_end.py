@@ -15,7 +15,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.meds import DayCounts, MedsReader, add_days, count_days, find_late_rows
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from helpers.command_line import ehrseq

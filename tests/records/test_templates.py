@@ -7,7 +7,7 @@ import pytest
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.files import read_json
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.templates import NAMES, find_roles, suggest
+from ehrsequencing.records.code_search import NAMES, find_roles, suggest
 from helpers.command_line import ehrseq
 from helpers.meds import Row, record, us, write_meds
 

@@ -56,9 +56,10 @@ class VocabularyFit:
         self.settings, self.value_settings, self.excluded = settings, values, excluded
         self.parents = parents or {}
         if settings.rollup != "off" and not any(self.parents.values()):
-            fix = "write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off"
             raise EhrseqError(
-                "the data set names no parents of codes", where="vocabulary.rollup", fix=fix
+                "the data set names no parents of codes",
+                where="vocabulary.rollup",
+                fix="write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off",
             )
         # for a roll-up: training subjects per code, some of them where there are many
         self.carriers: dict[int, set[int]] = {}
