@@ -1,4 +1,4 @@
-"""The 64 kinds of bad input of RELIABILITY.md, each with its declared outcome: rejected, fixed and counted, accepted.
+"""The 64 kinds of bad input (docs/data.md), each with its declared outcome: rejected, fixed and counted, accepted.
 
 Every case goes through `ehrseq check` and `ehrseq prepare`, and through `ehrseq predict` with a run that was trained on
 the clean data: no traceback, one line of error, no patient's id, date, value or text in any message, nothing
@@ -19,12 +19,13 @@ import pytest
 import torch
 
 from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepare import ShardWork
 from ehrsequencing.reporting.report import PAGES
-from helpers import command_line
 from helpers.bad_inputs import (
     CANARIES,
     FIRST_ID,
@@ -247,9 +248,12 @@ def test_a_bad_input_ends_as_declared(case: Case, data: Path, prepared: Path, ru
     task.write_text(case.task)
     before = snapshot(tmp_path)
     found, store, risks = tmp_path / "check.json", tmp_path / "set", tmp_path / "p.parquet"
-    check = ehrseq("check", data, *case.settings, "--task", task, "--out", found)
     prepare = ehrseq("prepare", data, *case.settings, "--task", task, "--out", store)
-    predict = ehrseq("predict", run, data, *case.settings, "--out", risks, "--at", "last") if case.predicts else None
+    check = predict = None
+    if not case.as_clean:  # what becomes the clean data is checked and answered as that
+        check = ehrseq("check", data, *case.settings, "--task", task, "--out", found)
+        if case.predicts:
+            predict = ehrseq("predict", run, data, *case.settings, "--out", risks, "--at", "last")
     if case.outcome == R:
         assert snapshot(tmp_path) == before, "something was left behind"
         for result in filter(None, (check, prepare, predict)):
@@ -257,13 +261,15 @@ def test_a_bad_input_ends_as_declared(case: Case, data: Path, prepared: Path, ru
             assert case.says in line or (case.number == 49 and "nobody has a prediction time" in line)
             assert case.row is None or f"row {case.row}:" in line or f"row {case.row}," in line
         return
-    report = json.loads(found.read_text())
-    assert not any(canary in found.read_text() for canary in CANARIES)
-    assert {fix["kind"]: fix["count"] for fix in report["fixes"]} == case.fixes
-    for output in (done(check), done(prepare)):
+    for output in (done(result) for result in (check, prepare) if result):
         assert output.count("fixed: ") == len(case.fixes)
         assert all(f"fixed: {count:,} " in output for count in case.fixes.values())
-    assert case.says in check.output
+    assert read_json(store / MANIFEST)["fixes"] == case.fixes
+    if check is not None:
+        text = found.read_text()
+        assert not any(canary in text for canary in CANARIES)
+        assert {fix["kind"]: fix["count"] for fix in json.loads(text)["fixes"]} == case.fixes
+    assert check is None or case.says in check.output
     assert predict is None or done(predict)
     assert case.as_clean == (arrays_of(store) == arrays_of(prepared))
     assert not any("tmp" in name for name in snapshot(tmp_path) if "meds" not in name)
@@ -377,13 +383,18 @@ def flip_and_refuse(folder: Path, tmp_path: Path, victim: str, command: Callable
 def test_flipped_bytes_of_foreign_parquet_never_show_a_traceback(data: Path, file: str) -> None:
     """Where decoding shows it, it is refused; where not, nobody can know. Every 17th byte, footer included."""
     raw = (data / file).read_bytes()
-    outcomes = []
+    refused = 0
     for position in range(0, len(raw), 17):
         spoiled = bytearray(raw)
         spoiled[position] ^= 0x11
         (data / file).write_bytes(spoiled)
-        outcomes.append(command_line.ehrseq("check", data))
-    assert {result.exit_code for result in outcomes} == {0, 2}
+        try:
+            work = ShardWork.of_study(data, StudyConfig(), [])
+            for events in work.reader:
+                work.lookup(events.subjects[0])
+        except EhrseqError:
+            refused += 1
+    assert 0 < refused < len(raw) // 17
 
 
 def test_a_script_in_a_code_is_escaped_in_the_report(data: Path, task: Path, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 

@@ -149,7 +149,7 @@ def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
         return f"is not empty, and not {kind.what} that ehrseq made"
     if not kind.is_of(manifest):
         names = {other.name: other.what for other in KINDS}
-        return f"holds {names.get(manifest.get('kind'), 'something else')}, not {kind.what}"
+        return f"holds {names.get(str(manifest.get('kind')), 'something else')}, not {kind.what}"
     files = manifest["files"]
     known = {MANIFEST, *files, *(up.as_posix() for name in files for up in Path(name).parents)}
     for path in folder.rglob("*"):
