@@ -36,6 +36,7 @@ from helpers.bad_inputs import (
     TINY,
     VALUE,
     Change,
+    broken_link,
     cell,
     column,
     damage,
@@ -44,6 +45,7 @@ from helpers.bad_inputs import (
     edit,
     ehrseq,
     every_shard,
+    file_in_place,
     insert,
     link_folder_out,
     link_out,
@@ -220,6 +222,9 @@ CASES = [
         damage(lambda b: b.replace(b"LAB//X", b"LAB//Y", 1))), "cannot be read as Parquet"),
     Case(64, "a link out of the folder", R, link_out, "is a link out of the data set"),
     Case(64, "a linked folder", R, link_folder_out, "is a link to a folder"),
+    *(Case(64, f"a broken link at {place}", R, broken_link(place), "a link to a folder or to nothing", predicts=False)
+      for place in ("data/held_out", "data/held_out/0.parquet", SPLIT_FILE)),
+    Case(64, "metadata that is a file", R, file_in_place("metadata"), "cannot be listed"),
 ]  # fmt: skip
 ELSEWHERE = {  # inputs that are no records: each has a test of its own below
     50: "test_one_subject_cannot_train",

@@ -45,12 +45,6 @@ def test_every_template_that_fits_is_a_task_that_keeps_people(hospital: Path, tm
     assert "is there already" in again.stderr
 
 
-def test_the_next_command_is_printed(hospital: Path) -> None:
-    done = ehrseq("check", hospital, "--suggest")
-    assert done.output.count("fits  ") == len(NAMES)
-    assert f"ehrseq check {hospital} --suggest --out tasks" in done.output
-
-
 def test_what_does_not_fit_says_why(tmp_path: Path) -> None:
     rows = [row for who in range(20) for row in record(who, "0 ICU_ADMISSION, 1 LAB, 9 LAB", start=us("2020-01-01"))]
     data = write_meds(tmp_path / "meds", rows)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.reach import Reach
 from ehrsequencing.config import load_study
 from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
@@ -117,21 +115,8 @@ def test_asking_inside_a_visit_moves_no_other_answer(world: World) -> None:
     others = np.flatnonzero(rows.unfinished_codes == 0)
     counts = np.bincount(rows.subject[others], minlength=len(timelines))
     kept = TaskRecords(timelines, rows.select(others, np.r_[0, np.cumsum(counts)]))
-    before, after = (
-        answers("attention", world, world.arrays)[others],
-        answers("attention", world, kept),
-    )
+    before, after = (answers("attention", world, world.arrays)[others], answers("attention", world, kept))
     np.testing.assert_allclose(after, before, atol=2e-6)
-
-
-def test_a_visit_that_nobody_else_sees_is_not_loaded_twice(world: World) -> None:
-    timelines, rows = world.arrays.timelines, world.arrays.rows
-    owner = int(rows.subject[inside(rows)[0]])
-    counts = np.bincount([owner], minlength=len(timelines))
-    alone = rows.select(inside(rows)[:1], np.r_[0, np.cumsum(counts)])
-    loader = SubjectLoader(TaskRecords(timelines, alone), reach=Reach(2, 4))
-    step = loader.collate(loader.subjects)
-    assert step.batch.n_visits == int(alone.visits_before[0]) + 2 == loader.cost[owner]
 
 
 def test_the_audit_cuts_records_inside_visits(world: World, tmp_path: Path) -> None:
