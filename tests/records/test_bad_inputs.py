@@ -8,7 +8,7 @@ half-written. What is special to one input (training, reports, our own files) is
 import datetime as dt
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import ShardWork
-from ehrsequencing.reporting.report import PAGES
 from helpers.bad_inputs import (
     CANARIES,
     FIRST_ID,
@@ -233,7 +232,7 @@ ELSEWHERE = {  # inputs that are no records: each has a test of its own below
     58: "test_records_of_unknown_codes_only_are_answered_and_the_rate_is_told",
     59: "test_a_vocabulary_that_is_not_the_models_is_refused",
     60: "test_a_label_of_an_unknown_cause_is_refused",
-    63: "test_a_flipped_bit_in_our_own_files_is_refused",
+    63: "test_flipped_bytes_of_foreign_parquet_never_show_a_traceback",  # and ours: tests/faults/test_faults.py
 }
 
 
@@ -365,25 +364,6 @@ def test_a_label_of_an_unknown_cause_is_refused(run: Path) -> None:
         Run(run).model.loss(batch)
 
 
-@pytest.mark.parametrize("victim", ["visits/train/codes.npy", "vocabulary.safetensors", "config.yaml"])
-def test_a_flipped_bit_in_a_prepared_set_is_refused(prepared: Path, tmp_path: Path, victim: str) -> None:
-    flip_and_refuse(prepared, tmp_path, victim, lambda copy: ("train", copy, "--out", tmp_path / "run", *TINY))
-
-
-@pytest.mark.parametrize("victim", ["model.safetensors", "vocabulary.json", "config.yaml"])
-def test_a_flipped_bit_in_our_own_files_is_refused(run: Path, clean: Path, tmp_path: Path, victim: str) -> None:
-    flip_and_refuse(run, tmp_path, victim, lambda copy: ("predict", copy, clean, "--out", tmp_path / "p.parquet"))
-
-
-def flip_and_refuse(folder: Path, tmp_path: Path, victim: str, command: Callable[[Path], Sequence[object]]) -> None:
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    raw = bytearray((copy / victim).read_bytes())
-    raw[len(raw) // 2] ^= 1
-    (copy / victim).write_bytes(raw)
-    assert "has changed since it was written" in refused(ehrseq(*command(copy)))
-    assert snapshot(tmp_path) == sorted(["copy", *(f"copy/{name}" for name in snapshot(folder))])
-
-
 @pytest.mark.parametrize("file", [SHARD, SPLIT_FILE])
 def test_flipped_bytes_of_foreign_parquet_never_show_a_traceback(data: Path, file: str) -> None:
     """Where decoding shows it, it is refused; where not, nobody can know. Every 17th byte, footer included."""
@@ -400,16 +380,3 @@ def test_flipped_bytes_of_foreign_parquet_never_show_a_traceback(data: Path, fil
         except EhrseqError:
             refused += 1
     assert 0 < refused < len(raw) // 17
-
-
-def test_a_script_in_a_code_is_escaped_in_the_report(data: Path, task: Path, tmp_path: Path) -> None:
-    script = "<script>alert(1)</script>"
-    every_shard(column("code", lambda c: pa.array([script if x in ("SEX//F", "B") else x for x in c.to_pylist()])))(
-        data
-    )
-    done(ehrseq("prepare", data, "--task", task, "--out", tmp_path / "set"))
-    done(ehrseq("train", tmp_path / "set", "--out", tmp_path / "run", *TINY))
-    done(ehrseq("evaluate", tmp_path / "run", "--split", "train", "--baselines", "none", "evaluation.bootstrap=0"))
-    page = "".join((tmp_path / "run" / name).read_text() for name in PAGES)
-    assert script not in page
-    assert not any(canary in page for canary in CANARIES if canary not in ("2019-", "713.25"))

@@ -132,9 +132,6 @@ def test_every_task_agrees_on_every_record(hand_store: Path) -> None:
         check_attrition(hand_store, task, HAND.truth)
 
 
-# ---- broken rules ----------------------------------------------------------------------------------------------------
-
-
 # ---- nothing of the future -------------------------------------------------------------------------------------------
 
 
