@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-faults soak notebooks coverage check bench bench-real bench-encoders bench-oracle docs site clean
+.PHONY: demo test test-all test-faults soak notebooks coverage check bench bench-real bench-encoders bench-oracle docs site wheel clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -83,6 +83,10 @@ docs: .venv/dev
 
 site: .venv/site
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html -d site/doctrees docs site/html
+
+# The wheel in an empty environment outside the checkout, with no constraints (SUBJECTS=300 for a short demo).
+wheel:
+	bash packaging/try_wheel.sh $(PYTHON)
 
 clean:
 	rm -rf .venv demo site docs/_generated
