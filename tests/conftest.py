@@ -4,15 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-from ehrsequencing.baselines import boosted, landmark_cox
-from ehrsequencing.baselines.history import fit_feature_spec
+from ehrsequencing.baselines import boosted
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -42,10 +40,8 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quick_rivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rivals that know the 20 most frequent codes; and sixty trees, where the boosting itself is not what is tested."""
-    for room in (boosted, landmark_cox):
-        monkeypatch.setattr(room, "fit_feature_spec", partial(fit_feature_spec, max_codes=20))
+def _fewer_trees(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the boosting itself is not what is tested, sixty trees are enough of a rival."""
     if request.path.stem not in ("test_baselines", "test_boosted", "test_landmark_cox", "test_trained_baselines"):
         monkeypatch.setitem(boosted._ALWAYS, "max_iter", 60)
 
