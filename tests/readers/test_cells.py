@@ -108,7 +108,7 @@ def write(rows: list[dict[str, str]], path: Path) -> None:
 
 def check(report: ImportReport, name: str, rows: list[dict[str, str]], columns: set[str]) -> None:
     """Every cell of these columns is in the report, and every row."""
-    counts = report.row_counts.tables[name]
+    counts = report.tables[name]
     cells = {column.lower(): found for column, found in counts.cells.items()}
     assert columns <= cells.keys()
     for column in columns:
@@ -195,7 +195,7 @@ def test_synthea_tables_of_dirt_add_up(data: st.DataObject) -> None:
 @given(RESOURCES)
 def test_fhir_resources_of_dirt_add_up(resources: list[Any]) -> None:
     _, report = read_bundle(json.loads(json.dumps(resources)))
-    for counts in report.row_counts.tables.values():
+    for counts in report.tables.values():
         for column, found in counts.cells.items():
             assert min(found.values, found.empty, found.unread) >= 0
             if column != "value":

@@ -19,11 +19,17 @@ from ehrsequencing.config.importing import (
 )
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, is_text, parse_times
-from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role, joined, make_rows, together
-from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
+from ehrsequencing.readers.rows import (
+    CodeBook,
+    Role,
+    SubjectNames,
+    joined,
+    make_rows,
+    subject_ids,
+    together,
+)
 from ehrsequencing.readers.table_files import open_table
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 
@@ -110,7 +116,7 @@ class _Moments:
                 self._done[when] = self._elapsed(when)
             elif is_date(when):
                 every = pa.array([when] * len(self._block), pa.string())
-                self._done[when] = pa.chunked_array([parse_times(pa.chunked_array([every]))])
+                self._done[when] = parse_times(pa.chunked_array([every]))
             else:
                 self._done[when] = self._block.times(when)
         return self._done[when]
@@ -126,7 +132,7 @@ class _Moments:
         good = np.abs(days) < _LONGEST_DAYS  # False for NaN
         if when.before is not None:  # an age below 0 would be a birth in the future
             good &= days >= 0
-        self._block.counts.uncount_values(when.column, int((~good & ~np.isnan(days)).sum()))
+        self._block.counts.count_cells(when.column, 0, 0, -int((~good & ~np.isnan(days)).sum()))
         seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
         start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
         us = start + seconds * (SECOND_US if when.since is not None else -SECOND_US)
@@ -209,5 +215,5 @@ def _event(
     unit = pa.chunked_array([pa.array([event.unit] * n, pa.string())])
     unit = block.text(event.unit_from) if event.unit_from is not None else unit
     united = pc.if_else(pc.is_valid(number), joined(code, unit), NO_TEXT)
-    book.add(united, nothing, code)
+    book.add(united, parent=code)
     return pc.coalesce(united, code), keep, number

@@ -168,7 +168,7 @@ def read_patient(bundle: Any) -> PatientRecord:
         )
         raise Problem(422, what, where="Bundle.entry", fix="send one patient with its resources")
     left_out = Counter[str]()
-    for kind, counts in report.row_counts.tables.items():
+    for kind, counts in report.tables.items():
         left_out[kind if kind in READ else "others"] += (
             counts.rows_in - counts.kept if kind != "Medication" else 0
         )

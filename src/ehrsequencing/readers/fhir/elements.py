@@ -47,10 +47,8 @@ _PARTIAL_DATE = re.compile(r"(\d{4})(?:-(0[1-9]|1[0-2]))?")
 
 
 def _items(value: Any) -> Sequence[Any]:
-    """What a list holds, and the lists in it; anything else is one value."""
-    if not isinstance(value, list):
-        return (value,)
-    return [item for inner in value for item in _items(inner)]
+    """What a list holds; anything else is one value."""
+    return value if isinstance(value, list) else (value,)
 
 
 def walk(value: Any, path: str) -> Sequence[Any]:
@@ -62,9 +60,7 @@ def walk(value: Any, path: str) -> Sequence[Any]:
     found = _items(value)
     for name in path.split("."):
         holders = [item for item in found if isinstance(item, dict) and name in item]
-        found = [item for holder in holders for item in _items(holder[name])]
-        if not found:
-            break
+        found = [item for holder in holders for item in _items(holder[name])] if holders else []
     return found
 
 
@@ -274,7 +270,11 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
     if text(document, "type") == "history":
         entries.reverse()
     given = [_with_id(entry) for entry in entries]
-    renamed = dict(filter(None, map(_renamed, entries, given)))
+    renamed = {}
+    for entry, resource in zip(entries, given, strict=True):
+        url, kind, name = text(entry, "fullUrl"), kind_of(resource), text(resource, "id")
+        if url and kind and name and referred(url) not in ((None, name), (kind, name)):
+            renamed[url] = f"{kind}/{name}"
     for entry, resource in zip(entries, given, strict=True):
         base = _server(text(entry, "fullUrl") or "") or server
         if text(entry, "request.method") == "DELETE":
@@ -292,11 +292,3 @@ def _with_id(entry: Resource) -> Any:
         return resource
     found = referred(url)
     return resource if found is None else {**resource, "id": found[1]}
-
-
-def _renamed(entry: Resource, resource: Any) -> tuple[str, str] | None:
-    """A `fullUrl` and the reference that replaces it; None where the `fullUrl` names type and id already."""
-    url, kind, name = text(entry, "fullUrl"), kind_of(resource), text(resource, "id")
-    if url is None or kind is None or name is None or referred(url) in ((None, name), (kind, name)):
-        return None
-    return url, f"{kind}/{name}"
