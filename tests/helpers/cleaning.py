@@ -19,5 +19,5 @@ def clean_rows(rows: list[dict[str, Any]]) -> tuple[pa.Table, Counter[str]]:
     ]
     columns = {name: pa.array([row[name] for row in full]) for name in schema.names}
     columns = {name: column.cast(schema.field(name).type) for name, column in columns.items()}
-    made = cleaned(conformed(pa.table(columns), schema, report.counts), report)
+    made = cleaned(conformed(pa.table(columns), schema, report), report)
     return made.set_column(2, "code", made["code"].cast(pa.string())), report.counts

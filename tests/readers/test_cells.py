@@ -72,7 +72,6 @@ def test_dates_are_read_as_python_reads_them(cells: list[str]) -> None:
         ("numbers", NUMBERS, lambda text: re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text.strip())),
         ("whole", IDS, lambda text: re.fullmatch(r"[+-]?\d+(\.0*)?", text.strip()) and float(text) < 2**63),
         ("text", TEXTS, str.strip),
-        ("coded", TEXTS, str.strip),
     ],
 )
 @given(data=st.data())

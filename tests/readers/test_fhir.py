@@ -267,7 +267,7 @@ def test_every_form_of_file_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_forms_differ_if_full_urls_are_not_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above."""
-    monkeypatch.setattr(elements, "_renamed", lambda entry, resource: None)
+    monkeypatch.setattr(elements, "_with_references", lambda resource, change: resource)
     with pytest.raises(EhrseqError, match="Encounter: all 1 rows would be dropped"):
         every_form(tmp_path)
     assert (tmp_path / "meds" / "bundle").is_dir()

@@ -9,7 +9,9 @@ import pytest
 from helpers.command_line import ehrseq, refused
 from helpers.omop import SMALL, postgres_server, write_csv, write_duckdb, write_postgres
 
-ibis = pytest.importorskip("ibis", reason="needs the extra omop")
+pytest.importorskip("ibis", reason="needs the extra omop")
+
+import ibis
 
 from ehrsequencing.readers.omop import import_omop
 from ehrsequencing.readers.omop.reader import source_sql

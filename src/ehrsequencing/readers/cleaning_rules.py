@@ -30,8 +30,11 @@ _WITHOUT_VISIT = (Role.PERSON, Role.DEATH, Role.OBSERVED)
 _ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
 
 
-def conformed(rows: pa.Table, schema: pa.Schema, counts: RuleCounts) -> pa.Table:
-    """A reader's rows with all columns of the schema, their codes clean and of a dictionary, null where blank."""
+def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
+    """A reader's rows with all columns of the schema, their codes clean and of a dictionary.
+
+    Rows without a subject or, where their role needs them, a code and a time are counted, and left out.
+    """
     columns: dict[str, Any] = {}
     for name in schema.names:
         column = rows[name] if name in rows.column_names else pa.nulls(len(rows), pa.null())
@@ -41,10 +44,25 @@ def conformed(rows: pa.Table, schema: pa.Schema, counts: RuleCounts) -> pa.Table
     code = encoded(columns["code"])
     clean = clean_codes(code.dictionary)
     fixed = pc.not_equal(clean, code.dictionary).take(code.indices)
-    counts["fixed_code"] += pc.sum(fixed).as_py() or 0
+    report.count("fixed_code", fixed)
     blank = pc.equal(clean, "").take(code.indices)
     number = pc.if_else(blank, pa.scalar(None, code.indices.type), code.indices)
-    return pa.table({**columns, "code": pa.DictionaryArray.from_arrays(number, clean)})
+    rows = pa.table({**columns, "code": pa.DictionaryArray.from_arrays(number, clean)})
+    role, source = rows["role"].to_numpy(), rows["source"].to_numpy()
+    may_lack_time = np.isin(role, _UNDATED)
+    may_lack_time |= (role == Role.REPORTED) & np.asarray(rows["encounter_id"].is_valid())
+    left, lost = np.ones(len(rows), dtype=bool), dict[str, Bools]()
+    for reason, bad in {
+        "no_person": np.asarray(rows["subject_id"].is_null()),
+        "no_code": np.asarray(number.is_null()) & ~np.isin(role, _UNCODED),
+        "no_time": np.asarray(rows["time"].is_null()) & ~may_lack_time,
+    }.items():
+        lost[reason] = left & bad
+        left &= ~bad
+    for reason, chosen in lost.items():  # a row of the source that left another row is not dropped
+        report.counts[reason] += int(chosen.sum())
+        report.lose(reason, np.setdiff1d(source[chosen], source[left]))
+    return rows if left.all() else rows.filter(pa.array(left))
 
 
 @dataclass(eq=False)
@@ -87,7 +105,7 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
         encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
         the result does not depend on the order of the rows.
     """
-    rows, counts = _usable(table, report), report.counts
+    rows, counts = _known_persons(table, report), report.counts
     _remove_open_ends(rows, OPEN if open_after_us is None else open_after_us, counts)
     spans = visit_spans(rows, counts)
     set_known_times(rows, spans, counts)
@@ -132,45 +150,32 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
     )
 
 
-def _usable(table: pa.Table, report: ImportReport) -> Rows:
-    """The rows that have a known subject and, where their role needs them, a code and a time; others are counted."""
-    role, source = table["role"].to_numpy(), table["source"].to_numpy()
-    coded, subject = encoded(table["code"]), table["subject_id"]
-    code = places(coded)
+def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
+    """The rows of persons who have a row with that role; others are counted."""
+    is_person = pa.array(table["role"].to_numpy() == Role.PERSON)
+    subject_ids = np.sort(pc.unique(table["subject_id"].filter(is_person)).to_numpy())
+    place = pc.index_in(table["subject_id"], pa.array(subject_ids))
+    report.lose("unknown_person", table["source"].filter(place.is_null()).to_numpy())
+    report.counts["unknown_person"] += place.null_count
+    if place.null_count:
+        table, place = table.filter(place.is_valid()), place.drop_null()
     time_us, end_us = (
         pc.fill_null(table[name].cast(pa.int64()), NO_TIME).to_numpy() for name in ("time", "end")
     )
-    persons = pc.unique(subject.filter(pa.array(role == Role.PERSON))).drop_null()
-    subject_ids = np.sort(persons.to_numpy())
-    place = pc.fill_null(pc.index_in(subject, pa.array(subject_ids)), -1).to_numpy()
-    may_lack_time = np.isin(role, _UNDATED)
-    may_lack_time |= (role == Role.REPORTED) & np.asarray(table["encounter_id"].is_valid())
-    left = np.ones(len(table), dtype=bool)
-    for reason, bad in {
-        "no_person": np.asarray(subject.is_null()),
-        "no_code": (code < 0) & ~np.isin(role, _UNCODED),
-        "no_time": (time_us == NO_TIME) & ~may_lack_time,
-        "unknown_person": place < 0,
-    }.items():
-        report.lose(reason, source[left & bad])
-        report.counts[reason] += int((left & bad).sum())
-        left &= ~bad
-    if not left.all():
-        table = table.filter(pa.array(left))
-    time_us = np.where(role == Role.STATIC, NO_TIME, time_us)
+    role, coded = table["role"].to_numpy(), encoded(table["code"])
     return Rows(
         table=table,
         codes=coded.dictionary,
         subject_ids=subject_ids,
-        subject=place[left].astype(np.int64),
-        role=role[left],
-        time_us=time_us[left],
-        end_us=end_us[left],
-        code=code[left],
-        source=source[left],
+        subject=place.to_numpy().astype(np.int64),
+        role=role,
+        time_us=np.where(role == Role.STATIC, NO_TIME, time_us),
+        end_us=end_us.copy(),
+        code=places(coded),
+        source=table["source"].to_numpy(),
         visit=np.full(len(table), -1),
         date_only=np.zeros(len(table), dtype=bool),
-        end_date_only=is_date(end_us[left]),
+        end_date_only=is_date(end_us),
         lost=np.zeros(len(table), dtype=np.int64),
     )
 

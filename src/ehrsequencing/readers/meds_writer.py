@@ -61,7 +61,7 @@ class MedsWriter:
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
-        rows = conformed(rows, self.schema, self.report.counts)
+        rows = conformed(rows, self.schema, self.report)
         is_event = ~np.isin(rows["role"].to_numpy(), (Role.PERSON, Role.STATIC, Role.DEATH))
         years = pc.year(rows["time"].filter(pa.array(is_event)).drop_null())
         for year in pc.value_counts(years).to_pylist():

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -107,9 +106,7 @@ def open_table(path: Path, *, name: str | None = None, missing: Sequence[str] = 
     with _reading(path, "check the file"), open(path, "rb") as file:
         start = file.read(4)
     actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
-    if not start and expected != "Parquet":
-        raise _is_empty(path)
-    if actual != expected:
+    if actual != expected and (start or expected == "Parquet"):
         held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
         fix = "give the file the ending of what it holds"
         raise EhrseqError(f"holds {held}", where=str(path), fix=fix)
@@ -129,11 +126,6 @@ def _reading(path: Path, fix: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
         what = "cannot be read as CSV" if fix == _AS_CSV else "cannot be read"
         raise EhrseqError(what, where=str(path), fix=fix) from error
-
-
-def _is_empty(path: Path) -> EhrseqError:
-    fix = "remove the file, or give it a header line"
-    return EhrseqError("is empty", where=str(path), fix=fix)
 
 
 def lower_names(columns: Sequence[str], *, where: str) -> dict[str, str]:
@@ -271,7 +263,8 @@ class _Lines:
 
 def _csv_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
     """Scan the header and the lines of a CSV file."""
-    with _reading(path, _AS_CSV), _open_text(path) as file:
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with _reading(path, _AS_CSV), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         line = file.readline(BLOCK_BYTES)
         if len(line) >= BLOCK_BYTES:  # the first line of a gzip file may be as long as it likes
             raise OSError
@@ -280,7 +273,8 @@ def _csv_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
         part = iter(lambda: file.readline(BLOCK_BYTES), "")
         header = next(csv.reader(part, delimiter=delimiter), [])
     if not header:
-        raise _is_empty(path)
+        fix = "remove the file, or give it a header line"
+        raise EhrseqError("is empty", where=str(path), fix=fix)
     header = [column.strip() or f"unnamed_{place}" for place, column in enumerate(header)]
     names = lower_names(header, where=str(path))
     lines, number = _Lines(delimiter, len(names)), 2
@@ -309,10 +303,3 @@ def _batches(
             raise
         with stream:
             yield from stream
-
-
-def _open_text(path: Path) -> TextIO:
-    """Open a UTF-8 text file, plain or gz."""
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return open(path, encoding="utf-8-sig", newline="")

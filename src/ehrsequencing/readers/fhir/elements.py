@@ -269,11 +269,15 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
     entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict)]
     if text(document, "type") == "history":
         entries.reverse()
-    given = [_with_id(entry) for entry in entries]
-    renamed = {}
-    for entry, resource in zip(entries, given, strict=True):
-        url, kind, name = text(entry, "fullUrl"), kind_of(resource), text(resource, "id")
-        if url and kind and name and referred(url) not in ((None, name), (kind, name)):
+    given, renamed = [], {}
+    for entry in entries:
+        resource, url = entry.get("resource"), text(entry, "fullUrl")
+        there = referred(url) if url is not None else None
+        if isinstance(resource, dict) and there is not None and not text(resource, "id"):
+            resource = {**resource, "id": there[1]}
+        given.append(resource)
+        kind, name = kind_of(resource), text(resource, "id")
+        if url and kind and name and there not in ((None, name), (kind, name)):
             renamed[url] = f"{kind}/{name}"
     for entry, resource in zip(entries, given, strict=True):
         base = _server(text(entry, "fullUrl") or "") or server
@@ -284,11 +288,3 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
             if renamed:
                 resource = _with_references(resource, lambda name: renamed.get(name, name))
             yield from entries_of(resource, base, entry)
-
-
-def _with_id(entry: Resource) -> Any:
-    resource, url = entry.get("resource"), text(entry, "fullUrl")
-    if not isinstance(resource, dict) or text(resource, "id") or url is None:
-        return resource
-    found = referred(url)
-    return resource if found is None else {**resource, "id": found[1]}

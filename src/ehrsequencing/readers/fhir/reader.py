@@ -120,7 +120,7 @@ def read_bundle(
     blocks = Blocks(report, survey(entries), zone)
     rows = pa.concat_tables(blocks.tables(entries, where=where))
     blocks.finish()
-    rows = cleaned(conformed(rows, rows_schema(pa.string()), report.counts), report)
+    rows = cleaned(conformed(rows, rows_schema(pa.string()), report), report)
     return rows.set_column(2, "code", rows["code"].cast(pa.string())), report
 
 

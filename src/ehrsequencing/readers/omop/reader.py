@@ -315,7 +315,12 @@ def _events(
     job.report.counts["unmapped"] += int(is_unmapped.sum())
     code = pc.if_else(unmapped, f"OMOP//0//{spec.domain}", concepts.codes(few["concept_id"]))
     if spec.valued:
-        suffix = pc.if_else(few["numbered"], _units(few, concepts), _value_codes(few, concepts))
+        # the unit as its concept's code (mg/dL), else as the source wrote it, else as its concept's number
+        named, known = concepts.short_codes(few["unit_id"])
+        unit = pc.coalesce(pc.if_else(known, named, NO_TEXT), few["unit"], named)
+        value_id = pc.fill_null(few["value_id"], 0)
+        value = pc.if_else(pc.equal(value_id, 0), NO_TEXT, concepts.codes(value_id))
+        suffix = pc.if_else(few["numbered"], unit, value)
         code = concepts.derived(code, pc.if_else(unmapped, NO_TEXT, suffix))
         number = columns["numeric_value"]
         columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
@@ -342,15 +347,3 @@ def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray
         text = pc.coalesce(text, pc.if_else(bound, signed, unread))
         number = pc.if_else(bound, NO_NUMBER, number)
     return number, text
-
-
-def _units(batch: pa.Table, concepts: Concepts) -> pa.ChunkedArray:
-    """The unit as its concept's code (mg/dL), else as the source wrote it, else as its concept's number."""
-    named, known = concepts.short_codes(batch["unit_id"])
-    return pc.coalesce(pc.if_else(known, named, NO_TEXT), batch["unit"], named)
-
-
-def _value_codes(batch: pa.Table, concepts: Concepts) -> pa.ChunkedArray:
-    """The code of the value's concept, null without one."""
-    given = pc.fill_null(pc.not_equal(batch["value_id"], 0), False)
-    return pc.if_else(given, concepts.codes(pc.fill_null(batch["value_id"], 0)), NO_TEXT)
