@@ -156,7 +156,7 @@ class Context:
             is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
             history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
-            "title": task.name,
+            "title": task.heading,
             "run": told,
             "weights": weights,
             "split": self.population.split,

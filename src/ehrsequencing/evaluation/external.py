@@ -93,11 +93,7 @@ def read_external(
         )
         fix = "map its codes to those of the data that the run was trained on"
         raise EhrseqError(what, where=str(data), fix=fix)
-    end_us, builder, tally = (
-        reader.end_us(found.days),
-        CohortBuilder(task, parents=parents),
-        Tally(task),
-    )
+    end_us, builder, tally = found.end_us, CohortBuilder(task, parents=parents), Tally(task)
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:

@@ -20,7 +20,7 @@ from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.hazards import hazards_through
-from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows

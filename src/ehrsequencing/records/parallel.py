@@ -6,6 +6,8 @@ Results come in the order of their items, so any number of processes makes the s
 import itertools
 import os
 import re
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,25 +60,31 @@ def joblib_backend(engine: str, processes: int | None, shards: Sequence[Path]) -
         yield joblib.effective_n_jobs(None)
     else:
         count = count_processes(shards, processes)
-        with joblib.parallel_config("loky", n_jobs=count, inner_max_num_threads=1):
+        ending: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)}
+        with joblib.parallel_config("loky", n_jobs=count, inner_max_num_threads=1, **ending):
             yield count
 
 
 def _dask_client(engine: str) -> Any:
     if (match := re.fullmatch(r"dask://(\S+)", engine)) is None:
-        fix = "use processes or dask://HOST:PORT"
-        raise EhrseqError(f"{engine!r} is no engine", where="--engine", fix=fix)
+        raise EhrseqError(
+            f"{engine!r} is no engine", where="--engine", fix="use processes or dask://HOST:PORT"
+        )
     try:
         from distributed import Client
     except ImportError as error:
-        fix = "pip install 'ehrsequencing[dask]'"
-        raise EhrseqError("needs distributed", where="--engine dask", fix=fix) from error
+        raise EhrseqError(
+            "needs distributed", where="--engine dask", fix="pip install 'ehrsequencing[dask]'"
+        ) from error
     connect: Callable[..., Any] = Client
     try:
         return connect(f"tcp://{match[1]}", timeout=_WAIT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
-        fix = "check the address, and that the scheduler runs the same package versions"
-        raise EhrseqError("no scheduler answers", where=f"--engine {engine}", fix=fix) from error
+        raise EhrseqError(
+            "no scheduler answers",
+            where=f"--engine {engine}",
+            fix="check the address, and that the scheduler runs the same package versions",
+        ) from error
 
 
 def call_in_order(
@@ -111,11 +119,11 @@ def call_in_order(
                     warnings.simplefilter("ignore", UserWarning)
                     results.close()
     except BrokenProcessPool as error:
-        what = "a process was killed during its work"
-        fix = (
-            "if memory ran out, use fewer cores (taskset -c 0 ehrseq prepare …): each has a process"
-        )
-        raise EhrseqError(what, where="prepare", fix=fix) from error
+        raise EhrseqError(
+            "a process was killed during its work",
+            where="prepare",
+            fix="if memory ran out, use fewer cores (taskset -c 0 ehrseq prepare …): each has a process",
+        ) from error
 
 
 _last: Any = None  # of a worker process: what it has read and looked up stays
@@ -129,10 +137,23 @@ def _call(work: Any, method: str, item: tuple[Any, ...]) -> Any:
         keep_freed_memory()
         _last = work
     if not work.folder.is_dir():
-        what = "a machine of the cluster does not see the output folder"
-        fix = "name an --out on a file system that all machines of the cluster share"
-        raise EhrseqError(what, where="--engine", fix=fix)
+        raise EhrseqError(
+            "a machine of the cluster does not see the output folder",
+            where="--engine",
+            fix="name an --out on a file system that all machines of the cluster share",
+        )
     try:
         return getattr(_last, method)(*item)
     except EhrseqError as error:
         return error
+
+
+def _end_with(parent: int) -> None:
+    """Make a worker end when its parent has: a command that was killed leaves no process with patients in memory."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
