@@ -4,8 +4,9 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ehrsequencing.readers.cleaning_rules import cleaned, conformed
+from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import rows_schema
 
@@ -19,5 +20,6 @@ def clean_rows(rows: list[dict[str, Any]]) -> tuple[pa.Table, Counter[str]]:
     ]
     columns = {name: pa.array([row[name] for row in full]) for name in schema.names}
     columns = {name: column.cast(schema.field(name).type) for name, column in columns.items()}
-    made = cleaned(conformed(pa.table(columns), schema, report), report)
+    table = conformed(pa.table(columns), schema, report)
+    made = cleaned(table.filter(pc.not_equal(table["role"], UNUSABLE)), report)
     return made.set_column(2, "code", made["code"].cast(pa.string())), report.counts

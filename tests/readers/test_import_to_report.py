@@ -431,6 +431,7 @@ REAL = {
 }
 
 
+@pytest.mark.slow  # an invented hospital goes the same way above
 @pytest.mark.parametrize("name", REAL)
 def test_real_tables_go_all_the_way_to_a_report(name: str, real_data: Path, tmp_path: Path) -> None:
     kind, task, subjects = REAL[name]

@@ -102,7 +102,7 @@ def test_mutants_of_the_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @given(st.lists(st.tuples(CODES, CODES.map(lambda words: [*words, *words])), max_size=6))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_each_code_has_one_number_in_the_order_of_meeting(batches: list[tuple[Any, Any]]) -> None:
     """Whether a batch comes as text, or as a dictionary that repeats codes, or has null among them."""
     numbers, given_codes, found = CodeNumbers(), [], []

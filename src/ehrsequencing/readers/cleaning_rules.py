@@ -24,6 +24,7 @@ PERIOD_END = "OBSERVATION_PERIOD_END"
 NO_TIME = np.iinfo(np.int64).min
 OPEN = np.iinfo(np.int64).max - DAY_US  # the end of what has not ended
 VISITS = (Role.VISIT, Role.NAMED_VISIT)
+UNUSABLE = -1  # the role of a row that cannot be used
 _UNCODED = (Role.NAMED_VISIT,)  # roles that need no code
 _UNDATED = (Role.PERSON, Role.STATIC, Role.NAMED_VISIT)  # and no time
 _WITHOUT_VISIT = (Role.PERSON, Role.DEATH, Role.OBSERVED)
@@ -33,7 +34,7 @@ _ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
 def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
     """A reader's rows with all columns of the schema, their codes clean and of a dictionary.
 
-    Rows without a subject or, where their role needs them, a code and a time are counted, and left out.
+    Rows without a subject or, where their role needs them, a code and a time are counted, and get the role `UNUSABLE`.
     """
     columns: dict[str, Any] = {}
     for name in schema.names:
@@ -61,8 +62,11 @@ def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Tab
         left &= ~bad
     for reason, chosen in lost.items():  # a row of the source that left another row is not dropped
         report.counts[reason] += int(chosen.sum())
-        report.lose(reason, np.setdiff1d(source[chosen], source[left]))
-    return rows if left.all() else rows.filter(pa.array(left))
+        gone = pa.array(source[chosen])
+        made = pc.is_in(pa.array(source), value_set=gone).to_numpy(zero_copy_only=False) & left
+        report.lose(reason, np.setdiff1d(source[chosen], source[made]))
+    usable = np.where(left, role, UNUSABLE).astype(np.int8)
+    return rows.set_column(schema.get_field_index("role"), "role", pa.array(usable))
 
 
 @dataclass(eq=False)
@@ -96,7 +100,7 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
     """Turn the rows of some subjects into MEDS rows.
 
     Args:
-        table: All rows of these subjects, in any order, as `conformed` gives them.
+        table: All usable rows of these subjects, in any order, as `conformed` gives them.
         report: Where the use of each rule is counted, and what became of each row, by its `source`.
         open_after_us: An end after this time means "not ended yet".
 

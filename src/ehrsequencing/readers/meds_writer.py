@@ -21,7 +21,7 @@ from meds import schema as meds
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.readers.cleaning_rules import cleaned, conformed, taken
+from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed, taken
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import CodeFacts, Role, encoded, rows_schema
 from ehrsequencing.records.events import hash_u64
@@ -61,7 +61,9 @@ class MedsWriter:
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
         rows = conformed(rows, self.schema, self.report)
-        is_event = ~np.isin(rows["role"].to_numpy(), (Role.PERSON, Role.STATIC, Role.DEATH))
+        is_event = ~np.isin(
+            rows["role"].to_numpy(), (UNUSABLE, Role.PERSON, Role.STATIC, Role.DEATH)
+        )
         years = pc.year(rows["time"].filter(pa.array(is_event)).drop_null())
         for year in pc.value_counts(years).to_pylist():
             self._years[year["values"]] += year["counts"]
@@ -77,9 +79,11 @@ class MedsWriter:
         subject = pc.fill_null(rows["subject_id"], 0).to_numpy()
         bucket = (hash_u64(subject.view(np.uint64)) % np.uint64(BUCKETS)).astype(np.uint8)
         bucket += hash_splits(subject, SplitsConfig()).astype(np.uint8) * BUCKETS
+        n = len(SPLITS) * BUCKETS
+        bucket[rows["role"].to_numpy() == UNUSABLE] = n
         order = np.argsort(bucket, kind="stable")  # of one byte: a radix sort
-        edges = np.searchsorted(bucket[order], np.arange(len(SPLITS) * BUCKETS + 1))
-        columns = [taken(column.combine_chunks(), order) for column in rows.columns]
+        edges = np.searchsorted(bucket[order], np.arange(n + 1))
+        columns = [taken(column.combine_chunks(), order[: edges[-1]]) for column in rows.columns]
         rows = pa.table(columns, schema=self._spilled)
         for number in np.flatnonzero(np.diff(edges)).tolist():
             part = rows.slice(edges[number], edges[number + 1] - edges[number])

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.readers.cells import parse_times
-from ehrsequencing.readers.cleaning_rules import cleaned, conformed
+from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed
 from ehrsequencing.readers.fhir.elements import Entry, at_server, entries_of, kind_of
 from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
@@ -120,7 +120,8 @@ def read_bundle(
     blocks = Blocks(report, survey(entries), zone)
     rows = pa.concat_tables(blocks.tables(entries, where=where))
     blocks.finish()
-    rows = cleaned(conformed(rows, rows_schema(pa.string()), report), report)
+    rows = conformed(rows, rows_schema(pa.string()), report)
+    rows = cleaned(rows.filter(pc.not_equal(rows["role"], UNUSABLE)), report)
     return rows.set_column(2, "code", rows["code"].cast(pa.string())), report
 
 
