@@ -17,7 +17,7 @@ from ehrsequencing.readers import cleaning_rules
 from ehrsequencing.readers.fhir import elements, import_fhir, read_bundle
 from ehrsequencing.readers.fhir import reader as fhir_reader
 from ehrsequencing.readers.import_report import ImportReport
-from ehrsequencing.readers.subject_ids import subject_ids
+from ehrsequencing.readers.rows import subject_ids
 from helpers.command_line import ehrseq, refused
 from helpers.fhir import LOINC, RESOURCES, RXNORM, US_RACE, bundle, concept, of, refer, write_bundles, write_ndjson
 from reference.plain_fhir import plain_rows
@@ -86,7 +86,7 @@ def data(out: Path) -> pa.Table:
 
 def check_counts(resources: list[Any], report: ImportReport) -> None:
     """Every resource is in the report once: as kept, or as dropped for a reason."""
-    tables = report.row_counts.tables
+    tables = report.tables
     assert {name: t.rows_in for name, t in tables.items()} == Counter(r["resourceType"] for r in resources)
     for table in tables.values():
         assert table.kept + sum(table.dropped.values()) == table.rows_in
@@ -116,7 +116,7 @@ def test_every_type_of_resource_becomes_its_rows(tmp_path: Path) -> None:
     }
     assert {"DICOM//CT", "CVX//140", "SNOMED//271737000", "ENCOUNTER//inpatient//END"} <= {*by_code}
     assert "LOINC//85354-9" not in by_code  # its components say it
-    assert {t.name for t in report.row_counts.tables.values() if "not_read" in t.dropped} == {"CarePlan"}
+    assert {t.name for t in report.tables.values() if "not_read" in t.dropped} == {"CarePlan"}
     codes = {row["code"]: row for row in pq.read_table(tmp_path / "meds/metadata/codes.parquet").to_pylist()}
     assert codes["LOINC//72166-2//SNOMED//266919005"]["description"] == "Smoking: Never smoked"
     assert codes["LOINC//4548-4//%"]["parent_codes"] == ["LOINC//4548-4"]
@@ -183,7 +183,7 @@ def test_other_reports_of_the_past_are_dated_in_the_same_way(kind: str, began: s
 
 def test_onsets_pull_stays_back_if_reports_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the tests above, which is the reader as it was: the diagnosis of 2011 stands in 2009."""
-    monkeypatch.setattr(cleaning_rules, "known_times", lambda rows, *_: rows.time_us)
+    monkeypatch.setattr(cleaning_rules, "set_known_times", lambda *_: None)
     assert known(KNOWN["onset years before"][0])[0][0].startswith("2009")
 
 
@@ -200,7 +200,7 @@ def test_bills_without_a_diagnosis_of_their_own_are_counted(tmp_path: Path) -> N
     records = [*PEOPLE, own, bill("#c"), bill("Condition/there"), bill()]
     rows, report = read_bundle(records)
     assert [r["code"] for r in rows.to_pylist() if str(r["time"]) == "2011-05-20 23:59:59"] == ["ICD10CM//E11.9"]
-    assert report.row_counts.tables["Claim"].dropped["no_diagnosis"] == 3
+    assert report.tables["Claim"].dropped["no_diagnosis"] == 3
     check_counts(records, report)
     result = ehrseq("import", "fhir", write_ndjson(records, tmp_path / "fhir"), tmp_path / "meds")
     assert "dropped from Claim: 3 of 4 rows (a bill without a diagnosis of its own" in result.output
@@ -225,7 +225,7 @@ def test_results_that_are_absent_make_no_rows_and_bounds_are_counted() -> None:
     rows, report = read_bundle(records)
     found = {(r["code"], r["numeric_value"]) for r in rows.to_pylist() if str(r["time"]).startswith("2011-06")}
     assert found == {("LOINC//1988-5", None), ("LOINC//8462-4", 80.0)}
-    lost = report.row_counts.tables["Observation"].dropped
+    lost = report.tables["Observation"].dropped
     assert lost == {"not_done": 1, "no_result": 2}
     assert {name: report.counts[name] for name in ("not_done", "no_result", "bound")} == {
         "not_done": 2, "no_result": 3, "bound": 1,
@@ -267,7 +267,7 @@ def test_every_form_of_file_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_forms_differ_if_full_urls_are_not_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above."""
-    monkeypatch.setattr(elements, "_renamed", lambda entry, resource: None)
+    monkeypatch.setattr(elements, "_with_references", lambda resource, change: resource)
     with pytest.raises(EhrseqError, match="Encounter: all 1 rows would be dropped"):
         every_form(tmp_path)
     assert (tmp_path / "meds" / "bundle").is_dir()
@@ -296,7 +296,7 @@ def test_a_line_that_is_too_long_is_counted_in_parts_and_the_others_are_read(
     (tmp_path / "fhir").mkdir()
     (tmp_path / "fhir" / "all.ndjson").write_text("\ufeff" + "\n\n".join([lines[0], huge, *lines[1:], huge]))
     report = import_fhir(tmp_path / "fhir", tmp_path / "meds")
-    unreadable = report.row_counts.tables["unreadable"]
+    unreadable = report.tables["unreadable"]
     assert (unreadable.dropped["malformed_line"], unreadable.bad_line) == (10, {"file": "all.ndjson", "line": 3})
     assert as_set(data(tmp_path / "meds"), names(RECORDS)) == plain_rows(RECORDS)
 
@@ -342,7 +342,7 @@ def test_an_element_of_any_type_is_no_error(value: object) -> None:
     elements_ = {name for r in RECORDS for name in r} - {"resourceType"}
     broken = [{**r, name: value} for r in RECORDS for name in elements_ if name in r]
     rows, report = read_bundle([*PEOPLE, *broken])
-    assert report.row_counts.tables["Condition"].rows_in > 0
+    assert report.tables["Condition"].rows_in > 0
     assert len(rows) > 0
     rows, report = read_bundle({"resourceType": "Bundle", "entry": [*({"resource": r} for r in RECORDS), value]})
     assert as_set(rows, names(RECORDS)) == plain_rows(RECORDS)

@@ -11,8 +11,6 @@ import pytest
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.fhir import import_fhir, read_bundle
-from ehrsequencing.readers.fhir.reader import fhir_files
-from ehrsequencing.readers.fhir.survey import Survey, head
 from helpers.command_line import ehrseq
 from helpers.fhir import LOINC, Resource, bundle, concept, of, refer
 
@@ -73,36 +71,9 @@ DELETED = {"resourceType": "Bundle", "type": "transaction", "entry": [DELETE]}
 def test_the_newest_version_of_a_resource_counts(told: list[Any], kept: list[float], reasons: dict[str, int]) -> None:
     rows, report = read(ANNA, STAY, *told)
     assert values(rows) == kept
-    counts = report.row_counts.tables["Observation"]
+    counts = report.tables["Observation"]
     assert counts.dropped == reasons
     assert counts.kept + sum(reasons.values()) == counts.rows_in
-
-
-def test_the_begin_of_a_line_tells_what_the_whole_line_tells(tmp_path: Path) -> None:
-    """Two versions of each Observation, whose `meta` stands at the begin, at the end, or is hard to read."""
-    meta = {
-        1: version(1),
-        2: {**version(2), "tag": [{"code": "a"}], "source": "x"},
-        3: {**version(3), "source": '"}{,'},
-    }
-    lines = [json.dumps(ANNA), json.dumps(STAY)]
-    for number, (old, new) in enumerate([(1, 2), (2, 3), (1, 3)]):
-        for place, which in (("first", new), ("last", old)):
-            told = lab(which, f"o{number}")
-            moved = {"resourceType": "Observation", "id": told["id"], "meta": meta[which], **told}
-            lines.append(json.dumps(moved if place == "first" else {**told, "meta": meta[which]}))
-    lines.append(json.dumps({"resourceType": "Basic", "id": "x", "text": "x" * 5_000_000}))
-    lines.append(json.dumps({"resourceType": "Bundle", "id": "b", "entry": [{"resource": lab(9, "o9")}]}))
-    source = tmp_path / "all.ndjson"
-    source.write_text("\n".join(lines))
-    (file,) = fhir_files(source)
-    seen, whole = Survey(file.entries(heads=True)), Survey(file.entries())
-    assert seen.lost.tolist() == whole.lost.tolist() == [0, 0, 0, 1, 0, 1, 0, 1, 0, 0]
-    report = import_fhir(source, tmp_path / "meds")
-    assert report.counts["older_version"] == 3
-    assert report.row_counts.tables["Basic"].dropped["not_read"] == 1
-    shown = [head(line.encode()) for line in lines[2:4]]
-    assert [None if found is None else found["id"] for found in shown] == ["o0", None]
 
 
 def test_a_death_that_was_taken_back_is_no_death() -> None:
@@ -171,7 +142,7 @@ def test_what_has_an_encounter_and_no_date_stands_at_its_end(resource: Resource)
     assert [row["time"] for row in rows if row["code"] == "SNOMED//7"] == [END]
     lost, report = read(ANNA, STAY, json.loads(json.dumps(resource).replace("Encounter/s1", "Encounter/s9")))
     assert not [row for row in lost if row["code"] == "SNOMED//7"]
-    assert report.row_counts.tables[resource["resourceType"]].lost["no_time"] == 1
+    assert report.tables[resource["resourceType"]].lost["no_time"] == 1
 
 
 @pytest.mark.parametrize(
@@ -227,7 +198,7 @@ def test_every_value_is_read_or_counted(told: Any, number: float | None, text: s
     (row,) = [row for row in rows if row["code"].startswith("LOINC//2345-7")]
     assert row["numeric_value"] == pytest.approx(number) if number else row["numeric_value"] is None
     assert row["text_value"] == text
-    found = vars(report.row_counts.tables["Observation"].cells["value"])
+    found = vars(report.tables["Observation"].cells["value"])
     assert found == {"values": 0, "empty": 0, "unread": 0} | {cell: 1}
 
 

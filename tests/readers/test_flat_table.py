@@ -363,7 +363,7 @@ def test_texts_without_a_number_and_unlisted_texts_are_counted(tmp_path: Path) -
     )
     assert report.counts["no_number"] == sum(row["Bili"] == "< 5" for row in rows) > 0
     assert report.counts["unlisted"] == sum(row["status"] == "moved" for row in rows) > 0
-    table = report.row_counts.tables["visits"]
+    table = report.tables["visits"]
     assert table.kept + sum(table.dropped.values()) == table.rows_in == len(rows)
 
 

@@ -212,7 +212,7 @@ def test_names_instead_of_numbers_of_persons_are_refused(tmp_path: Path) -> None
     tables["person"] = lines("person_id,year_of_birth", ["1,1950", "SECRET-A,1950", "SECRET-B,1950"])
     result = ehrseq("import", "omop", write_tables(tables, tmp_path / "csv"), tmp_path / "meds")
     assert result.exit_code == 2
-    assert "person.csv: column person_id holds text instead of whole numbers (2 ids)" in result.output
+    assert "table person: column person_id holds text instead of whole numbers (2 ids)" in result.output
     assert "number the persons" in result.output
     assert "SECRET" not in result.output
 

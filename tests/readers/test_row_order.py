@@ -1,24 +1,27 @@
-"""The order of imported rows against Python's own sort, packed or not; combinations of values."""
+"""The order of imported rows against Python's own sort, packed or not; combinations of values; codes on their way."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meds import schema as meds
 
-from ehrsequencing.readers import row_order
+from ehrsequencing.readers import cleaning_rules
 from ehrsequencing.readers import rows as reader_rows
-from ehrsequencing.readers.row_order import Keys, ordered_rows
+from ehrsequencing.readers.cleaning_rules import NO_TIME, ordered_rows
+from ehrsequencing.readers.meds_writer import CodeNumbers, _write_data
 from ehrsequencing.readers.rows import combinations
 
-STATIC = np.iinfo(np.int64).min
 ROWS = st.lists(
     st.tuples(
         st.integers(0, 2),
-        st.sampled_from([STATIC, -5_000_000, 0, 1, 3_000_000]),
+        st.sampled_from([NO_TIME, -5_000_000, 0, 1, 3_000_000]),
         st.integers(0, 2),
         st.sampled_from([None, -2.5, -1.0, 0.0, 7.25]),
         st.sampled_from([None, "a", "b", "é"]),
@@ -26,17 +29,18 @@ ROWS = st.lists(
     ),
     max_size=25,
 )
+CODES = st.lists(st.one_of(st.none(), st.sampled_from("abcdef"), st.text(max_size=3)), max_size=12)
 
 
-def keys_of(rows: Sequence[tuple[Any, ...]], lost: Sequence[bool] | None = None) -> Keys:
-    """Keys of rows, each made of a row of its own."""
+def order_of(rows: Sequence[tuple[Any, ...]], lost: Sequence[bool] | None = None) -> list[int]:
+    """The order of rows, each made of a row of its own."""
     columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(6)]
     subject, time_us, code = (np.array(column, dtype=np.int64) for column in columns[:3])
-    types = (pa.float32(), pa.large_string(), pa.int64())
-    rest = [pa.array(column, kind) for column, kind in zip(columns[3:], types, strict=True)]
+    types = {"value": pa.float32(), "text": pa.large_string(), "encounter": pa.int64()}
+    rest = {name: pa.array(column, types[name]) for name, column in zip(types, columns[3:], strict=True)}
     removed = np.zeros(len(rows), dtype=bool) if lost is None else np.array(lost, dtype=bool)
-    none = np.zeros(len(rows), dtype=bool)
-    return Keys(subject, time_us, code, *rest, removed, np.arange(len(rows)), np.arange(len(rows)), none)
+    every, dated = np.arange(len(rows)), np.zeros(len(rows), dtype=bool)
+    return ordered_rows((subject, time_us, code), rest, every, (every, dated, removed)).tolist()
 
 
 def expected(rows: Sequence[tuple[Any, ...]]) -> list[int]:
@@ -50,30 +54,23 @@ def expected(rows: Sequence[tuple[Any, ...]]) -> list[int]:
     return [first[one] for one in sorted(first)]
 
 
-@pytest.mark.parametrize("bits", [63, 0])
-@given(rows=ROWS)
-@settings(max_examples=60, deadline=None)
-def test_rows_are_sorted_and_said_once(bits: int, rows: list[tuple[Any, ...]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_order, "_KEY_BITS", bits)  # with 0, nothing can be packed
-        assert ordered_rows(keys_of(rows)).tolist() == expected(rows)
-
-
+@pytest.mark.parametrize("most", [1 << 62, 4])
 @given(rows=ROWS, data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_row_that_lost_its_encounter_is_said_once_with_those_that_have_one(
-    rows: list[tuple[Any, ...]], data: st.DataObject
-) -> None:
+def test_rows_are_sorted_and_said_once(most: int, rows: list[tuple[Any, ...]], data: st.DataObject) -> None:
+    """Also where next to nothing can be packed; a row that lost its encounter goes where another has one."""
     drawn = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
     lost = [removed and row[5] is None for row, removed in zip(rows, drawn, strict=True)]
     others = {row[:5] for row, removed in zip(rows, lost, strict=True) if not removed}
     left = [place for place, row in enumerate(rows) if not (lost[place] and row[:5] in others)]
-    assert ordered_rows(keys_of(rows, lost)).tolist() == [left[at] for at in expected([rows[place] for place in left])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_rows, "_MANY", most)
+        assert order_of(rows) == expected(rows)
+        assert order_of(rows, lost) == [left[at] for at in expected([rows[place] for place in left])]
 
 
 def test_times_that_do_not_fit_are_not_packed() -> None:
-    far = [(0, -(10**18), 0, None, None, None), (7, 10**18 + 1, 2, None, None, None)]
-    assert ordered_rows(keys_of(far)).tolist() == [0, 1]
+    assert order_of([(7, 10**18 + 1, 2, None, None, None), (0, -(10**18), 0, None, None, None)]) == [1, 0]
 
 
 @given(rows=st.lists(st.tuples(*(st.sampled_from([None, 1, 2, 3]) for _ in range(3))), max_size=25), many=st.booleans())
@@ -91,14 +88,45 @@ def test_combinations_are_those_of_the_rows(rows: list[tuple[Any, ...]], many: b
 
 
 def test_mutants_of_the_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, texts or repeats left out of the order fail the first test on rows that Hypothesis would find."""
+    """Values and texts left out of the order fail the first test on rows that Hypothesis would find."""
     same = (0, 0, 0)
     cases = {
         "value": [(*same, 7.25, None, None), (*same, -1.0, None, None), (*same, None, None, None)],
         "text": [(*same, None, "b", None), (*same, None, "a", None), (*same, None, None, 3)],
     }
     for rows in cases.values():
-        assert ordered_rows(keys_of(rows)).tolist() == expected(rows)
+        assert order_of(rows) == expected(rows)
         with monkeypatch.context() as patch:
-            patch.setattr(row_order, "ranks", lambda column: np.zeros(len(column), dtype=np.int64))
-            assert ordered_rows(keys_of(rows)).tolist() != expected(rows)
+            patch.setattr(cleaning_rules, "ranks", lambda column: np.zeros(len(column), dtype=np.int64))
+            assert order_of(rows) != expected(rows)
+
+
+@given(st.lists(st.tuples(CODES, CODES.map(lambda words: [*words, *words])), max_size=6))
+@settings(max_examples=25)
+def test_each_code_has_one_number_in_the_order_of_meeting(batches: list[tuple[Any, Any]]) -> None:
+    """Whether a batch comes as text, or as a dictionary that repeats codes, or has null among them."""
+    numbers, given_codes, found = CodeNumbers(), [], []
+    for plain, words in batches:
+        places = pa.array(range(len(words)), pa.int32())
+        repeated = pa.DictionaryArray.from_arrays(places, pa.array(words, pa.string()))
+        for codes, column in ((plain, pa.array(plain, pa.string())), (words, repeated)):
+            found += numbers.of(pa.chunked_array([column])).to_pylist()
+            given_codes += codes
+    met = list(dict.fromkeys(code for code in given_codes if code is not None))
+    assert numbers.texts.to_pylist() == met
+    assert found == [None if code is None else met.index(code) for code in given_codes]
+
+
+def test_a_file_holds_codes_as_text(tmp_path: Path) -> None:
+    codes = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int32()), ["HIV", "SEX//F"])
+    rows = pa.table({
+        "subject_id": pa.array([1, 1, 2]), "time": pa.array([None, 5, None], pa.timestamp("us")), "code": codes,
+        "numeric_value": pa.array([None, 1.5, None], pa.float32()),
+        "text_value": pa.array([None, "x", None], pa.large_string()), "encounter_id": pa.array([None, 7, None]),
+    })  # fmt: skip
+    _write_data(tmp_path / "data" / "0.parquet", rows)
+    read = pq.read_table(tmp_path / "data" / "0.parquet")
+    assert read.equals(meds.DataSchema.align(rows.set_column(2, "code", codes.cast(pa.string()))))
+    assert read.schema.field("code").type == pa.string()
+    assert read.schema.field("text_value").type == pa.large_string()
+    meds.DataSchema.validate(read)

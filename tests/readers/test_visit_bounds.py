@@ -5,14 +5,13 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.readers import cleaning_rules
-from ehrsequencing.readers.cleaning_rules import clean_rows
-from ehrsequencing.readers.rows import Role, rows_schema
+from ehrsequencing.readers.rows import Role
+from helpers.cleaning import clean_rows
 
 Row = dict[str, Any]
 DAY, SECOND = dt.timedelta(days=1), dt.timedelta(seconds=1)
@@ -30,9 +29,8 @@ def event(time: dt.datetime, role: Role = Role.EVENT, end: dt.datetime | None = 
 
 def cleaned(*rows: Row) -> tuple[list[Row], Counter[str]]:
     """The rows of one person after the cleaning rules, and what was counted."""
-    made = [{"subject_id": 1, "source": number, **row} for number, row in enumerate([PERSON, *rows])]
-    counts: Counter[str] = Counter()
-    return clean_rows(pa.Table.from_pylist(made, schema=rows_schema(pa.int64())), counts).to_pylist(), counts
+    made, counts = clean_rows([{"subject_id": 1, **row} for row in [PERSON, *rows]])
+    return made.to_pylist(), counts
 
 
 def of_code(rows: list[Row], code: str = "X") -> list[tuple[dt.datetime, int | None]]:
@@ -136,7 +134,7 @@ def test_bounds_beside_plain_dates(spans: list[tuple[dt.datetime, dt.datetime | 
     ("name", "mutant", "broken"),
     [
         ("rows_outside", lambda rows, *_: np.zeros(len(rows.role), dtype=bool), OUTSIDE),
-        ("known_times", lambda rows, *_: rows.time_us, [began for (began, _), known in REPORTED if known == END]),
+        ("set_known_times", lambda *_: None, [began for (began, _), known in REPORTED if known == END]),
     ],
 )
 def test_without_the_rules_a_visit_stretches(

@@ -13,10 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.import_report import TableCounts
-from ehrsequencing.records.events import DAY_US, SECOND_US
 
 Order = Literal["ymd", "dmy", "mdy"]
 
@@ -25,18 +23,18 @@ _DAY, _MONTH, _YEAR = (
     r"(?P<mo>0?[1-9]|1[0-2])",
     r"(?P<y>\d{4})",
 )
-_NUMBERS = ("y", "mo", "mo2", "d", "d2", "h", "mi", "s")
-_NO_DIGITS = r"(?P<mo2>)(?P<d2>)"
+_DATES: dict[Order, str] = {  # the year may also be followed by two digits each
+    "ymd": rf"(?:{_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|(?P<y2>\d{{4}})(?P<mo2>\d\d)(?P<d2>\d\d))",
+    "dmy": rf"{_DAY}[-/.]{_MONTH}[-/.]{_YEAR}(?P<y2>)(?P<mo2>)(?P<d2>)",
+    "mdy": rf"{_MONTH}[-/.]{_DAY}[-/.]{_YEAR}(?P<y2>)(?P<mo2>)(?P<d2>)",
+}
 _CLOCK = (
-    r"(?:[T ]+(?P<h>\d{1,2}):(?P<mi>\d{2})(?::(?P<s>\d{2})(?:[.,]\d+)?)?"
+    r"(?:[T ]+(?P<h>\d{1,2}):(?P<mi>[0-5]\d)(?::(?P<s>[0-5]\d)(?:[.,]\d+)?)?"
     r" ?(?P<half>[AaPp][Mm])? ?(?P<zone>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?"
 )
-_DATES: dict[Order, str] = {  # the year may also be followed by two digits each
-    "ymd": rf"{_YEAR}(?:[-/.]{_MONTH}[-/.]{_DAY}|(?P<mo2>\d\d)(?P<d2>\d\d))",
-    "dmy": rf"{_DAY}[-/.]{_MONTH}[-/.]{_YEAR}{_NO_DIGITS}",
-    "mdy": rf"{_MONTH}[-/.]{_DAY}[-/.]{_YEAR}{_NO_DIGITS}",
-}
 TIMES: dict[Order, str] = {order: rf"^\s*{date}{_CLOCK}\s*$" for order, date in _DATES.items()}
+_PARTS = ("y", "mo", "d", "y2", "mo2", "d2", "h", "mi", "s", "half", "zone")
+_FORMS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %I:%M:%S%p")
 _ISO_LIKE = "____-__-__%"  # far cheaper than a regular expression
 _ISO_LENGTHS = pa.array([10, 16, 19], pa.int32())  # a day, a minute, a second
 _EXPONENT = r"([eE][+-]?\d{1,3})?$"
@@ -97,10 +95,6 @@ class Block:
         """(n,) a column as text without outer blanks; null where nothing is left."""
         return self._column(name, "text", as_text)
 
-    def coded(self, name: str) -> pa.ChunkedArray:
-        """(n,) as `text`, of a dictionary: quick where few texts recur."""
-        return self._column(name, "coded", as_coded)
-
     def _column(
         self, name: str, kind: str, read: Callable[[pa.ChunkedArray], pa.ChunkedArray]
     ) -> pa.ChunkedArray:
@@ -114,21 +108,13 @@ class Block:
     def _count(self, name: str, values: int) -> None:
         """Count the cells of a column once; one that is read in two ways counts where both could read it."""
         if name not in self._values:
-            filled = len(self) - _empty(self.rows[name])
+            cells = self.rows[name]
+            empty = pc.is_null(as_text(cells) if is_text(cells.type) else cells, nan_is_null=True)
+            filled = len(self) - (pc.sum(empty).as_py() or 0)
             self.counts.count_cells(name, len(self), filled, values)
         elif values < self._values[name]:
-            self.counts.uncount_values(name, self._values[name] - values)
+            self.counts.count_cells(name, 0, 0, values - self._values[name])
         self._values[name] = min(values, self._values.get(name, values))
-
-
-def _empty(cells: pa.ChunkedArray) -> int:
-    """How many cells are null, NaN or blank."""
-    empty = cells.null_count
-    if pa.types.is_floating(cells.type):
-        empty += pc.sum(pc.is_nan(cells)).as_py() or 0
-    elif is_text(cells.type):
-        empty += pc.sum(pc.equal(pc.utf8_trim_whitespace(cells), "")).as_py() or 0
-    return int(empty)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -142,10 +128,10 @@ def as_times(
     """Dates and times of any type as timestamp[us]; see `parse_times` for text."""
     kind = cells.type
     if is_text(kind):
-        return pa.chunked_array([parse_times(cells, order, zone)])
+        return parse_times(cells, order, zone)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        name = "UTC" if zone is None else str(zone)
-        cells = pc.local_timestamp(cells.cast(pa.timestamp("us", name), safe=False))
+        there = pa.timestamp("us", str(zone or "UTC"))
+        cells = pc.local_timestamp(cells.cast(there, safe=False))
     return cells.cast(pa.timestamp("us"), safe=False)
 
 
@@ -183,15 +169,6 @@ def as_text(cells: pa.ChunkedArray) -> pa.ChunkedArray:
         return cells.cast(pa.string())
     trimmed = pc.utf8_trim_whitespace(cells.cast(pa.string()))
     return pc.if_else(pc.equal(trimmed, ""), NO_TEXT, trimmed)
-
-
-def as_coded(cells: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Text without outer blanks, of a dictionary; null where nothing is left."""
-    places = cells.cast(pa.string()).combine_chunks().dictionary_encode()
-    texts = as_text(pa.chunked_array([places.dictionary]))
-    few = texts.combine_chunks().dictionary_encode()
-    again = few.indices.take(places.indices)
-    return pa.chunked_array([pa.DictionaryArray.from_arrays(again, few.dictionary)])
 
 
 # ---- dates and times written as text -----------------------------------------------------------
@@ -237,7 +214,7 @@ def parse_times(
     zone: tzinfo | None = None,
     *,
     as_written: bool = False,
-) -> pa.Array:
+) -> pa.ChunkedArray:
     """Dates and times as timestamp[us], to the second. A date becomes midnight.
 
     A time with an offset, or with Z, UTC or GMT, becomes the clock of `zone`, of UTC without one. With `as_written` it
@@ -249,77 +226,48 @@ def parse_times(
     >>> parse_times(pa.chunked_array([["2015-02-28T10:11:12.5+02:00", "2015-02-28 01:02 PM"]])).to_pylist()
     [datetime.datetime(2015, 2, 28, 8, 11, 12), datetime.datetime(2015, 2, 28, 13, 2)]
     """
-    if order == "ymd":
-        plain = _iso_times(text)
-        if plain is not None:
-            return plain
-    parts = pc.extract_regex(text, pattern=TIMES[order])
-    parts = parts.combine_chunks() if isinstance(parts, pa.ChunkedArray) else parts
-    number = {name: _number(pc.struct_field(parts, name)) for name in _NUMBERS}
-    hour, good = _of_24_hours(number["h"], pc.struct_field(parts, "half"))
-    dates = dates_us(number["y"], number["mo"] + number["mo2"], number["d"] + number["d2"])
-    good &= np.asarray(parts.is_valid()) & np.asarray(dates.is_valid())
-    good &= (number["mi"] < 60) & (number["s"] < 60)
-    midnight = np.asarray(pc.fill_null(dates.cast(pa.int64()), 0))
-    us = midnight + ((hour * 60 + number["mi"]) * 60 + number["s"]) * SECOND_US
-    offset = pc.fill_null(pc.struct_field(parts, "zone"), "")
-    zoned, east = np.asarray(pc.not_equal(offset, "")), _offset_us(offset)
+    plain = _iso_times(text) if order == "ymd" else None
+    if plain is not None:
+        return plain
+    found = pc.extract_regex(text, pattern=TIMES[order])
+    part = {name: pc.struct_field(found, name) for name in _PARTS}
+    clock = [pc.replace_substring_regex(part[name], "^$", "00") for name in ("h", "mi", "s")]
+    day = _text(part["d"], part["d2"])
+    date = _text(part["y"], part["y2"], "-", part["mo"], part["mo2"], "-", day)
+    written = _text(date, " ", clock[0], ":", clock[1], ":", clock[2], part["half"])
+    local = pc.coalesce(*(_strptime(written, form) for form in _FORMS))
+    is_day = pc.equal(pc.day(local), day.cast(pa.int64()))  # and not the 30th of February
+    is_day = pc.and_(is_day, pc.greater(pc.year(local), 0))
+    local = pc.if_else(is_day, local, pa.scalar(None, local.type))
+    offset = pc.replace_substring_regex(part["zone"], "^(UTC|GMT|)$", "Z")
+    offset = pc.replace_substring_regex(offset, r"^(...)$", r"\1:00")
+    west = _strptime(_text("1970-01-01", offset), "%Y-%m-%d%z").cast(pa.int64())
+    has_offset = pc.not_equal(part["zone"], "")
     if as_written:
-        zoned &= east == 0
-    utc = pa.array(np.where(zoned, us - east, us), mask=~good).cast(pa.timestamp("us"))
-    if zone is None or not zoned.any():
-        return utc
-    there = utc.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us", str(zone)))
-    return pc.if_else(pa.array(zoned), pc.local_timestamp(there), utc)
+        has_offset = pc.and_(has_offset, pc.equal(west, 0))
+    utc = pc.add(local.cast(pa.int64()), west).cast(pa.timestamp("us", "UTC"))
+    there = pc.local_timestamp(utc.cast(pa.timestamp("us", str(zone or "UTC"))))
+    return pc.if_else(has_offset, there, local)
 
 
-def _iso_times(text: pa.ChunkedArray) -> pa.Array | None:
+def _text(*parts: Any) -> Any:
+    """Texts one after another; null where one is null."""
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _strptime(text: Any, form: str) -> Any:
+    return pc.strptime(text, format=form, unit="us", error_is_null=True)
+
+
+def _iso_times(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Times where every cell is an ISO day, minute or second without an offset; else None."""
     filled = text.drop_null()
     if not pc.all(pc.is_in(pc.utf8_length(filled), _ISO_LENGTHS)).as_py():
         return None
     try:
-        return text.cast(pa.timestamp("us")).combine_chunks()
+        return text.cast(pa.timestamp("us"))
     except pa.ArrowInvalid:
         return None
-
-
-def _of_24_hours(hour: Ints, half: pa.Array) -> tuple[Ints, Any]:
-    """The hours of a 24-hour clock, and which of them exist."""
-    half = pc.utf8_lower(pc.fill_null(half, ""))
-    is_half = np.asarray(pc.not_equal(half, ""))
-    afternoon = np.asarray(pc.equal(half, "pm"))
-    of_day = np.where(is_half, hour % 12 + 12 * afternoon, hour)
-    return of_day, np.where(is_half, (hour >= 1) & (hour <= 12), hour < 24)
-
-
-def _offset_us(offset: pa.Array) -> Ints:
-    """Offsets from UTC in microseconds: +02:00, +0200 and +02 are two hours; Z, UTC and GMT are none."""
-    digits = pc.replace_substring_regex(offset, "[A-Z:]", "")
-    hours, minutes = (_number(pc.utf8_slice_codeunits(digits, at, at + 2)) for at in (1, 3))
-    sign = np.where(np.asarray(pc.starts_with(digits, "-")), -1, 1)
-    return np.asarray(sign * (hours * 60 + minutes) * 60 * SECOND_US, dtype=np.int64)
-
-
-def dates_us(year: Ints, month: Ints, day: Ints) -> pa.Array:
-    """Midnights as timestamp[us]; null for a day that does not exist or a year outside 1 to 9999.
-
-    >>> dates_us(np.array([2016, 2015]), np.array([2, 2]), np.array([29, 29])).to_pylist()
-    [datetime.datetime(2016, 2, 29, 0, 0), None]
-    """
-    months = (np.clip(year, 1, 9999) - 1970) * 12 + np.clip(month, 1, 12) - 1
-    first, after = ((months + i).astype("datetime64[M]").astype("datetime64[D]") for i in (0, 1))
-    length = (after - first).astype(np.int64)
-    good = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12)
-    good &= (day >= 1) & (day <= length)
-    us = (first.astype(np.int64) + day - 1) * DAY_US
-    return pa.array(us, mask=~good).cast(pa.timestamp("us"))
-
-
-def _number(digits: pa.Array) -> Ints:
-    """Digits as integers; null and empty text are 0."""
-    filled = pc.if_else(pc.equal(pc.fill_null(digits, ""), ""), "0", digits)
-    return np.asarray(filled.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def parse_numbers(text: pa.ChunkedArray, decimal: str = ".") -> pa.ChunkedArray:

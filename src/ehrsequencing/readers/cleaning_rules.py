@@ -1,126 +1,107 @@
 """The cleaning rules: a reader's rows → MEDS rows. `import_report.RULES` says what each rule does."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts
-from ehrsequencing.readers.row_order import Keys, ordered_rows
+from ehrsequencing.readers.import_report import FATES, ImportReport, RuleCounts
 from ehrsequencing.readers.rows import (
-    NO_TIME,
-    OPEN,
-    PlainRows,
+    END_SUFFIX,
+    PERIOD_START,
     Role,
-    among_roles,
     clean_codes,
     encoded,
-    end_of_day,
-    is_date,
-    micros,
+    packed,
+    places,
 )
-from ehrsequencing.readers.visit_spans import (
-    VISITS,
-    VisitSpans,
-    known_times,
-    rows_outside,
-    visit_spans,
-)
-from ehrsequencing.records.events import BIRTH, DAY_US, SECOND_US
+from ehrsequencing.records.events import DAY_US, SECOND_US
 
-PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
-END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
-_SPANS = (Role.VISIT, Role.SPAN)
+PERIOD_END = "OBSERVATION_PERIOD_END"
+NO_TIME = np.iinfo(np.int64).min
+OPEN = np.iinfo(np.int64).max - DAY_US  # the end of what has not ended
+VISITS = (Role.VISIT, Role.NAMED_VISIT)
+UNUSABLE = -1  # the role of a row that cannot be used
+_UNCODED = (Role.NAMED_VISIT,)  # roles that need no code
+_UNDATED = (Role.PERSON, Role.STATIC, Role.NAMED_VISIT)  # and no time
+_WITHOUT_VISIT = (Role.PERSON, Role.DEATH, Role.OBSERVED)
+_ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
 
 
-def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tuple[pa.Table, Bools]:
-    """Which rows have a subject and, where their role needs them, a code and a time; the others are counted.
+def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
+    """A reader's rows with all columns of the schema, their codes clean and of a dictionary.
 
-    Args:
-        rows: Rows of a reader; an absent column of the schema is null. Codes may be of a dictionary.
-        schema: `rows_schema` of the reader.
-        report: Where dropped rows are counted.
-
-    Returns:
-        All rows with all columns of the schema, their codes clean and of a dictionary, and (n,) which are usable.
+    Rows without a subject or, where their role needs them, a code and a time are counted, and get the role `UNUSABLE`.
     """
-    n, columns = len(rows), []
-    for field in schema:
-        column = pa.chunked_array([pa.nulls(n, field.type)])
-        if field.name in rows.column_names:
-            column = rows[field.name]
-        columns.append(column if field.name == "code" else column.cast(field.type, safe=False))
-    rows = pa.table(columns, names=schema.names)
-    code = encoded(rows["code"])
+    columns: dict[str, Any] = {}
+    for name in schema.names:
+        column = rows[name] if name in rows.column_names else pa.nulls(len(rows), pa.null())
+        columns[name] = (
+            column if name == "code" else column.cast(schema.field(name).type, safe=False)
+        )
+    code = encoded(columns["code"])
     clean = clean_codes(code.dictionary)
-    number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False)
-    # the last is for a code of null: number -1
-    fixed = np.r_[np.asarray(pc.not_equal(clean, code.dictionary)), False]
-    blank = np.r_[np.asarray(pc.equal(clean, "")), True]
-    report.counts["fixed_code"] += int(fixed[number].sum()) if fixed.any() else 0
-    coded = pa.DictionaryArray.from_arrays(code.indices, clean)
-    rows = rows.set_column(schema.get_field_index("code"), "code", coded)
+    fixed = pc.not_equal(clean, code.dictionary).take(code.indices)
+    report.count("fixed_code", fixed)
+    blank = pc.equal(clean, "").take(code.indices)
+    number = pc.if_else(blank, pa.scalar(None, code.indices.type), code.indices)
+    rows = pa.table({**columns, "code": pa.DictionaryArray.from_arrays(number, clean)})
     role, source = rows["role"].to_numpy(), rows["source"].to_numpy()
-    undated = among_roles(role, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
-    undated |= (role == Role.REPORTED) & ~_nulls(rows["encounter_id"])
-    uncoded = among_roles(role, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
-    left, gone = np.ones(n, dtype=bool), dict[str, Bools]()
-    for reason, bad in (
-        ("no_person", _nulls(rows["subject_id"])),
-        ("no_code", blank[number] & ~uncoded),
-        ("no_time", _nulls(rows["time"]) & ~undated),
-    ):
-        gone[reason] = left & bad
+    may_lack_time = np.isin(role, _UNDATED)
+    may_lack_time |= (role == Role.REPORTED) & np.asarray(rows["encounter_id"].is_valid())
+    left, lost = np.ones(len(rows), dtype=bool), dict[str, Bools]()
+    for reason, bad in {
+        "no_person": np.asarray(rows["subject_id"].is_null()),
+        "no_code": np.asarray(number.is_null()) & ~np.isin(role, _UNCODED),
+        "no_time": np.asarray(rows["time"].is_null()) & ~may_lack_time,
+    }.items():
+        lost[reason] = left & bad
         left &= ~bad
-        report.counts[reason] += int(gone[reason].sum())
-    for reason, lost in gone.items():  # a row of the source that left another row is not dropped
-        report.row_counts.drop(reason, np.setdiff1d(source[lost], source[left]))
-    return rows, left
+    for reason, chosen in lost.items():  # a row of the source that left another row is not dropped
+        report.counts[reason] += int(chosen.sum())
+        gone = pa.array(source[chosen])
+        made = pc.is_in(pa.array(source), value_set=gone).to_numpy(zero_copy_only=False) & left
+        report.lose(reason, np.setdiff1d(source[chosen], source[made]))
+    usable = np.where(left, role, UNUSABLE).astype(np.int8)
+    return rows.set_column(schema.get_field_index("role"), "role", pa.array(usable))
 
 
-def _nulls(column: pa.ChunkedArray) -> Bools:
-    return np.asarray(column.is_null()) if column.null_count else np.zeros(len(column), dtype=bool)
+@dataclass(eq=False)
+class Rows:
+    """Rows of known persons as plain columns; the rules change times and visits, and say which rows are lost."""
+
+    table: pa.Table
+    codes: pa.Array  # (c,) texts
+    subject_ids: Ints  # (s,) sorted
+    subject: Ints  # (n,) place among `subject_ids`
+    role: Ints  # (n,) numbers of `Role`
+    time_us: Ints  # (n,) `NO_TIME` for null
+    end_us: Ints  # (n,) as `time_us`
+    code: Ints  # (n,) place among `codes`, -1 for null
+    source: Ints  # (n,)
+    visit: Ints  # (n,) number of its visit; -1 without one
+    date_only: Bools  # (n,) whether the source gave a date, and no time of day
+    end_date_only: Bools  # (n,) the same of the end
+    lost: Ints  # (n,) why a row makes none of the output, a number of `FATES`; 0 where it may make one
+
+    def lose(self, reason: str, chosen: Ints | Bools) -> None:
+        """Say why some rows make none."""
+        self.lost[chosen] = FATES[reason]
+
+    def of_role(self, *roles: Role) -> Bools:
+        """(n,) which rows have one of these roles."""
+        return np.isin(self.role, roles)
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """Rows of the output: which row each was made of, its time, and its code."""
-
-    row: Ints
-    time_us: Ints
-    code: Ints  # of n codes of the table; n and n + 1 are the start and end of a period; n + 2 + c is the end of code c
-    date_only: Bools  # the source gave a date, and no time of day
-
-
-def clean_rows(
-    rows: pa.Table,
-    counts: RuleCounts,
-    row_counts: RowCounts | None = None,
-    *,
-    open_after_us: int | None = None,
-) -> pa.Table:
-    """As `cleaned`, with codes as text."""
-    made = cleaned(rows, counts, row_counts, open_after_us=open_after_us)
-    return made.set_column(2, "code", made["code"].cast(pa.string()))
-
-
-def cleaned(
-    rows: pa.Table,
-    counts: RuleCounts,
-    row_counts: RowCounts | None = None,
-    *,
-    open_after_us: int | None = None,
-) -> pa.Table:
+def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None = None) -> pa.Table:
     """Turn the rows of some subjects into MEDS rows.
 
     Args:
-        rows: All rows of these subjects, in any order, with the columns of `rows_schema`; codes may be of a dictionary.
-            Rows that need a time have one, all have a subject, and all but `OBSERVED`, `PERSON` and `NAMED_VISIT`
-            have a code.
-        counts: Where the use of each rule is counted.
-        row_counts: Where each row, by its `source`, is counted as kept or dropped.
+        table: All usable rows of these subjects, in any order, as `conformed` gives them.
+        report: Where the use of each rule is counted, and what became of each row, by its `source`.
         open_after_us: An end after this time means "not ended yet".
 
     Returns:
@@ -128,50 +109,253 @@ def cleaned(
         encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
         the result does not depend on the order of the rows.
     """
-    known = _without_open_ends(_known_persons(rows, counts), counts, open_after_us)
-    visit = _visit_of(known, counts)
-    spans = visit_spans(known, visit)
-    known = replace(known, time_us=known_times(known, visit, spans, counts))
-    outside = rows_outside(known, visit, spans, counts)
-    visit = np.where(outside, -1, visit)
-    texts = encoded(known.table["code"]).dictionary
-    parts = [make(known, counts, len(texts)) for make in (_births, _deaths, _periods)]
-    made = _joined([*parts, _events(known, visit, spans, counts, len(texts))])
-    made = _without_nobody(known, made, counts, is_birth=pc.equal(texts, BIRTH))
-    names, code = _used_codes(texts, made.code)
-    encounter = known.table["encounter_id"].combine_chunks()
-    encounter = pc.if_else(pa.array(visit >= 0), encounter, pa.scalar(None, encounter.type))
-    value, text = (known.table[name].combine_chunks() for name in ("numeric_value", "text_value"))
-    order = ordered_rows(
-        Keys(
-            subject=known.subject[made.row],
-            time_us=made.time_us,
-            code=code,
-            value=value,
-            text=text,
-            encounter=encounter,
-            lost=outside,
-            source=known.source,
-            row=made.row,
-            date_only=made.date_only,
-        )
+    rows, counts = _known_persons(table, report), report.counts
+    _remove_open_ends(rows, OPEN if open_after_us is None else open_after_us, counts)
+    spans = visit_spans(rows, counts)
+    set_known_times(rows, spans, counts)
+    outside = rows_outside(rows, spans)
+    rows.visit[outside] = -1
+    counts["outside_visit"] += int(outside.sum())
+    _move_dates(rows, spans, counts)
+    born = _keep_earliest(rows, Role.PERSON, "two_births", counts)
+    counts["no_birth"] += len(rows.subject_ids) - born
+    _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
+    _check_ends(rows, counts)
+    _join_periods(rows, counts)
+    _lose_nobody(rows, counts)
+
+    starts = np.flatnonzero(_starts(rows))
+    ends = np.flatnonzero((rows.lost == 0) & rows.of_role(*_ENDING) & (rows.end_us != NO_TIME))
+    row = np.r_[starts, ends]
+    time_us = np.r_[rows.time_us[starts], rows.end_us[ends]]
+    date_only = np.r_[rows.date_only[starts], rows.end_date_only[ends]]
+    names, code = _used_codes(
+        rows.codes, np.r_[rows.code[starts], rows.code[ends] + len(rows.codes)]
     )
-    counts["duplicates"] += len(made.row) - len(order)
-    row, time_us = made.row[order], made.time_us[order]
-    if row_counts is not None:
-        _count_rows(rows, known, row, row_counts)
+    columns = {n: rows.table[n].combine_chunks() for n in ("numeric_value", "text_value")}
+    encounter = rows.table["encounter_id"].combine_chunks()
+    none = pa.scalar(None, encounter.type)
+    columns["encounter_id"] = pc.if_else(pa.array(rows.visit >= 0), encounter, none)
+    # of equal rows the first stays: one with its encounter, and with a clock, then the smallest source
+    preferred = (rows.source[row], date_only, outside[row])
+    order = ordered_rows((rows.subject[row], time_us, code), columns, row, preferred)
+    counts["duplicates"] += len(row) - len(order)
+    row, time_us = row[order], time_us[order]
+    _count_rows(rows, row, report)
     coded = pa.DictionaryArray.from_arrays(pa.array(code[order].astype(np.int32)), names)
     return pa.table(
         {
-            "subject_id": known.subject_ids[known.subject[row]],
+            "subject_id": rows.subject_ids[rows.subject[row]],
             "time": pa.array(time_us, mask=time_us == NO_TIME).cast(pa.timestamp("us")),
             "code": coded,
-            "numeric_value": taken(value, row),
-            "text_value": taken(text, row),
-            "encounter_id": taken(encounter, row),
-            "date_only": made.date_only[order],
+            **{name: taken(column, row) for name, column in columns.items()},
+            "date_only": date_only[order],
         }
     )
+
+
+def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
+    """The rows of persons who have a row with that role; others are counted."""
+    is_person = pa.array(table["role"].to_numpy() == Role.PERSON)
+    subject_ids = np.sort(pc.unique(table["subject_id"].filter(is_person)).to_numpy())
+    place = pc.index_in(table["subject_id"], pa.array(subject_ids))
+    report.lose("unknown_person", table["source"].filter(place.is_null()).to_numpy())
+    report.counts["unknown_person"] += place.null_count
+    if place.null_count:
+        table, place = table.filter(place.is_valid()), place.drop_null()
+    time_us, end_us = (
+        pc.fill_null(table[name].cast(pa.int64()), NO_TIME).to_numpy() for name in ("time", "end")
+    )
+    role, coded = table["role"].to_numpy(), encoded(table["code"])
+    return Rows(
+        table=table,
+        codes=coded.dictionary,
+        subject_ids=subject_ids,
+        subject=place.to_numpy().astype(np.int64),
+        role=role,
+        time_us=np.where(role == Role.STATIC, NO_TIME, time_us),
+        end_us=end_us.copy(),
+        code=places(coded),
+        source=table["source"].to_numpy(),
+        visit=np.full(len(table), -1),
+        date_only=np.zeros(len(table), dtype=bool),
+        end_date_only=is_date(end_us),
+        lost=np.zeros(len(table), dtype=np.int64),
+    )
+
+
+# ---- visits ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class VisitSpans:
+    """When each visit began and ended; the last is for rows without a visit, and for what is not known.
+
+    Several rows of a visit have one span, from the earliest start to the latest end.
+    """
+
+    start_us: Ints  # (v + 1,) `NO_TIME` where it is not known
+    end_us: Ints  # (v + 1,) without a valid end, the end of the day on which it starts
+    until_us: Ints  # (v + 1,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
+
+
+def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
+    """Number the visits of the rows, and find their spans.
+
+    Births, deaths and observation periods belong to no visit, so that rows which differ in it only are equal. Two
+    persons may use the same `encounter_id`.
+    """
+    name = places(encoded(rows.table["encounter_id"]))
+    name[rows.of_role(*_WITHOUT_VISIT)] = -1
+    key = np.where(name < 0, -1, rows.subject + name * len(rows.subject_ids))
+    is_visit = rows.of_role(*VISITS) & (key >= 0)
+    visits = pc.unique(pa.array(key[is_visit]))
+    rows.visit = pc.fill_null(pc.index_in(pa.array(key), visits), -1).to_numpy().astype(np.int64)
+    counts["dangling_encounter"] += int(((key >= 0) & (rows.visit < 0)).sum())
+
+    start, end = np.full(len(visits) + 1, OPEN), np.full(len(visits) + 1, NO_TIME)
+    chosen = np.flatnonzero(is_visit & (rows.time_us != NO_TIME))
+    at, start_us = rows.visit[chosen], rows.time_us[chosen]
+    end_us = end_of_day(rows.end_us[chosen])
+    is_valid = end_us >= start_us
+    np.minimum.at(start, at, start_us)
+    np.maximum.at(end, at, np.where(is_valid, end_us, end_of_day(day_of(start_us))))
+    until = np.full(len(start), OPEN)
+    ended = at[is_valid]
+    until[ended] = day_of(end[ended]) + 2 * DAY_US
+    return VisitSpans(
+        np.where(end == NO_TIME, NO_TIME, start), np.where(end == NO_TIME, OPEN, end), until
+    )
+
+
+def set_known_times(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
+    """What was reported has the latest time at which it began, or its visit's end if it began before.
+
+    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before.
+    """
+    some = np.flatnonzero(rows.of_role(Role.REPORTED))
+    first, last, at = rows.time_us[some], rows.end_us[some], rows.visit[some]
+    last = np.where(last == NO_TIME, first, last)
+    start, end = spans.start_us[at], spans.end_us[at]
+    is_early = (end_of_day(first) < start) | ((first <= end) & (end < last))
+    rows.time_us[some] = np.where(is_early, end, last)
+    is_undated = first == NO_TIME
+    counts["began_before"] += int((is_early & ~is_undated).sum())
+    counts["undated"] += int((is_early & is_undated).sum())
+    rows.lose("no_time", some[rows.time_us[some] == NO_TIME])
+
+
+def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
+    """(n,) which rows lie more than a day before their visit's first day or after its last; they would stretch it."""
+    start, until = spans.start_us, spans.until_us[rows.visit]
+    first = np.where(start == NO_TIME, NO_TIME, day_of(start) - DAY_US)[rows.visit]
+    is_far = (rows.time_us < first) | (rows.time_us >= until)
+    is_far |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
+    outside: Bools = is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
+    return outside
+
+
+# ---- times -------------------------------------------------------------------------------------
+
+
+def is_date(time_us: Ints) -> Bools:
+    """(n,) whether a time is a date without a time of day."""
+    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
+
+
+def end_of_day(time_us: Ints) -> Ints:
+    """The times, with midnight moved to the last second of the day."""
+    return np.where(is_date(time_us), time_us + DAY_US - SECOND_US, time_us)
+
+
+def day_of(time_us: Ints) -> Ints:
+    """Midnight of the day of each time."""
+    return time_us - time_us % DAY_US
+
+
+def _remove_open_ends(rows: Rows, after_us: int, counts: RuleCounts) -> None:
+    """Remove ends and deaths after `after_us`, which mean "not ended yet"."""
+    is_open = rows.end_us > after_us
+    no_death = rows.of_role(Role.DEATH) & (rows.time_us > after_us)
+    counts["open_end"] += int(is_open.sum() + no_death.sum())
+    rows.end_us[is_open] = np.where(rows.role[is_open] == Role.OBSERVED, OPEN, NO_TIME)
+    rows.lose("open_end", no_death)
+
+
+def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
+    """Move dates to the end of their day, or of their visit if it ends on that day; births stay at midnight."""
+    is_moved = is_date(rows.time_us) & rows.of_role(Role.EVENT, Role.REPORTED, Role.DEATH)
+    is_moved &= rows.lost == 0
+    counts["date_only"] += int(is_moved.sum())
+    day, at = rows.time_us[is_moved], rows.visit[is_moved]
+    start, end = spans.start_us[at], spans.end_us[at]
+    covers = (start < day + DAY_US) & (end >= day)
+    time_us = end_of_day(day)
+    rows.time_us[is_moved] = np.where(covers, np.minimum(time_us, end), time_us)
+    rows.date_only = is_moved | (is_date(rows.time_us) & rows.of_role(Role.PERSON))
+
+
+def _keep_earliest(rows: Rows, role: Role, reason: str, counts: RuleCounts) -> int:
+    """Keep of each subject the earliest dated row of a role; count subjects with different times; how many have one."""
+    dated = rows.of_role(role) & (rows.time_us != NO_TIME) & (rows.lost == 0)
+    order = np.flatnonzero(dated)
+    order = order[np.lexsort((rows.time_us[order], rows.subject[order]))]
+    subject, time_us = rows.subject[order], rows.time_us[order]
+    _, first, length = np.unique(subject, return_index=True, return_counts=True)
+    counts[reason] += int((time_us[first + length - 1] != time_us[first]).sum())
+    rows.lose(reason, np.delete(order, first))
+    return len(first)
+
+
+def _check_ends(rows: Rows, counts: RuleCounts) -> None:
+    """Move ends on a date to the end of that day, and remove those before their start."""
+    end_us = end_of_day(rows.end_us)
+    is_backwards = rows.of_role(*_ENDING) & (end_us < rows.time_us) & (end_us != NO_TIME)
+    counts["end_before_start"] += int(is_backwards.sum())
+    rows.end_us = np.where(is_backwards, NO_TIME, end_us)
+
+
+def _join_periods(rows: Rows, counts: RuleCounts) -> None:
+    """Join the observation periods of a person that overlap or touch (less than a day apart).
+
+    A period without a valid end lasts for a day; one that has not ended has only a start.
+    """
+    no_end = rows.of_role(Role.OBSERVED) & (rows.end_us == NO_TIME)
+    rows.end_us[no_end] = end_of_day(rows.time_us[no_end])
+    rows.end_date_only[no_end] = is_date(rows.time_us[no_end])
+    order = np.flatnonzero(rows.of_role(Role.OBSERVED))
+    order = order[np.lexsort((rows.end_us[order], rows.time_us[order], rows.subject[order]))]
+    first = -1  # the row of the period that the next may touch
+    for row in order.tolist():
+        is_same = first >= 0 and rows.subject[first] == rows.subject[row]
+        if not is_same or rows.time_us[row] > rows.end_us[first] + SECOND_US:
+            first = row
+            continue
+        rows.lose("overlapping_periods", np.array([row]))
+        counts["overlapping_periods"] += 1
+        if rows.end_us[row] > rows.end_us[first]:
+            rows.end_us[first] = rows.end_us[row]
+            rows.end_date_only[first] = rows.end_date_only[row]
+    rows.end_us[rows.end_us >= OPEN] = NO_TIME
+
+
+def _starts(rows: Rows) -> Bools:
+    """(n,) which rows make a row at their time."""
+    has_time = (rows.time_us != NO_TIME) | rows.of_role(Role.STATIC)
+    return np.asarray((rows.lost == 0) & has_time & ~rows.of_role(Role.NAMED_VISIT))
+
+
+def _lose_nobody(rows: Rows, counts: RuleCounts) -> None:
+    """Drop subjects with nothing but a birth and static rows, as MEDS readers do."""
+    starts = _starts(rows)
+    is_timed = starts & ~rows.of_role(Role.PERSON, Role.STATIC)
+    has_events = np.zeros(len(rows.subject_ids), dtype=bool)
+    has_events[rows.subject[is_timed]] = True
+    counts["nobody"] += len(np.unique(rows.subject[starts & ~has_events[rows.subject]]))
+    rows.lose("nobody", ~has_events[rows.subject])
+
+
+# ---- order -------------------------------------------------------------------------------------
 
 
 def taken(column: pa.Array, row: Ints) -> pa.Array:
@@ -182,10 +366,15 @@ def taken(column: pa.Array, row: Ints) -> pa.Array:
 
 
 def _used_codes(texts: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
-    """The sorted distinct codes that are used, and (n,) the place of each row's code among them."""
-    periods = pa.array([PERIOD_START, PERIOD_END])
+    """The sorted distinct codes that are used, and (n,) the place of each row's code among them.
+
+    Args:
+        texts: (c,) codes.
+        number: (n,) place among them; c more where the row is the end of what has that code.
+    """
     ends = pc.binary_join_element_wise(texts, pa.scalar(END_SUFFIX), "")
-    codes = pa.concat_arrays([texts, periods, ends])
+    ends = pc.if_else(pc.equal(texts, PERIOD_START), PERIOD_END, ends)
+    codes = pa.concat_arrays([texts, ends])
     used = np.flatnonzero(np.bincount(number, minlength=len(codes)))
     names = pc.unique(codes.take(pa.array(used)))
     names = names.take(pc.sort_indices(names))
@@ -194,186 +383,55 @@ def _used_codes(texts: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
     return names, rank[number]
 
 
-def _count_rows(given: pa.Table, known: PlainRows, made: Ints, row_counts: RowCounts) -> None:
-    """Count which rows made a row of the output (`made`: their places), and why the others did not."""
-    used = np.zeros(len(known.source), dtype=bool)
-    used[made] = True
-    present = np.zeros(len(known.subject_ids), dtype=bool)
-    present[known.subject[made]] = True
-    undated = known.time_us == NO_TIME
-    # a person without a birth makes no row, but is in the output
-    used |= known.of_role(Role.PERSON) & undated & present[known.subject]
-    row_counts.keep(known.source[used])
-    if len(known.source) < len(given):
-        unknown = np.setdiff1d(given["source"].to_numpy(), known.source)
-        row_counts.drop("unknown_person", unknown)
-    left = np.flatnonzero(~used)
-    source, role, undated = known.source[left], known.role[left], undated[left]
-    untold = np.ones(len(left), dtype=bool)
-    for reason, chosen in {
-        "no_time": (role == Role.REPORTED) & undated,
-        "nobody": ~present[known.subject[left]],
-        "open_end": (role == Role.DEATH) & undated,
-        "two_births": role == Role.PERSON,
-        "two_deaths": role == Role.DEATH,
-        "overlapping_periods": role == Role.OBSERVED,
-        "duplicates": untold,
-    }.items():
-        row_counts.drop(reason, source[untold & chosen])
-        untold = untold & ~chosen
+def ordered_rows(
+    keys: tuple[Ints, Ints, Ints],
+    columns: dict[str, pa.Array],
+    row: Ints,
+    preferred: tuple[Ints, Bools, Bools],
+) -> Ints:
+    """(k,) the rows in their order, each of several equal rows once: one sort of packed integers, another for ties.
 
-
-def _known_persons(rows: pa.Table, counts: RuleCounts) -> PlainRows:
-    """The rows of persons who have a row with that role."""
-    role = rows["role"].to_numpy()
-    ids = np.unique(rows["subject_id"].to_numpy()[role == Role.PERSON])
-    place = pc.index_in(rows["subject_id"], pa.array(ids))
-    counts["unknown_person"] += place.null_count
-    if place.null_count:
-        rows, place = rows.filter(place.is_valid()), place.drop_null()
-    return PlainRows(
-        table=rows,
-        subject_ids=ids,
-        subject=place.to_numpy().astype(np.int64),
-        role=rows["role"].to_numpy(),
-        time_us=micros(rows["time"]),
-        end_us=micros(rows["end"]),
-        code=_codes(rows),
-        source=rows["source"].to_numpy(),
-    )
-
-
-def _codes(rows: pa.Table) -> Ints:
-    number = pc.fill_null(encoded(rows["code"]).indices, -1)
-    return np.asarray(number.to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-def _without_open_ends(rows: PlainRows, counts: RuleCounts, open_after_us: int | None) -> PlainRows:
-    """Remove ends and deaths after `open_after_us`, which mean "not ended yet"."""
-    after_us = OPEN if open_after_us is None else open_after_us
-    is_open = rows.end_us > after_us
-    no_death = rows.of_role(Role.DEATH) & (rows.time_us > after_us)
-    counts["open_end"] += int(is_open.sum() + no_death.sum())
-    no_end = np.where(rows.of_role(Role.OBSERVED), OPEN, NO_TIME)
-    time_us = np.where(no_death, NO_TIME, rows.time_us)
-    return replace(rows, time_us=time_us, end_us=np.where(is_open, no_end, rows.end_us))
-
-
-def _joined(parts: list[_Made]) -> _Made:
-    names = ("row", "time_us", "code", "date_only")
-    return _Made(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
-def _earliest(subject: Ints, time_us: Ints) -> tuple[Ints, int]:
-    """Of each subject the row with the earliest time, and how many subjects had several different times."""
-    order = np.lexsort((time_us, subject))
-    subject, time_us = subject[order], time_us[order]
-    _, first, rows = np.unique(subject, return_index=True, return_counts=True)
-    latest = time_us[first + rows - 1] if len(first) else time_us
-    return order[first], int((latest != time_us[first]).sum())
-
-
-def _births(rows: PlainRows, counts: RuleCounts, n_codes: int) -> _Made:
-    dated = np.flatnonzero(rows.of_role(Role.PERSON) & (rows.time_us != NO_TIME))
-    first, several = _earliest(rows.subject[dated], rows.time_us[dated])
-    counts["two_births"] += several
-    counts["no_birth"] += len(rows.subject_ids) - len(first)
-    born = dated[first]
-    return _Made(born, rows.time_us[born], rows.code[born], is_date(rows.time_us[born]))
-
-
-def _deaths(rows: PlainRows, counts: RuleCounts, n_codes: int) -> _Made:
-    deaths = np.flatnonzero(rows.of_role(Role.DEATH) & (rows.time_us != NO_TIME))
-    time_us, dated = end_of_day(rows.time_us[deaths]), is_date(rows.time_us[deaths])
-    first, several = _earliest(rows.subject[deaths], time_us)
-    counts["two_deaths"] += several
-    counts["date_only"] += int(dated.sum())
-    return _Made(deaths[first], time_us[first], rows.code[deaths[first]], dated[first])
-
-
-def _periods(rows: PlainRows, counts: RuleCounts, n_codes: int) -> _Made:
-    """Start and end of each observation period; periods that overlap or touch (less than a day apart) become one.
-
-    A period that has not ended has only a start.
+    Args:
+        keys: (n,) ranks of subjects, times in microseconds, ranks of codes.
+        columns: (m,) value, text and encounter of the rows that these rows were made of; null comes last.
+        row: (n,) which of the m rows each row was made of.
+        preferred: (n,) what decides which of equal rows is kept, the lowest, the last column first. The last says whose
+            encounter was removed: such a row equals any other that differs from it in the encounter only.
     """
-    periods = np.flatnonzero(rows.of_role(Role.OBSERVED))
-    start, end = rows.time_us[periods], rows.end_us[periods]
-    backwards = (end != NO_TIME) & (end_of_day(end) < start)
-    counts["end_before_start"] += int(backwards.sum())
-    end = np.where(backwards | (end == NO_TIME), start, end)
-    order = np.lexsort((end, start, rows.subject[periods]))
-    periods, start, end = periods[order], start[order], end_of_day(end)[order]
-    subject, opens, reach = rows.subject[periods], np.ones(len(order), dtype=bool), 0
-    for row in range(len(order)):  # reach: the latest end so far, which need not be the neighbour's
-        if row and subject[row] == subject[row - 1]:
-            opens[row] = start[row] > reach + SECOND_US
-            reach = max(reach, end[row])
-        else:
-            reach = end[row]
-        end[row] = reach
-    counts["overlapping_periods"] += int((~opens).sum())
-    first, last = np.flatnonzero(opens), np.flatnonzero(np.roll(opens, -1))
-    ended = end[last] < OPEN
-    last = last[ended]
-    made = periods[np.r_[first, first[ended]]]
-    code = np.repeat([n_codes, n_codes + 1], [len(first), len(last)])
-    dated = np.r_[np.zeros(len(first), bool), is_date(rows.end_us[periods[last]])]
-    return _Made(made, np.r_[start[first], end[last]], code, dated)
+    subject, time_us, code = keys
+    is_timed = time_us != NO_TIME
+    first = int(time_us[is_timed].min(initial=OPEN))
+    since = np.where(is_timed, time_us - first, 0)
+    unit = 1 if (since % SECOND_US).any() else SECOND_US
+    number = packed([subject, np.where(is_timed, since // unit + 1, 0), code])
+    order = np.argsort(number)
+    same = number[order][1:] == number[order][:-1]
+    tied = np.flatnonzero(np.r_[False, same] | np.r_[same, False])
+    ties = order[tied]
+    value, text, encounter = (ranks(column.take(row[ties])) for column in columns.values())
+    content = packed([number[ties], value, text])
+    source, dated, lost = (column[ties] for column in preferred)
+    inner = np.lexsort((source, dated, lost, encounter, content))
+    order[tied] = ties[inner]
+    content, encounter, lost = content[inner], encounter[inner], lost[inner]
+    repeats = content[1:] == content[:-1]
+    repeats &= (encounter[1:] == encounter[:-1]) | lost[1:]
+    return np.delete(order, tied[1:][repeats])
 
 
-def _events(
-    rows: PlainRows, visit: Ints, spans: VisitSpans, counts: RuleCounts, n_codes: int
-) -> _Made:
-    """Events, static rows, and the starts and ends of visits and other spans."""
-    is_known = rows.of_role(Role.REPORTED) & (rows.time_us != NO_TIME)
-    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.STATIC, *_SPANS) | is_known)
-    role, visit = rows.role[every], visit[every]
-    span = among_roles(role, *_SPANS)
-    time_us = np.where(role == Role.STATIC, NO_TIME, rows.time_us[every])
-    dated = is_date(time_us) & ~span
-    counts["date_only"] += int(dated.sum())
-    loose = np.flatnonzero(dated & (visit >= 0))
-    at, bare = visit[loose], time_us[loose]
-    time_us[dated] = end_of_day(time_us[dated])
-    covers = (spans.start_us[at] < bare + DAY_US) & (spans.end_us[at] >= bare)
-    inside = loose[covers]
-    time_us[inside] = np.minimum(time_us[inside], spans.end_us[at[covers]])
-    stays = np.flatnonzero(span)
-    end_us = end_of_day(rows.end_us[every[stays]])
-    backwards = (end_us != NO_TIME) & (end_us < time_us[stays])
-    counts["end_before_start"] += int(backwards.sum())
-    ended = (end_us != NO_TIME) & ~backwards
-    ends = every[stays[ended]]
-    end_code = n_codes + 2 + rows.code[ends]
-    stopped = _Made(ends, end_us[ended], end_code, is_date(rows.end_us[ends]))
-    return _joined([_Made(every, time_us, rows.code[every], dated), stopped])
-
-
-def _visit_of(rows: PlainRows, counts: RuleCounts) -> Ints:
-    """(n,) number of each row's visit, -1 without an `encounter_id`, or where that person has no such visit.
-
-    Births, deaths and observation periods belong to no visit, so that rows which differ in it only are equal. Two
-    persons may use the same `encounter_id`.
-    """
-    name = pc.fill_null(encoded(rows.table["encounter_id"]).indices, -1)
-    number = name.to_numpy(zero_copy_only=False).astype(np.int64)
-    number[rows.of_role(Role.PERSON, Role.DEATH, Role.OBSERVED)] = -1
-    key = np.where(number < 0, -1, rows.subject + number * len(rows.subject_ids))
-    visits = np.unique(key[rows.of_role(*VISITS) & (number >= 0)])
-    found = pc.fill_null(pc.index_in(pa.array(key), pa.array(visits)), -1).to_numpy()
-    counts["dangling_encounter"] += int(((number >= 0) & (found < 0)).sum())
+def ranks(column: pa.Array) -> Ints:
+    """(n,) the place of each value among the sorted distinct ones, and null last."""
+    found = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
     return np.asarray(found, dtype=np.int64)
 
 
-def _without_nobody(
-    rows: PlainRows, made: _Made, counts: RuleCounts, *, is_birth: pa.Array
-) -> _Made:
-    """Drop subjects with nothing but a birth and static rows, as MEDS readers do."""
-    births = np.flatnonzero(np.asarray(is_birth))
-    subject = rows.subject[made.row]
-    timed, met = (np.zeros(len(rows.subject_ids), dtype=bool) for _ in range(2))
-    timed[subject[(made.time_us != NO_TIME) & ~np.isin(made.code, births)]] = True
-    met[subject] = True
-    counts["nobody"] += int((met & ~timed).sum())
-    keep = np.flatnonzero(timed[subject])
-    return _Made(made.row[keep], made.time_us[keep], made.code[keep], made.date_only[keep])
+def _count_rows(rows: Rows, made: Ints, report: ImportReport) -> None:
+    """Count which rows made a row of the output (`made`), and why the others did not."""
+    is_used = np.zeros(len(rows.source), dtype=bool)
+    is_used[made] = True
+    # a person without a birth makes no row, but is in the output
+    is_used |= rows.of_role(Role.PERSON) & (rows.time_us == NO_TIME) & (rows.lost == 0)
+    report.keep(rows.source[is_used])
+    rows.lose("duplicates", ~is_used & (rows.lost == 0))
+    for reason, number in FATES.items():
+        report.lose(reason, rows.source[rows.lost == number])

@@ -19,11 +19,17 @@ from ehrsequencing.config.importing import (
 )
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, is_text, parse_times
-from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role, joined, make_rows, together
-from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
+from ehrsequencing.readers.rows import (
+    CodeBook,
+    Role,
+    SubjectNames,
+    joined,
+    make_rows,
+    subject_ids,
+    together,
+)
 from ehrsequencing.readers.table_files import open_table
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 
@@ -59,7 +65,9 @@ def import_csv(source: str, job: Import) -> None:
                     names.add(ids)
                 who = block.whole(subject) if form.whole_ids else subject_ids(ids)
                 base = {"subject_id": who, "source": block.source}
-                writer.add(_rows(table_map, block, base, _Moments(block, form.clocks), book, job))
+                whens = dict.fromkeys(table_map.whens())
+                times: Times = {when: _times(when, block, form.clocks) for when in whens}
+                writer.add(_rows(table_map, block, base, times, book, job))
         if not form.whole_ids:
             names.write(writer.folder)
 
@@ -96,59 +104,52 @@ class _Form:
                     self.clocks.add(when.column)
 
 
-class _Moments:
-    """The times of a block's rows, each kind of time once."""
+def _times(when: When, block: Block, clocks: set[str]) -> pa.ChunkedArray:
+    """(n,) the time that a part of the map means in each row."""
+    if isinstance(when, Elapsed):
+        return _elapsed(when, block, clocks)
+    if is_date(when):
+        every = pa.array([when] * len(block), pa.string())
+        return parse_times(pa.chunked_array([every]))
+    return block.times(when)
 
-    def __init__(self, block: Block, clocks: set[str]) -> None:
-        self._block, self._clocks = block, clocks
-        self._done: dict[When, pa.ChunkedArray] = {}
 
-    def of(self, when: When) -> pa.ChunkedArray:
-        """The time of each row."""
-        if when not in self._done:
-            if isinstance(when, Elapsed):
-                self._done[when] = self._elapsed(when)
-            elif is_date(when):
-                every = pa.array([when] * len(self._block), pa.string())
-                self._done[when] = pa.chunked_array([parse_times(pa.chunked_array([every]))])
-            else:
-                self._done[when] = self._block.times(when)
-        return self._done[when]
+def _elapsed(when: Elapsed, block: Block, clocks: set[str]) -> pa.ChunkedArray:
+    """Origin plus or minus the column, to the second.
 
-    def _elapsed(self, when: Elapsed) -> pa.ChunkedArray:
-        """Origin plus or minus the column, to the second.
+    Where the column holds clocks, midnight becomes a second later, or it would mean a day.
+    """
+    origin = _times(when.since or when.before or "", block, clocks)
+    days = block.numbers(when.column).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
+    good = np.abs(days) < _LONGEST_DAYS  # False for NaN
+    if when.before is not None:  # an age below 0 would be a birth in the future
+        good &= days >= 0
+    block.counts.count_cells(when.column, 0, 0, -int((~good & ~np.isnan(days)).sum()))
+    seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
+    start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
+    us = start + seconds * (SECOND_US if when.since is not None else -SECOND_US)
+    if when.column in clocks:
+        us += np.where(us % DAY_US == 0, SECOND_US, 0)
+    moments = pa.array(us, mask=~good | np.asarray(origin.is_null())).cast(pa.timestamp("us"))
+    return pa.chunked_array([moments])
 
-        Where the column holds clocks, midnight becomes a second later, or it would mean a day.
-        """
-        origin = self.of(when.since or when.before or "")
-        numbers = self._block.numbers(when.column).to_numpy().astype(np.float64)
-        days = numbers * UNIT_DAYS[when.unit]
-        good = np.abs(days) < _LONGEST_DAYS  # False for NaN
-        if when.before is not None:  # an age below 0 would be a birth in the future
-            good &= days >= 0
-        self._block.counts.uncount_values(when.column, int((~good & ~np.isnan(days)).sum()))
-        seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
-        start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
-        us = start + seconds * (SECOND_US if when.since is not None else -SECOND_US)
-        if when.column in self._clocks:
-            us += np.where(us % DAY_US == 0, SECOND_US, 0)
-        moments = pa.array(us, mask=~good | np.asarray(origin.is_null())).cast(pa.timestamp("us"))
-        return pa.chunked_array([moments])
+
+Times = dict[When | None, pa.ChunkedArray]
 
 
 def _rows(
     table_map: TableMap,
     block: Block,
     base: dict[str, Any],
-    moments: _Moments,
+    times: Times,
     book: CodeBook,
     job: Import,
 ) -> pa.Table:
     """Persons, births, deaths, static codes, events and the encounters' ids of a block."""
-    birth = {"time": moments.of(table_map.birth)} if table_map.birth else {}
+    birth = {"time": times[table_map.birth]} if table_map.birth else {}
     parts = [make_rows(Role.PERSON, base, BIRTH, **birth)]
     if table_map.death:
-        time = moments.of(table_map.death)
+        time = times[table_map.death]
         parts.append(make_rows(Role.DEATH, base, DEATH, pc.is_valid(time), time=time))
     for column, beginning in table_map.static.items():
         code = joined(pa.scalar(beginning), block.text(column))
@@ -157,11 +158,11 @@ def _rows(
     if table_map.encounter is not None:
         stay = {**base, "encounter_id": block.text(table_map.encounter.id)}
         there = pc.and_(pc.is_valid(stay["encounter_id"]), pc.is_valid(base["subject_id"]))
-        span = _span(table_map, moments)
+        span = _span(table_map, times)
         parts.append(make_rows(Role.NAMED_VISIT, stay, None, there, **span))
     for event in table_map.events:
         code, keep, number = _event(event, block, book, job)
-        time = moments.of(event.time or table_map.time or "")
+        time = times[event.time or table_map.time]
         fixed = isinstance(event.time, str) and is_date(event.time)
         values = {"time": time, "numeric_value": number}
         is_death = pc.equal(code, DEATH)
@@ -171,15 +172,15 @@ def _rows(
     return together(parts)
 
 
-def _span(table_map: TableMap, moments: _Moments) -> dict[str, pa.Array]:
+def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:
     """When the encounter of each row was: as the map says, else on the day of the row's time."""
     stay = table_map.encounter
     if stay is not None and stay.start is not None:
-        end = {"end": moments.of(stay.end)} if stay.end is not None else {}
-        return {"time": moments.of(stay.start), **end}
+        end = {"end": times[stay.end]} if stay.end is not None else {}
+        return {"time": times[stay.start], **end}
     if table_map.time is None:
         return {}
-    time = moments.of(table_map.time)
+    time = times[table_map.time]
     return {"time": time, "end": pc.floor_temporal(time, unit="day")}
 
 
@@ -209,5 +210,5 @@ def _event(
     unit = pa.chunked_array([pa.array([event.unit] * n, pa.string())])
     unit = block.text(event.unit_from) if event.unit_from is not None else unit
     united = pc.if_else(pc.is_valid(number), joined(code, unit), NO_TEXT)
-    book.add(united, nothing, code)
+    book.add(united, parent=code)
     return pc.coalesce(united, code), keep, number

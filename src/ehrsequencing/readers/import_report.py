@@ -40,7 +40,9 @@ REASONS = {
     "nobody": "the person has no row with a time other than the birth",
     "unknown_person": "the person is not in the table of persons",
 }
-_NUMBERS = {reason: number for number, reason in enumerate(REASONS, start=1)}  # in `fates`
+FATES = {
+    reason: number for number, reason in enumerate(REASONS, start=1)
+}  # of rows, in `TableCounts.fates`
 _KEPT = len(REASONS) + 1
 # The content of these rows is in the output, or belongs to no record of events.
 _NOT_LOST = {
@@ -100,6 +102,11 @@ class Cells:
     empty: int = 0  # null or blank
     unread: int = 0  # filled, and not what the column should hold
 
+    @property
+    def filled(self) -> int:
+        """Cells that hold something."""
+        return self.values + self.unread
+
 
 @dataclass
 class TableCounts:
@@ -127,10 +134,11 @@ class TableCounts:
         self.fates.extend(bytes(rows))
         return np.arange(first, first + rows, dtype=np.int64)
 
-    def mark(self, fate: int, positions: Ints) -> None:
-        """Set the fate of some rows, unless they have a later one."""
-        fates = np.frombuffer(self.fates, np.uint8)
-        fates[positions] = np.maximum(fates[positions], fate)
+    def lose_lines(self, file: str, rows: int, line: int | None) -> None:
+        """Count rows of a file that could not be parsed, the first of them on `line`."""
+        self.fates.extend(bytes([FATES["malformed_line"]]) * rows)
+        if rows and self.bad_line is None:
+            self.bad_line = {"file": file, "line": line}
 
     def count_cells(self, column: str, cells: int, filled: int, values: int) -> None:
         """Count the cells of some rows of a column, of which so many are filled and were read."""
@@ -138,10 +146,6 @@ class TableCounts:
         found.values += values
         found.empty += cells - filled
         found.unread += filled - values
-
-    def uncount_values(self, column: str, values: int) -> None:
-        """Say that so many values of a column could not be read after all."""
-        self.count_cells(column, 0, 0, -values)
 
     @property
     def rows_in(self) -> int:
@@ -156,28 +160,33 @@ class TableCounts:
     @property
     def dropped(self) -> dict[str, int]:
         """Reason → rows."""
-        return {
-            reason: self.fates.count(fate)
-            for reason, fate in sorted(_NUMBERS.items())
-            if fate in self.fates
-        }
+        found = {reason: self.fates.count(fate) for reason, fate in sorted(FATES.items())}
+        return {reason: rows for reason, rows in found.items() if rows}
 
     @property
     def lost(self) -> Counter[str]:
         """Reason → rows whose content is not in the output."""
         return Counter({name: n for name, n in self.dropped.items() if name not in _NOT_LOST})
 
+    def _example(self, reason: str) -> dict[str, Any] | None:
+        """File and row or line of the first row that was dropped for a reason, never its content."""
+        if reason == "malformed_line":
+            return self.bad_line
+        first = self.fates.find(FATES[reason])
+        start, file = self.parts[bisect_right([at for at, _ in self.parts], first) - 1]
+        return None if file is None else {"file": file, "row": first - start + 1}
+
     def as_json(self) -> dict[str, Any]:
-        """The counts for the report; an example names a file and a row or line, never its content."""
-        dropped: list[dict[str, Any]] = []
-        for reason, rows in self.dropped.items():
-            example = self.bad_line
-            if reason != "malformed_line":
-                first = self.fates.find(_NUMBERS[reason])
-                start, file = self.parts[bisect_right([at for at, _ in self.parts], first) - 1]
-                example = None if file is None else {"file": file, "row": first - start + 1}
-            column = self.columns.get(reason)
-            dropped.append({"reason": reason, "column": column, "rows": rows, "example": example})
+        """The counts for the report."""
+        dropped = [
+            {
+                "reason": reason,
+                "column": self.columns.get(reason),
+                "rows": rows,
+                "example": self._example(reason),
+            }
+            for reason, rows in self.dropped.items()
+        ]
         counted = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
         cells = {name: vars(found) for name, found in sorted(self.cells.items())}
         return counted | ({"cells": cells} if cells else {})
@@ -185,20 +194,18 @@ class TableCounts:
     def lines(self) -> list[str]:
         """What was dropped, as lines for a terminal; types that are not read are told in another line."""
         out = []
-        for entry in self.as_json()["dropped"]:
-            reason, place = entry["reason"], [*(entry["example"] or {}).items()]
+        for reason, rows in self.dropped.items():
             if reason == "not_read":
                 continue
-            column = f"{entry['column']}: " if entry["column"] else ""
+            column = f"{self.columns[reason]}: " if reason in self.columns else ""
+            place = [*(self._example(reason) or {}).items()]
             first = "; first: {0[1]}, {1[0]} {1[1]}".format(*place) if place else ""
-            rows = f"{entry['rows']:,} of {self.rows_in:,} rows"
-            out.append(f"dropped from {self.name}: {rows} ({column}{REASONS[reason]}{first})")
+            share = f"{rows:,} of {self.rows_in:,} rows"
+            out.append(f"dropped from {self.name}: {share} ({column}{REASONS[reason]}{first})")
         for name, found in sorted(self.cells.items()):
             if found.unread:
-                filled = found.values + found.unread
-                out.append(
-                    f"not read in {self.name}: {found.unread:,} of {filled:,} values of {name}"
-                )
+                share = f"{found.unread:,} of {found.filled:,} values of {name}"
+                out.append(f"not read in {self.name}: {share}")
         return out
 
     def warnings(self) -> list[str]:
@@ -210,10 +217,11 @@ class TableCounts:
             why = REASONS[lost.most_common(1)[0][0]]
             out.append(f"{rows} were dropped, most of them because: {why}")
         for name, found in sorted(self.cells.items()):
-            filled = found.values + found.unread
-            if found.unread > WARN_SHARE * filled:
-                cells = f"{found.unread:,} of {filled:,} values in column {name} of {self.name}"
-                out.append(f"{cells} ({found.unread / filled:.1%}) cannot be read")
+            if found.unread > WARN_SHARE * found.filled:
+                cells = (
+                    f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name}"
+                )
+                out.append(f"{cells} ({found.unread / found.filled:.1%}) cannot be read")
         return out
 
     def check(self) -> None:
@@ -238,31 +246,6 @@ class TableCounts:
             raise EhrseqError(what, where=where, fix=fix)
 
 
-class RowCounts:
-    """The counts of all tables, by name."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, TableCounts] = {}
-
-    def table(self, name: str) -> TableCounts:
-        """The counts of a table, which begin with its first mention."""
-        return self.tables.setdefault(name, TableCounts(name, len(self.tables)))
-
-    def drop(self, reason: str, sources: Ints) -> None:
-        """Say that these rows made a row that was dropped; one that is kept elsewhere stays kept."""
-        self._mark(_NUMBERS[reason], sources)
-
-    def keep(self, sources: Ints) -> None:
-        """Say that these rows made a row of the output."""
-        self._mark(_KEPT, sources)
-
-    def _mark(self, fate: int, sources: Ints) -> None:
-        table, position = sources >> _TABLE_BITS, sources & ((1 << _TABLE_BITS) - 1)
-        tables = list(self.tables.values())
-        for number in np.flatnonzero(np.bincount(table)).tolist():
-            tables[number].mark(fate, position[table == number])
-
-
 @dataclass
 class ImportReport:
     """The report of one import."""
@@ -272,36 +255,43 @@ class ImportReport:
     notes: list[str] = field(default_factory=list)  # what else the analyst should know
     cautions: list[str] = field(default_factory=list)  # warnings besides those about lost rows
     counts: RuleCounts = field(default_factory=Counter)
-    row_counts: RowCounts = field(default_factory=RowCounts)
+    tables: dict[str, TableCounts] = field(default_factory=dict)
     rows: int = 0  # written, as the three below
     subjects: int = 0
     codes: int = 0
     shards: int = 0
 
-    @property
-    def tables(self) -> dict[str, int]:
-        """Rows of each table."""
-        return {name: table.rows_in for name, table in self.row_counts.tables.items()}
+    def table(self, name: str) -> TableCounts:
+        """The counts of a table, which begin with its first mention."""
+        return self.tables.setdefault(name, TableCounts(name, len(self.tables)))
 
     def count(self, rule: str, mask: Any) -> None:
         """Count the rows to which a rule was applied: those that are true; null is not."""
         self.counts[rule] += pc.sum(mask).as_py() or 0
 
-    def lose_lines(self, table: TableCounts, file: str, rows: int, line: int | None) -> None:
-        """Count rows of a file that could not be parsed, the first of them on `line`."""
-        self.counts["malformed_line"] += rows
-        table.fates.extend(bytes([_NUMBERS["malformed_line"]]) * rows)
-        if rows and table.bad_line is None:
-            table.bad_line = {"file": file, "line": line}
+    def keep(self, sources: Ints) -> None:
+        """Say that these rows of the source made a row of the output."""
+        self._mark(_KEPT, sources)
+
+    def lose(self, reason: str, sources: Ints) -> None:
+        """Say that these rows made a row that was dropped; one that is kept elsewhere stays kept."""
+        self._mark(FATES[reason], sources)
+
+    def _mark(self, fate: int, sources: Ints) -> None:
+        table, position = sources >> _TABLE_BITS, sources & ((1 << _TABLE_BITS) - 1)
+        tables = list(self.tables.values())
+        for number in np.flatnonzero(np.bincount(table)).tolist():
+            fates, at = np.frombuffer(tables[number].fates, np.uint8), position[table == number]
+            fates[at] = np.maximum(fates[at], fate)
 
     def as_json(self) -> dict[str, Any]:
         """The report for `metadata/import_report.json`."""
         applied = sorted(self.counts.items())
         return {
             "source": self.source,
-            "tables": self.tables,
+            "tables": {name: table.rows_in for name, table in self.tables.items()},
             "missing": self.missing,
-            "rows": {name: table.as_json() for name, table in self.row_counts.tables.items()},
+            "rows": {name: table.as_json() for name, table in self.tables.items()},
             "written": {n: getattr(self, n) for n in ("subjects", "rows", "codes", "shards")},
             "rules": {name: {"rows": n, "rule": RULES[name]} for name, n in applied if n},
             "notes": self.notes,
@@ -310,15 +300,14 @@ class ImportReport:
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        tables = self.row_counts.tables.values()
-        return self.cautions + [line for table in tables for line in table.warnings()]
+        return self.cautions + [line for table in self.tables.values() for line in table.warnings()]
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
-        tables = self.row_counts.tables.values()
+        tables = self.tables.values()
         unread = {t.name: t.dropped["not_read"] for t in tables if "not_read" in t.dropped}
         lists = {
-            "read": [f"{name} {rows:,}" for name, rows in self.tables.items()],
+            "read": [f"{table.name} {table.rows_in:,}" for table in tables],
             "missing tables": self.missing,
             "resources of other types, not read": [f"{name} {n:,}" for name, n in unread.items()],
         }

@@ -19,14 +19,12 @@ import pyarrow.parquet as pq
 from meds import schema as meds
 
 from ehrsequencing.config import SplitsConfig
-from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.readers.cleaning_rules import cleaned, taken, usable_rows
-from ehrsequencing.readers.code_book import CodeFacts
+from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed, taken
 from ehrsequencing.readers.import_report import ImportReport
-from ehrsequencing.readers.rows import NO_TIME, Role, among_roles, encoded, micros, rows_schema
-from ehrsequencing.records.events import DAY_US, hash_u64
+from ehrsequencing.readers.rows import CodeFacts, Role, encoded, rows_schema
+from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS
 from ehrsequencing.records.splits import hash_splits
 
@@ -51,49 +49,38 @@ class MedsWriter:
         self.code_facts: Callable[[set[str]], Mapping[str, CodeFacts]] = lambda seen: {}
         self.settings: dict[str, Any] = {}
         self.codes = CodeNumbers()
-        place = self.schema.get_field_index("code")
-        self._spilled = self.schema.set(place, pa.field("code", pa.int32()))
+        self._code = self.schema.get_field_index("code")
+        self._spilled = self.schema.set(self._code, pa.field("code", pa.int32()))
         self._spill = folder / "spill"
         self._spill.mkdir()
-        self._waiting: list[tuple[pa.Table, Bools]] = []  # rows, and which of them are usable
+        self._waiting: list[pa.Table] = []
         self._bucket_rows: Counter[int] = Counter()
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
         self._years: Counter[int] = Counter()  # rows by year, without births and deaths
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
-        rows, usable = usable_rows(rows, self.schema, self.report)
-        self._count_years(rows, usable)
-        place = self._spilled.get_field_index("code")
-        rows = rows.set_column(place, self._spilled.field(place), self.codes.of(rows["code"]))
-        self._waiting.append((rows, usable))
-        if sum(len(rows) for rows, _ in self._waiting) >= FLUSH_ROWS:
+        rows = conformed(rows, self.schema, self.report)
+        is_event = ~np.isin(
+            rows["role"].to_numpy(), (UNUSABLE, Role.PERSON, Role.STATIC, Role.DEATH)
+        )
+        years = pc.year(rows["time"].filter(pa.array(is_event)).drop_null())
+        for year in pc.value_counts(years).to_pylist():
+            self._years[year["values"]] += year["counts"]
+        numbers = self.codes.of(rows["code"])
+        self._waiting.append(rows.set_column(self._code, self._spilled.field(self._code), numbers))
+        if sum(map(len, self._waiting)) >= FLUSH_ROWS:
             self._flush()
-
-    def _count_years(self, rows: pa.Table, usable: Bools) -> None:
-        other = among_roles(rows["role"].to_numpy(), Role.PERSON, Role.STATIC, Role.DEATH)
-        time_us = micros(rows["time"])
-        days = time_us[usable & ~other & (time_us != NO_TIME)] // DAY_US
-        if len(days):
-            first = int(days.min())
-            rows_of_day = np.bincount(days - first)
-            met = np.flatnonzero(rows_of_day)
-            years = (met + first).astype("datetime64[D]").astype("datetime64[Y]").astype(np.int64)
-            for year in np.unique(years).tolist():
-                self._years[year + 1970] += int(rows_of_day[met[years == year]].sum())
 
     def _flush(self) -> None:
         """Spill the waiting rows to the buckets of their subjects."""
-        if not self._waiting:
-            return
-        rows = pa.concat_tables([rows for rows, _ in self._waiting])
-        usable = np.concatenate([usable for _, usable in self._waiting])
+        rows = pa.concat_tables([self._spilled.empty_table(), *self._waiting])
         self._waiting = []
         subject = pc.fill_null(rows["subject_id"], 0).to_numpy()
         bucket = (hash_u64(subject.view(np.uint64)) % np.uint64(BUCKETS)).astype(np.uint8)
         bucket += hash_splits(subject, SplitsConfig()).astype(np.uint8) * BUCKETS
         n = len(SPLITS) * BUCKETS
-        bucket[~usable] = n
+        bucket[rows["role"].to_numpy() == UNUSABLE] = n
         order = np.argsort(bucket, kind="stable")  # of one byte: a radix sort
         edges = np.searchsorted(bucket[order], np.arange(n + 1))
         columns = [taken(column.combine_chunks(), order[: edges[-1]]) for column in rows.columns]
@@ -120,42 +107,41 @@ class MedsWriter:
         report, open_after_us = self.report, _open_after_us(self._years)
         splits: list[pa.Table] = []
         seen: set[str] = set()
-        has_encounters = False
         for split, rows in self._groups():
-            made = cleaned(rows, report.counts, report.row_counts, open_after_us=open_after_us)
+            made = cleaned(rows, report, open_after_us=open_after_us)
             subjects = pc.unique(made["subject_id"])
             if not len(subjects):
                 continue
             seen.update(made["code"].chunk(0).dictionary.to_pylist())
-            has_encounters |= made["encounter_id"].null_count < len(made)
+            if made["encounter_id"].null_count < len(made):
+                self.settings["visits"] = {"by": "encounter", "column": "encounter_id"}
             splits.append(pa.table({"subject_id": subjects, "split": [split] * len(subjects)}))
             _write_data(self.folder / "data" / split / f"{report.shards}.parquet", made)
             report.shards += 1
             report.rows += len(made)
+            report.subjects += len(subjects)
         shutil.rmtree(self._spill)
-        for table_counts in report.row_counts.tables.values():
+        for table_counts in report.tables.values():
             table_counts.check()
-        report.subjects = sum(map(len, splits))
         if not splits:
             fix = "check that the tables of persons and events belong together"
             where = f"the {report.source} source"
             raise EhrseqError("no subject with a timed row is left", where=where, fix=fix)
+        report.codes = len(seen)
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
-        self._write_codes(_with_ancestors(self.code_facts(seen), seen), seen)
-        if has_encounters:
-            self.settings["visits"] = {"by": "encounter", "column": "encounter_id"}
+        self._write_codes(seen)
         self._write_card()
 
     def _groups(self) -> Iterator[tuple[str, pa.Table]]:
         """Splits and rows: those of neighbouring buckets of a split, joined until they are enough for a shard."""
         for place, split in enumerate(SPLITS):
-            first = place * BUCKETS
+            last = (place + 1) * BUCKETS - 1
             group: list[int] = []
-            for number in range(first, first + BUCKETS):
+            for number in range(place * BUCKETS, last + 1):
                 group += [number] if number in self._open else []
-                enough = sum(self._bucket_rows[n] for n in group) >= FLUSH_ROWS
-                if group and (enough or number == first + BUCKETS - 1):
+                is_enough = sum(self._bucket_rows[n] for n in group) >= FLUSH_ROWS
+                if group and (is_enough or number == last):
                     yield split, self._read(group)
                     group = []
 
@@ -167,19 +153,25 @@ class MedsWriter:
                 parts.append(pa.ipc.open_stream(file).read_all())
         rows = pa.concat_tables(parts)
         codes = pa.DictionaryArray.from_arrays(rows["code"].combine_chunks(), self.codes.texts)
-        return rows.set_column(rows.schema.get_field_index("code"), "code", codes)
+        return rows.set_column(self._code, "code", codes)
 
-    def _write_codes(self, facts: Mapping[str, CodeFacts], seen: set[str]) -> None:
-        codes = sorted({*facts, *seen})
-        known = [facts.get(code, CodeFacts()) for code in codes]
+    def _write_codes(self, seen: set[str]) -> None:
+        """Write the codes that were written, and their ancestors, with what is known of them."""
+        facts = self.code_facts(seen)
+        codes, queue = set[str](), list(seen)
+        while queue:
+            code = queue.pop()
+            if code not in codes:
+                codes.add(code)
+                queue.extend(up for up in facts.get(code, CodeFacts()).parents if up in facts)
+        known = [facts.get(code, CodeFacts()) for code in sorted(codes)]
         columns = {
-            "code": codes,
+            "code": sorted(codes),
             "description": [fact.description for fact in known],
             "parent_codes": [fact.parents or None for fact in known],
         }
         table = pa.table(columns, schema=meds.CodeMetadataSchema.schema())
         _write(self.folder / meds.code_metadata_filepath, table)
-        self.report.codes = len(seen)
 
     def _write_card(self) -> None:
         card = {
@@ -203,14 +195,11 @@ class CodeNumbers:
 
     def of(self, code: pa.ChunkedArray) -> pa.Array:
         """(n,) int32 numbers of codes, null for null."""
-        places = encoded(code)
-        texts = places.dictionary.cast(pa.string())
-        numbers = pc.index_in(texts, self.texts)
-        new = texts.filter(pc.and_(numbers.is_null(), texts.is_valid()))
-        if len(new):
-            self.texts = pa.concat_arrays([self.texts, pc.unique(new)])
-            numbers = pc.index_in(texts, self.texts)
-        return numbers.take(places.indices)
+        coded = encoded(code)
+        texts = coded.dictionary.cast(pa.string())
+        new = texts.filter(pc.invert(pc.is_in(texts, self.texts))).drop_null()
+        self.texts = pa.concat_arrays([self.texts, pc.unique(new)])
+        return pc.index_in(texts, self.texts).take(coded.indices)
 
 
 def _open_after_us(years: Mapping[int, int]) -> int | None:
@@ -228,18 +217,6 @@ def _open_after_us(years: Mapping[int, int]) -> int | None:
             last = year
     first_day = np.datetime64(str(max(last + 2, OPEN_YEAR)), "D")
     return int(first_day.astype("datetime64[us]").astype(np.int64)) - 1
-
-
-def _with_ancestors(facts: Mapping[str, CodeFacts], codes: set[str]) -> dict[str, CodeFacts]:
-    """The facts of some codes and of all their ancestors."""
-    out: dict[str, CodeFacts] = {}
-    queue = list(codes)
-    while queue:
-        code = queue.pop()
-        if code in facts and code not in out:
-            out[code] = facts[code]
-            queue.extend(facts[code].parents)
-    return out
 
 
 def _write_data(path: Path, rows: pa.Table) -> None:

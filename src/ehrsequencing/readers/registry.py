@@ -21,7 +21,7 @@ from ehrsequencing.core.outputs import IMPORTED, complete_folder, write_manifest
 from ehrsequencing.readers.cells import Block, Order, count_dates, date_order
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
-from ehrsequencing.readers.table_files import CsvTable, SourceTable
+from ehrsequencing.readers.table_files import SourceTable
 
 Progress = Callable[[int, int], None]
 
@@ -73,7 +73,7 @@ class Import:
             EhrseqError: Every row of a table was lost, or every cell of a column that it needs.
         """
         for number in self.files(len(names)):
-            counts = self.report.row_counts.table(names[number])
+            counts = self.report.table(names[number])
             yield counts
             counts.check()
 
@@ -108,13 +108,16 @@ class Import:
         for table in tables:
             texts = [name for name in dates if name.lower() in table.texts]
             columns = [*texts, *others]
-            if not columns and isinstance(table, CsvTable):  # its rows are to be counted
+            if not columns and table.lost_rows is not None:  # its rows are to be counted
                 columns = [*table.names][:1]
             for block in table.blocks(columns):
                 look(block)
                 for name in texts:
                     found.setdefault(name, Counter()).update(count_dates(block[name]))
-            self.report.lose_lines(counts, table.file or "", *table.lost_rows())
+            if table.lost_rows is not None:
+                lost, line = table.lost_rows()
+                counts.lose_lines(table.file or "", lost, line)
+                self.report.counts["malformed_line"] += lost
         where, setting = tables[0].where, self.settings.dates
         return {
             name: date_order(cells, setting, where=f"{where}, column {name}")

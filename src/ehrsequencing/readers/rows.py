@@ -1,19 +1,21 @@
-"""The columns and roles of a reader's rows, before the cleaning rules turn them into MEDS rows."""
+"""What a reader gives to the writer: rows of a few columns, ids of patients, and what it knows of the codes."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from ehrsequencing.core.arrays import Bools, Ints, Ints32
-from ehrsequencing.records.events import DAY_US, SECOND_US
+from ehrsequencing.core.arrays import Ints, Ints32
 
-NO_TIME = np.iinfo(np.int64).min
-OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
+SUBJECT_IDS = "metadata/subject_ids.parquet"
+END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
+PERIOD_START = "OBSERVATION_PERIOD_START"
 _MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
 
@@ -26,7 +28,7 @@ class Role(IntEnum):
     DEATH = 3
     VISIT = 4  # an encounter from `time` to `end`; other rows refer to it by `encounter_id`
     SPAN = 5  # anything else that starts and ends (a stay on a ward)
-    OBSERVED = 6  # a period under observation
+    OBSERVED = 6  # a period under observation, with the code `PERIOD_START`
     REPORTED = 7  # began between `time` and `end`, and was reported in its visit: when it became known is not said
     NAMED_VISIT = 8  # only the id of an encounter, and its `time` and `end` where these are known; makes no row
 
@@ -52,41 +54,6 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
     )
 
 
-def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """A column as places among its distinct values; one that is of a dictionary stays as it is."""
-    if not pa.types.is_dictionary(column.type):
-        return column.combine_chunks().dictionary_encode()
-    return column.unify_dictionaries().combine_chunks()
-
-
-def combinations(columns: Mapping[str, pa.ChunkedArray]) -> tuple[pa.Table, Ints32]:
-    """The distinct combinations of the values of some columns, and (n,) the place of each row's combination.
-
-    >>> few, place = combinations({"a": pa.chunked_array([[1, 1, None]]), "b": pa.chunked_array([["x", "x", "y"]])})
-    >>> few.to_pylist(), place.tolist()
-    ([{'a': 1, 'b': 'x'}, {'a': None, 'b': 'y'}], [0, 0, 1])
-    """
-    key, kinds = np.zeros(len(next(iter(columns.values()))), dtype=np.int64), 1
-    for column in columns.values():
-        values = encoded(column)
-        size = len(values.dictionary) + 1
-        if kinds > _MANY // size:
-            places = pa.array(key).dictionary_encode()
-            key, kinds = places.indices.to_numpy().astype(np.int64), len(places.dictionary)
-        number = pc.fill_null(values.indices, size - 1).to_numpy(zero_copy_only=False)
-        key, kinds = key * size + number, kinds * size
-    place = pa.array(key).dictionary_encode()
-    at = place.indices.to_numpy()
-    first = np.empty(len(place.dictionary), dtype=np.int64)
-    first[at[::-1]] = np.arange(len(at))[::-1]  # the last write is the first row
-    return pa.table({name: column.take(pa.array(first)) for name, column in columns.items()}), at
-
-
-def clean_codes(code: pa.ChunkedArray | pa.Array) -> Any:
-    """Codes without line breaks, NULs, runs of blanks and outer blanks, which MEDS readers refuse."""
-    return pc.utf8_trim_whitespace(pc.replace_substring_regex(code, r"[\s\x00]+", " "))
-
-
 def make_rows(
     role: Role, base: Mapping[str, Any], code: Any, keep: Any = None, **columns: Any
 ) -> pa.Table:
@@ -106,60 +73,135 @@ def make_rows(
     return made if keep is None else made.filter(keep)
 
 
-def joined(*parts: Any) -> pa.ChunkedArray:
-    """Texts with // between them; null where one is null."""
-    return pc.binary_join_element_wise(*parts, "//")
-
-
 def together(parts: Sequence[pa.Table]) -> pa.Table:
     """Rows of several kinds as one table."""
     return pa.concat_tables(parts, promote_options="default")
 
 
-# ---- plain arrays, for the cleaning rules ------------------------------------------------------
+# ---- values as numbers -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class PlainRows:
-    """Rows of known persons as plain columns."""
-
-    table: pa.Table
-    subject_ids: Ints  # (s,) sorted
-    subject: Ints  # (n,) place among `subject_ids`
-    role: Ints  # (n,) numbers of `Role`
-    time_us: Ints  # (n,) `NO_TIME` for null
-    end_us: Ints  # (n,) as `time_us`
-    code: Ints  # (n,) place among the table's codes, -1 for null
-    source: Ints  # (n,)
-
-    def of_role(self, *roles: Role) -> Bools:
-        """(n,) which rows have one of these roles."""
-        return among_roles(self.role, *roles)
+def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """A column as places among its distinct values; one that is of a dictionary stays as it is."""
+    if not pa.types.is_dictionary(column.type):
+        return column.combine_chunks().dictionary_encode()
+    column = column.unify_dictionaries() if column.num_chunks > 1 else column
+    return column.combine_chunks()
 
 
-def among_roles(role: Ints, *roles: Role) -> Bools:
-    """(n,) which of these numbers are one of these roles."""
-    found: Bools = role == roles[0]
-    for one in roles[1:]:
-        found |= role == one
-    return found
+def places(column: pa.DictionaryArray) -> Ints:
+    """(n,) place of each value in the dictionary, -1 for null."""
+    number = pc.fill_null(column.indices, -1)
+    return np.asarray(number.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def micros(column: pa.ChunkedArray) -> Ints:
-    """(n,) microseconds since 1970, `NO_TIME` for null."""
-    return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
+def packed(columns: Sequence[Ints]) -> Ints:
+    """(n,) one number for the numbers of some columns, none below 0, in the order of these.
+
+    >>> packed([np.array([2, 0, 2]), np.array([5, 9, 5])]).tolist()
+    [25, 9, 25]
+    """
+    number, kinds = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        size = int(column.max(initial=0)) + 1
+        if kinds * size > _MANY:  # ranks have the same order
+            number, column = (np.unique(x, return_inverse=True)[1] for x in (number, column))
+            kinds, size = len(number) + 1, len(number) + 1
+        number = number * size + column
+        kinds *= size
+    return number
 
 
-def is_date(time_us: Ints) -> Bools:
-    """(n,) whether a time is a date without a time of day."""
-    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
+def combinations(columns: Mapping[str, pa.ChunkedArray]) -> tuple[pa.Table, Ints32]:
+    """The distinct combinations of the values of some columns, and (n,) the place of each row's combination.
+
+    >>> few, place = combinations({"a": pa.chunked_array([[1, 1, None]]), "b": pa.chunked_array([["x", "x", "y"]])})
+    >>> few.to_pylist(), place.tolist()
+    ([{'a': 1, 'b': 'x'}, {'a': None, 'b': 'y'}], [0, 0, 1])
+    """
+    number = packed([places(encoded(column)) + 1 for column in columns.values()])
+    place = pa.array(number).dictionary_encode()
+    at = place.indices.to_numpy()
+    first = np.empty(len(place.dictionary), dtype=np.int64)
+    first[at[::-1]] = np.arange(len(at))[::-1]  # the last write is the first row
+    return pa.table({name: column.take(pa.array(first)) for name, column in columns.items()}), at
 
 
-def end_of_day(time_us: Ints) -> Ints:
-    """The times, with midnight moved to the last second of the day."""
-    return np.where(is_date(time_us), time_us + DAY_US - SECOND_US, time_us)
+# ---- codes -------------------------------------------------------------------------------------
 
 
-def day_of(time_us: Ints) -> Ints:
-    """Midnight of the day of each time."""
-    return time_us - time_us % DAY_US
+def joined(*parts: Any) -> pa.ChunkedArray:
+    """Texts with // between them; null where one is null."""
+    return pc.binary_join_element_wise(*parts, "//")
+
+
+def clean_codes(code: pa.ChunkedArray | pa.Array) -> Any:
+    """Codes without line breaks, NULs, runs of blanks and outer blanks, which MEDS readers refuse."""
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(code, r"[\s\x00]+", " "))
+
+
+class CodeFacts(NamedTuple):
+    """A code's entry in `codes.parquet`."""
+
+    description: str | None = None
+    parents: tuple[str, ...] = ()
+
+
+class CodeBook:
+    """Descriptions and parents of the codes read so far.
+
+    Attributes:
+        facts: Of each code the first description in alphabetical order, so that the order of rows does not matter, and
+            its parent.
+    """
+
+    def __init__(self) -> None:
+        self.facts: dict[str, CodeFacts] = {}
+
+    def add(self, code: Any, description: Any = None, parent: Any = None) -> None:
+        """Take the (n,) codes of some rows with their descriptions and parents, null where unknown."""
+        nothing = pa.nulls(len(code), pa.string())
+        facts = {"description": description, "parent": parent}
+        given = {name: nothing if column is None else column for name, column in facts.items()}
+        table = pa.table({"code": code, **given}).filter(pc.is_valid(code))
+        least = [(name, "min") for name in facts]
+        for row in table.group_by("code", use_threads=False).aggregate(least).to_pylist():
+            before = self.facts.get(row["code"], CodeFacts())
+            texts = [text for text in (before.description, row["description_min"]) if text]
+            parents = (row["parent_min"],) if row["parent_min"] else before.parents
+            self.facts[row["code"]] = CodeFacts(min(texts, default=None), parents)
+
+
+# ---- ids of patients ---------------------------------------------------------------------------
+
+
+def subject_ids(names: pa.ChunkedArray) -> pa.Array:
+    """The first 63 bits of the SHA-256 of each name, so that a patient has the same id in every export.
+
+    >>> subject_ids(pa.chunked_array([["a", "a", None]])).to_pylist()
+    [7299139317422481125, 7299139317422481125, None]
+    """
+    few = encoded(names)
+    digests = [hashlib.sha256(name.encode()).digest() for name in few.dictionary.to_pylist()]
+    hashes = [int.from_bytes(digest[:8], "big") >> 1 for digest in digests]
+    return pa.array(hashes, pa.int64()).take(few.indices)
+
+
+class SubjectNames:
+    """The patients' names in a source, which `metadata/subject_ids.parquet` keeps beside their ids."""
+
+    def __init__(self) -> None:
+        self._names: list[pa.Array] = []
+
+    def add(self, names: pa.ChunkedArray) -> None:
+        """Take the names of a block of patients."""
+        self._names.append(pc.unique(names).drop_null())
+
+    def write(self, folder: Path) -> None:
+        """Write the table."""
+        names = pc.unique(pa.chunked_array(self._names, pa.string()))
+        ids = subject_ids(pa.chunked_array([names]))
+        path = folder / SUBJECT_IDS
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pa.table({"subject_id": ids, "source_id": names})
+        pq.write_table(table.sort_by("subject_id"), path)

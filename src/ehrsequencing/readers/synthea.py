@@ -10,12 +10,18 @@ import pyarrow.compute as pc
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, Order, parse_numbers
-from ehrsequencing.readers.cleaning_rules import END_SUFFIX
-from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role, joined, make_rows, together
-from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
+from ehrsequencing.readers.rows import (
+    END_SUFFIX,
+    CodeBook,
+    Role,
+    SubjectNames,
+    joined,
+    make_rows,
+    subject_ids,
+    together,
+)
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
 
@@ -126,7 +132,7 @@ def _events(name: str, block: Block, codes: CodeBook) -> pa.Table:
         description = block.text("MODALITY_DESCRIPTION")
     else:
         code = joined(_vocabulary(block, EVENT_TABLES[name]), block.text("CODE"))
-    codes.add(code, description, None)
+    codes.add(code, description)
     if name == "observations":
         number, text, valued = _valued(code, block)
         codes.add(valued, description, pc.if_else(pc.equal(valued, code), NO_TEXT, code))
@@ -137,8 +143,7 @@ def _events(name: str, block: Block, codes: CodeBook) -> pa.Table:
         return events
     kind = pc.fill_null(block.text("ENCOUNTERCLASS"), "unknown")
     visit = joined(pa.scalar("ENCOUNTER"), kind)
-    nothing = pa.chunked_array([pa.nulls(len(block), pa.string())])
-    codes.add(pc.binary_join_element_wise(visit, pa.scalar(END_SUFFIX), ""), nothing, visit)
+    codes.add(pc.binary_join_element_wise(visit, pa.scalar(END_SUFFIX), ""), parent=visit)
     end = block.times("STOP")
     return together([make_rows(Role.VISIT, base, visit, time=time, end=end), events])
 

@@ -5,12 +5,11 @@ The lines of a CSV file show how many rows its parser lost.
 
 import csv
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -40,12 +39,16 @@ class SourceTable:
         file: Its name in the report; None in a database, where rows have no order.
         names: Its columns, in lower case → as the source writes them.
         texts: Those that hold text, in lower case.
+        read: Gives blocks of some columns under the names of the source; text is of the type string.
+        lost_rows: How many rows the last `read` could not parse, and the line of the first; None where that cannot be.
     """
 
     where: str
     file: str | None
     names: dict[str, str]
     texts: frozenset[str]
+    read: Callable[[list[str]], Iterator[pa.Table]]
+    lost_rows: Callable[[], tuple[int, int | None]] | None = None
 
     def blocks(self, wanted: Iterable[str]) -> Iterator[pa.Table]:
         """Blocks of those of the columns that are there, whatever their case, under the names given.
@@ -54,18 +57,8 @@ class SourceTable:
             EhrseqError: The source cannot be read.
         """
         columns = {name: self.names[name.lower()] for name in wanted if self.has(name)}
-        if not columns:
-            return
-        for block in self.read(list(dict.fromkeys(columns.values()))):
+        for block in self.read(list(dict.fromkeys(columns.values()))) if columns else ():
             yield pa.table({name: block[column] for name, column in columns.items()})
-
-    def read(self, columns: list[str]) -> Iterator[pa.Table]:
-        """Blocks of some columns under the names of the source; text is of the type string."""
-        raise NotImplementedError
-
-    def lost_rows(self) -> tuple[int, int | None]:
-        """How many rows the last `blocks` could not parse, and the line of the first."""
-        return 0, None
 
     def has(self, name: str) -> bool:
         """Whether there is such a column, in any case."""
@@ -113,19 +106,12 @@ def open_table(path: Path, *, name: str | None = None, missing: Sequence[str] = 
     with _reading(path, "check the file"), open(path, "rb") as file:
         start = file.read(4)
     actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
-    if not start and expected != "Parquet":
-        raise _is_empty(path)
-    if actual != expected:
+    if actual != expected and (start or expected == "Parquet"):
         held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
         fix = "give the file the ending of what it holds"
         raise EhrseqError(f"holds {held}", where=str(path), fix=fix)
-    if expected != "Parquet":
-        return _csv_table(path, name or path.name, missing)
-    with _reading(path, _WHOLE):
-        schema = pq.read_schema(path)
-    names = lower_names(schema.names, where=str(path))
-    texts = frozenset(low for low, column in names.items() if holds_text(schema.field(column).type))
-    return ParquetTable(str(path), name or path.name, names, texts, path, missing)
+    read = _parquet_table if expected == "Parquet" else _csv_table
+    return read(path, name or path.name, missing)
 
 
 _WHOLE = "check that the file is whole"
@@ -140,11 +126,6 @@ def _reading(path: Path, fix: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
         what = "cannot be read as CSV" if fix == _AS_CSV else "cannot be read"
         raise EhrseqError(what, where=str(path), fix=fix) from error
-
-
-def _is_empty(path: Path) -> EhrseqError:
-    fix = "remove the file, or give it a header line"
-    return EhrseqError("is empty", where=str(path), fix=fix)
 
 
 def lower_names(columns: Sequence[str], *, where: str) -> dict[str, str]:
@@ -165,34 +146,36 @@ def holds_text(kind: pa.DataType) -> bool:
     return is_text(kind) or pa.types.is_string_view(kind) or pa.types.is_binary(kind)
 
 
-@dataclass
-class ParquetTable(SourceTable):
-    """A Parquet file."""
+def _parquet_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
+    with _reading(path, _WHOLE):
+        schema = pq.read_schema(path)
+    names = lower_names(schema.names, where=str(path))
+    texts = frozenset(low for low, column in names.items() if holds_text(schema.field(column).type))
 
-    path: Path
-    missing: Sequence[str]
-
-    def read(self, columns: list[str]) -> Iterator[pa.Table]:
-        """As every table."""
-        with _reading(self.path, _WHOLE):
-            file = pq.ParquetFile(self.path, coerce_int96_timestamp_unit="us")
+    def read(columns: list[str]) -> Iterator[pa.Table]:
+        with _reading(path, _WHOLE):
+            file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
             for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
-                yield pa.table({name: self._cells(batch[name]) for name in columns})
+                cells = {column: _plain(batch[column], missing) for column in columns}
+                yield pa.table(cells)
 
-    def _cells(self, column: pa.Array) -> pa.Array:
-        """A column without the cells that mean null."""
-        column = column.cast(pa.string()) if holds_text(column.type) else column
-        if not self.missing:
-            return column
-        is_missing = pc.is_in(column.cast(pa.string()), value_set=pa.array(self.missing))
-        return pc.if_else(is_missing, pa.scalar(None, column.type), column)
+    return SourceTable(str(path), name, names, texts, read)
+
+
+def _plain(column: pa.Array, missing: Sequence[str]) -> pa.Array:
+    """A column, text as the type string, without the cells that mean null."""
+    column = column.cast(pa.string()) if holds_text(column.type) else column
+    if not missing:
+        return column
+    is_missing = pc.is_in(column.cast(pa.string()), value_set=pa.array(missing))
+    return pc.if_else(is_missing, pa.scalar(None, column.type), column)
 
 
 # ---- CSV ---------------------------------------------------------------------------------------
 
 
 @dataclass
-class CsvTable(SourceTable):
+class _Csv:
     """A CSV file and what its lines show. The header is line 1.
 
     A line with all its delimiters and an even number of quotes is a row. Two lines with an odd number begin and end a
@@ -214,7 +197,7 @@ class CsvTable(SourceTable):
         return self.delimiter != "\t" and (self.lines.quoted or self.lines.first_uneven is not None)
 
     def read(self, columns: list[str]) -> Iterator[pa.Table]:
-        """As every table; counts the rows."""
+        """See `SourceTable`; counts the rows."""
         self.parsed = self.rejected = 0
         convert = pacsv.ConvertOptions(
             column_types=dict.fromkeys(columns, pa.string()),
@@ -229,8 +212,7 @@ class CsvTable(SourceTable):
             newlines_in_values=self.has_quotes,
             invalid_row_handler=self._skip,
         )
-        options = pacsv.ReadOptions(column_names=self.header, skip_rows=1, block_size=BLOCK_BYTES)
-        for batch in _batches(self.path, options, parse, convert):
+        for batch in _batches(self.path, self.header, parse, convert):
             self.parsed += len(batch)
             yield pa.Table.from_batches([batch])
 
@@ -279,63 +261,45 @@ class _Lines:
             self.quoted = bool(pc.any(pc.match_substring_regex(some, field)).as_py())
 
 
-def _csv_table(path: Path, name: str, missing: Sequence[str]) -> CsvTable:
+def _csv_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
     """Scan the header and the lines of a CSV file."""
-    with _reading(path, _AS_CSV), _open_text(path) as file:
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with _reading(path, _AS_CSV), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         line = file.readline(BLOCK_BYTES)
         if len(line) >= BLOCK_BYTES:  # the first line of a gzip file may be as long as it likes
             raise OSError
         delimiter = next((d for d in "\t;|" if d in line and d * 2 not in line), ",")
         file.seek(0)
         part = iter(lambda: file.readline(BLOCK_BYTES), "")
-        header = _whole_names(next(csv.reader(part, delimiter=delimiter), []))
+        header = next(csv.reader(part, delimiter=delimiter), [])
     if not header:
-        raise _is_empty(path)
-    header = [column or f"unnamed_{place}" for place, column in enumerate(header)]
+        fix = "remove the file, or give it a header line"
+        raise EhrseqError("is empty", where=str(path), fix=fix)
+    header = [column.strip() or f"unnamed_{place}" for place, column in enumerate(header)]
     names = lower_names(header, where=str(path))
     lines, number = _Lines(delimiter, len(names)), 2
-    read = pacsv.ReadOptions(column_names=["line"], skip_rows=1, block_size=BLOCK_BYTES)
     parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
     convert = pacsv.ConvertOptions(column_types={"line": pa.binary()}, strings_can_be_null=False)
-    for batch in _batches(path, read, parse, convert):
+    for batch in _batches(path, ["line"], parse, convert):
         lines.add(number, batch["line"])
         number += len(batch)
-    texts = frozenset(names)
-    return CsvTable(str(path), name, names, texts, path, header, missing, delimiter, lines)
+    table = _Csv(path, header, missing, delimiter, lines)
+    return SourceTable(str(path), name, names, frozenset(names), table.read, table.lost_rows)
 
 
 def _batches(
-    path: Path,
-    read: pacsv.ReadOptions,
-    parse: pacsv.ParseOptions,
-    convert: pacsv.ConvertOptions,
+    path: Path, header: list[str], parse: pacsv.ParseOptions, convert: pacsv.ConvertOptions
 ) -> Iterator[pa.RecordBatch]:
     """The blocks of a CSV file; none where it has only a header."""
-    options = {"read_options": read, "parse_options": parse, "convert_options": convert}
+    read = pacsv.ReadOptions(column_names=header, skip_rows=1, block_size=BLOCK_BYTES)
     with _reading(path, _AS_CSV):
         try:
-            stream = pacsv.open_csv(path, **options)
+            stream = pacsv.open_csv(
+                path, read_options=read, parse_options=parse, convert_options=convert
+            )
         except pa.ArrowInvalid as error:
             if str(error).startswith("Empty CSV file"):
                 return
             raise
         with stream:
             yield from stream
-
-
-def _open_text(path: Path) -> TextIO:
-    """Open a UTF-8 text file, plain or gz."""
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return open(path, encoding="utf-8-sig", newline="")
-
-
-def _whole_names(names: Iterable[str]) -> list[str]:
-    """The names of a header; an expression with commas, as in date(x,'unixepoch'), is one name."""
-    joined: list[str] = []
-    for name in names:
-        if joined and joined[-1].count("(") > joined[-1].count(")"):
-            joined[-1] += f",{name}"
-        else:
-            joined.append(name.strip())
-    return joined

@@ -172,7 +172,7 @@ def read_patient(bundle: Any) -> PatientRecord:
         raise Problem(422, "holds more than one Patient", where="Bundle.entry", fix=fix)
     rows, report = read_bundle(bundle)
     left_out = Counter[str]()
-    for kind, counts in report.row_counts.tables.items():
+    for kind, counts in report.tables.items():
         left_out[kind if kind in READ else "others"] += (
             counts.rows_in - counts.kept if kind != "Medication" else 0
         )

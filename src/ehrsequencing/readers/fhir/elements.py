@@ -47,10 +47,8 @@ _PARTIAL_DATE = re.compile(r"(\d{4})(?:-(0[1-9]|1[0-2]))?")
 
 
 def _items(value: Any) -> Sequence[Any]:
-    """What a list holds, and the lists in it; anything else is one value."""
-    if not isinstance(value, list):
-        return (value,)
-    return [item for inner in value for item in _items(inner)]
+    """What a list holds; anything else is one value."""
+    return value if isinstance(value, list) else (value,)
 
 
 def walk(value: Any, path: str) -> Sequence[Any]:
@@ -62,9 +60,7 @@ def walk(value: Any, path: str) -> Sequence[Any]:
     found = _items(value)
     for name in path.split("."):
         holders = [item for item in found if isinstance(item, dict) and name in item]
-        found = [item for holder in holders for item in _items(holder[name])]
-        if not found:
-            break
+        found = [item for holder in holders for item in _items(holder[name])] if holders else []
     return found
 
 
@@ -273,8 +269,16 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
     entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict)]
     if text(document, "type") == "history":
         entries.reverse()
-    given = [_with_id(entry) for entry in entries]
-    renamed = dict(filter(None, map(_renamed, entries, given)))
+    given, renamed = [], {}
+    for entry in entries:
+        resource, url = entry.get("resource"), text(entry, "fullUrl")
+        there = referred(url) if url is not None else None
+        if isinstance(resource, dict) and there is not None and not text(resource, "id"):
+            resource = {**resource, "id": there[1]}
+        given.append(resource)
+        kind, name = kind_of(resource), text(resource, "id")
+        if url and kind and name and there not in ((None, name), (kind, name)):
+            renamed[url] = f"{kind}/{name}"
     for entry, resource in zip(entries, given, strict=True):
         base = _server(text(entry, "fullUrl") or "") or server
         if text(entry, "request.method") == "DELETE":
@@ -284,19 +288,3 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
             if renamed:
                 resource = _with_references(resource, lambda name: renamed.get(name, name))
             yield from entries_of(resource, base, entry)
-
-
-def _with_id(entry: Resource) -> Any:
-    resource, url = entry.get("resource"), text(entry, "fullUrl")
-    if not isinstance(resource, dict) or text(resource, "id") or url is None:
-        return resource
-    found = referred(url)
-    return resource if found is None else {**resource, "id": found[1]}
-
-
-def _renamed(entry: Resource, resource: Any) -> tuple[str, str] | None:
-    """A `fullUrl` and the reference that replaces it; None where the `fullUrl` names type and id already."""
-    url, kind, name = text(entry, "fullUrl"), kind_of(resource), text(resource, "id")
-    if url is None or kind is None or name is None or referred(url) in ((None, name), (kind, name)):
-        return None
-    return url, f"{kind}/{name}"

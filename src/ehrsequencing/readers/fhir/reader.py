@@ -7,7 +7,6 @@ import codecs
 import gzip
 import json
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,15 +22,20 @@ import pyarrow.compute as pc
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.readers.cells import parse_times
-from ehrsequencing.readers.cleaning_rules import END_SUFFIX, clean_rows, usable_rows
-from ehrsequencing.readers.code_book import CodeBook
+from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed
 from ehrsequencing.readers.fhir.elements import Entry, at_server, entries_of, kind_of
 from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, rows_of
-from ehrsequencing.readers.fhir.survey import LOST, Survey, head, refuse_other_release
-from ehrsequencing.readers.import_report import ImportReport, TableCounts
+from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
+from ehrsequencing.readers.import_report import FATES, RULES, ImportReport, TableCounts
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role, rows_schema
-from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
+from ehrsequencing.readers.rows import (
+    END_SUFFIX,
+    CodeBook,
+    Role,
+    SubjectNames,
+    rows_schema,
+    subject_ids,
+)
 
 BLOCK = 5_000  # rows that are Python objects at once
 LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which can be read
@@ -39,8 +43,6 @@ LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which 
 UNTYPED = "unreadable"
 # an import that loses all of these is refused
 _ESSENTIAL = ("Patient", "Encounter", "Condition", "Observation")
-# reasons for dropping a resource that are counted as a rule too
-_RULES = ("not_done", "no_result", "older_version", "withdrawn", "replaced")
 _LINES = (".ndjson", ".jsonl")
 _BAD = (OSError, EOFError, zlib.error, ValueError, RecursionError)
 _FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
@@ -79,18 +81,19 @@ def import_fhir(source: str, job: Import) -> None:
     files = fhir_files(path)
     zone = ZoneInfo(time_zone) if time_zone is not None else None
     with job.writer(path, encounter=pa.string()) as writer:
-        survey = Survey(entry for file in files for entry in file.entries(heads=True))
-        blocks = Blocks(job.report, survey, zone)
+        found = survey(entry for file in files for entry in file.entries())
+        blocks = Blocks(job.report, found, zone)
         for number in job.files(len(files)):
             file = files[number]
             name = file.path.name if file.is_lines else None
             for rows in blocks.tables(file.entries(), where=file.where, file=name):
                 writer.add(rows)
             if file.bad_lines:
-                table = job.report.row_counts.table(UNTYPED)
+                table = job.report.table(UNTYPED)
                 table.essential = False
                 lines = file.bad_lines
-                job.report.lose_lines(table, file.path.name, len(lines), lines[0])
+                table.lose_lines(file.path.name, len(lines), lines[0])
+                job.report.counts["malformed_line"] += len(lines)
         blocks.finish()
         blocks.names.write(writer.folder)
         writer.code_facts = lambda seen: blocks.book.facts
@@ -114,11 +117,12 @@ def read_bundle(
         EhrseqError: It holds another release of FHIR than R4.
     """
     report, entries = ImportReport("fhir"), list(entries_of(bundle))
-    blocks = Blocks(report, Survey(entries), zone)
+    blocks = Blocks(report, survey(entries), zone)
     rows = pa.concat_tables(blocks.tables(entries, where=where))
     blocks.finish()
-    rows, usable = usable_rows(rows, rows_schema(pa.string()), report)
-    return clean_rows(rows.filter(pa.array(usable)), report.counts, report.row_counts), report
+    rows = conformed(rows, rows_schema(pa.string()), report)
+    rows = cleaned(rows.filter(pc.not_equal(rows["role"], UNUSABLE)), report)
+    return rows.set_column(2, "code", rows["code"].cast(pa.string())), report
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -133,8 +137,8 @@ class FhirFile:
     where: str  # for errors: many exports name a document after its patient, so that its name is not said
     bad_lines: list[int] = field(default_factory=list)  # that are no JSON, or too long
 
-    def entries(self, *, heads: bool = False) -> Iterator[Entry]:
-        """The entries in the file's order; with `heads` only what a first look at them needs.
+    def entries(self) -> Iterator[Entry]:
+        """The entries in the file's order.
 
         Raises:
             EhrseqError: The file cannot be read, or a document is no JSON.
@@ -142,7 +146,7 @@ class FhirFile:
         self.bad_lines = []
         try:
             if self.is_lines:
-                yield from self._of_lines(heads)
+                yield from self._of_lines()
             else:
                 yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
         except _BAD as error:
@@ -150,15 +154,14 @@ class FhirFile:
             fix = f"check that the file is whole, and holds {kind} in UTF-8"
             raise EhrseqError("cannot be read", where=self.where, fix=fix) from error
 
-    def _of_lines(self, heads: bool) -> Iterator[Entry]:
+    def _of_lines(self) -> Iterator[Entry]:
         with _opened(self.path) as file:
             lines = iter(lambda: file.readline(LONGEST_LINE), b"")
             for number, line in enumerate(lines, start=1):
                 if line.isspace():
                     continue
                 try:
-                    document = head(line) if heads else None
-                    document = document or json.loads(line.removeprefix(codecs.BOM_UTF8))
+                    document = json.loads(line.removeprefix(codecs.BOM_UTF8))
                 except (ValueError, RecursionError):
                     self.bad_lines.append(number)
                     yield Entry(None, is_there=False)
@@ -225,7 +228,6 @@ class Blocks:
         self.report, self.book, self.names = report, CodeBook(), SubjectNames()
         self._survey, self._zone = survey, zone
         self._place = 0  # of the next entry
-        self._dropped: dict[str, array[int]] = {}
         self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
 
     def tables(
@@ -250,11 +252,6 @@ class Blocks:
                 yield self._table(rows)
                 rows = []
         yield self._table(rows)
-        for reason, sources in self._dropped.items():
-            self.report.row_counts.drop(reason, np.array(sources, dtype=np.int64))
-            if reason in _RULES:
-                self.report.counts[reason] += len(sources)
-        self._dropped = {}
 
     def finish(self) -> None:
         """Warn of clocks of two kinds."""
@@ -275,16 +272,18 @@ class Blocks:
         kind = kind_of(resource) or UNTYPED
         if self._survey.several and kind != UNTYPED:
             resource = at_server(resource, entry.server)
-        source = int(self._counts(kind).take(1)[0])
+        counts = self._counts(kind)
         found = lost or rows_of(resource, self._survey.known, self.report.counts)
         if isinstance(found, str):
-            self._dropped.setdefault(found, array("q")).append(source)
+            counts.fates.append(FATES[found])
+            self.report.counts[found] += found in RULES
             return []
+        source = int(counts.take(1)[0])
         return [(kind, source, *row) for row in found]
 
     def _counts(self, kind: str) -> TableCounts:
         """The counts of a type of resource."""
-        counts = self.report.row_counts.table(kind)
+        counts = self.report.table(kind)
         if kind in self._begun:
             return counts
         self._begun.add(kind)
@@ -308,7 +307,7 @@ class Blocks:
         self.book.add(code, rows["description"], rows["parent"])
         stays = code.filter(pc.equal(role, int(Role.VISIT)))
         ends = pc.binary_join_element_wise(stays, pa.scalar(END_SUFFIX), "")
-        self.book.add(ends, pa.nulls(len(ends), pa.string()), stays)
+        self.book.add(ends, parent=stays)
         people = rows["subject"].filter(pc.equal(role, int(Role.PERSON)))
         self.names.add(pa.chunked_array([people]))
         table = pa.table(
@@ -337,15 +336,18 @@ class Blocks:
 
     def _count_cells(self, rows: dict[str, pa.Array], read: dict[str, pa.Array]) -> None:
         """Count the cells with times, once a resource; those with values of Observations; and texts without a code."""
-        kind, role, source = (np.asarray(rows[name]) for name in ("kind", "role", "source"))
-        first = np.ones(len(source), dtype=bool)
-        first[1:] = (source[1:] != source[:-1]) | (role[1:] != role[:-1])
-        for (kind_, role_), names in _ELEMENTS.items():
-            chosen = np.flatnonzero(first & (role == role_) & (kind == kind_))
-            for name, element in names.items() if len(chosen) else ():
-                filled = len(chosen) - rows[name].take(chosen).null_count
-                values = len(chosen) - read[name].take(chosen).null_count
-                self._counts(kind_).count_cells(element, len(chosen), filled, values)
+        role, source = np.asarray(rows["role"]), np.asarray(rows["source"])
+        first = np.r_[True, (source[1:] != source[:-1]) | (role[1:] != role[:-1])][: len(source)]
+        table = {"kind": rows["kind"], "role": rows["role"]}
+        for name, times in read.items():
+            table |= {f"{name} filled": pc.is_valid(rows[name]), f"{name} read": pc.is_valid(times)}
+        groups = pa.table(table).filter(pa.array(first)).group_by(["kind", "role"])
+        sums = [(name, "sum") for name in [*table][2:]]
+        for group in groups.aggregate([*sums, ([], "count_all")]).to_pylist():
+            counts, n = self._counts(group["kind"]), group["count_all"]
+            for name, element in _ELEMENTS.get((group["kind"], group["role"]), {}).items():
+                filled, values = group[f"{name} filled_sum"], group[f"{name} read_sum"]
+                counts.count_cells(element, n, filled, values)
         cells = Counter(rows["cell"].drop_null().to_pylist())
         if cells:
             filled, values = cells["values"] + cells["unread"], cells["values"]

@@ -4,16 +4,16 @@ Type and id name one resource (FHIR R4, 2.21): of several versions the newest co
 Condition may be linked to its encounter from the encounter only, and a patient's record may be replaced by another's.
 """
 
-import json
-import re
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.fhir.elements import (
     Entry,
@@ -31,13 +31,6 @@ from ehrsequencing.readers.fhir.mapping import READ, Known
 
 LOST = ("", "older_version", "withdrawn")  # keys of `import_report.REASONS`
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# JSON without braces and escapes; its parts never overlap, so that a search takes linear time
-_FLAT = rb'(?:[^{}"]++|"[^"\\]*+")*+'
-_HEAD = re.compile(
-    rb'\s*\{\s*"resourceType"\s*:\s*"(\w+)"\s*,\s*"id"\s*:\s*"[^"\\]+"'
-    rb'(?:\s*,\s*"meta"\s*:\s*\{' + _FLAT + rb"(?:\{" + _FLAT + rb"\}" + _FLAT + rb")*+\})?"
-)
-_NO_HEAD = ("Patient", "Encounter", "Medication", "Bundle")  # of which the first look needs more
 # type → element → the release that writes it, and as which type of JSON; R4 has it not, or another type there
 _OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
     "Condition": {
@@ -78,23 +71,9 @@ def refuse_other_release(resource: Any, *, where: str) -> None:
             raise EhrseqError(what, where=where, fix="export it as R4, or convert it to R4")
 
 
-def head(line: bytes) -> Any:
-    """Type, id and version of the resource of a line, where a look at its begin shows them; else None.
-
-    None too where the first look needs more of the resource. This is much quicker than to read the line as JSON.
-    """
-    found = _HEAD.match(line)
-    if found is None or not line[-4:].rstrip().endswith(b"}"):
-        return None
-    kind = found[1].decode()
-    has_more = line.find(b'"meta"', found.end()) >= 0
-    if kind in _NO_HEAD or (kind in READ and has_more):
-        return None
-    return json.loads(found[0] + b"}")
-
-
+@dataclass(frozen=True, eq=False)
 class Survey:
-    """What counts of all entries of a source, which come in its order.
+    """What a first look at all entries of a source shows.
 
     Attributes:
         several: Whether resources of more than one server are there, so that ids must name the server.
@@ -102,60 +81,53 @@ class Survey:
         known: What the mapping looks up.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self._servers: dict[str, int] = {"": 0}
-        # of each entry with a type and an id: hash of both, server, update, version, place, is it there
-        self._seen = array("q")
-        # what entries say of others: order, table of `Known`, name, value, server, place
-        self._links: list[tuple[int, str, str, Any, str, int]] = []
-        n = 0
-        for n, entry in enumerate(entries, start=1):
-            self._add(n - 1, entry)
-        self.several = len(self._servers.keys() - {""}) > 1
-        self.lost = self._lost(n)
-        self.known = self._known()
-        del self._seen, self._links
+    several: bool
+    lost: NDArray[np.int8]
+    known: Known
 
-    def _add(self, place: int, entry: Entry) -> None:
+
+def survey(entries: Iterable[Entry]) -> Survey:
+    """Look at all entries of a source, in its order."""
+    servers = {"": 0}
+    # of each entry with a type and an id: hash of both, server, update, version, place, is it there
+    seen = array("q")
+    links: list[tuple[Link, str, int]] = []  # with the server and the place of who says so
+    place = -1
+    for place, entry in enumerate(entries):
         kind, own = kind_of(entry.resource), text(entry.resource, "id")
-        server = self._servers.setdefault(entry.server, len(self._servers))
-        if kind not in READ or own is None:
-            return
-        key = hash(f"{kind}/{own}")
-        self._seen.extend((key, server, *_version(entry), place, entry.is_there))
-        if entry.is_there:
-            links = _links(entry.resource, kind, own)
-            self._links += [(*link, entry.server, place) for link in links]
+        server = servers.setdefault(entry.server, len(servers))
+        if kind in READ and own is not None:
+            key = hash(f"{kind}/{own}")
+            seen.extend((key, server, *_version(entry), place, entry.is_there))
+            if entry.is_there:
+                links += [(link, entry.server, place) for link in _links(entry.resource, kind, own)]
+    several = len(servers.keys() - {""}) > 1
+    lost = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
+    known = Known()
+    for link, base, place in sorted(links, key=lambda found: found[0].order):
+        name, value = link.name, link.value
+        if several:
+            kind, slash, own = name.rpartition("/")
+            name = f"{kind}{slash}{qualified(base, own)}"
+            value = qualified(base, value) if isinstance(value, str) else value
+        if not lost[place]:  # of several stays the one that ends first
+            getattr(known, link.table).setdefault(name, value)
+    return Survey(several, lost, known)
 
-    def _lost(self, n: int) -> NDArray[np.int8]:
-        """(n,) which entries have a newer version, and which were deleted."""
-        seen = np.frombuffer(self._seen, np.int64).reshape(-1, 6)
-        keys, server, updated, number, place, is_there = seen.T
-        server = server * self.several
-        order = np.lexsort((place, number, updated, server, keys))
-        keys, server, place = keys[order], server[order], place[order]
-        is_newest = np.ones(len(keys), dtype=bool)
-        is_newest[:-1] = (keys[1:] != keys[:-1]) | (server[1:] != server[:-1])
-        newest = np.flatnonzero(is_newest)[np.cumsum(is_newest) - is_newest]
-        lost = np.zeros(n, dtype=np.int8)
-        lost[place[~is_newest]] = LOST.index("older_version")
-        lost[place[is_there[order][newest] == 0]] = LOST.index("withdrawn")
-        return lost
 
-    def _known(self) -> Known:
-        """What those entries say that count."""
-        known = Known()
-        for _, table, name, value, server, place in sorted(self._links, key=lambda link: link[0]):
-            if self.lost[place]:
-                continue
-            if self.several:
-                kind, slash, own = name.rpartition("/")
-                name = f"{kind}{slash}{qualified(server, own)}"
-                value = qualified(server, value) if isinstance(value, str) else value
-            getattr(known, table).setdefault(
-                name, value
-            )  # of several stays the one that ends first
-        return known
+def _lost(seen: Ints, n: int, several: bool) -> NDArray[np.int8]:
+    """(n,) which entries have a newer version, and which were deleted."""
+    keys, server, updated, number, place, is_there = seen.T
+    server = server * several
+    order = np.lexsort((place, number, updated, server, keys))
+    keys, server, place = keys[order], server[order], place[order]
+    is_newest = np.ones(len(keys), dtype=bool)
+    is_newest[:-1] = (keys[1:] != keys[:-1]) | (server[1:] != server[:-1])
+    newest = np.flatnonzero(is_newest)[np.cumsum(is_newest) - is_newest]
+    lost = np.zeros(n, dtype=np.int8)
+    lost[place[~is_newest]] = LOST.index("older_version")
+    lost[place[is_there[order][newest] == 0]] = LOST.index("withdrawn")
+    return lost
 
 
 def _version(entry: Entry) -> tuple[int, int]:
@@ -181,21 +153,29 @@ def _instant_us(written: str | None) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
-    """What a resource says of others: order, table of `Known`, the other's name there, value."""
+class Link(NamedTuple):
+    """What a resource says of another."""
+
+    order: int  # of several the one with the lowest counts
+    table: str  # of `Known`
+    name: str  # of the other there
+    value: Any
+
+
+def _links(resource: Resource, kind: str, own: str) -> Iterator[Link]:
     if kind == "Medication":
-        yield 0, "codes", own, codings(resource.get("code"))
+        yield Link(0, "codes", own, codings(resource.get("code")))
     elif kind == "Encounter":
         end = _instant_us(text(resource, "period.end") or text(resource, "period.start"))
         for path in ("diagnosis.condition.reference", "reasonReference.reference"):
             for reference in texts(resource, path):
                 other, name = referred(reference) or ("", "")
                 if name:
-                    yield end, "stays", f"{other or 'Condition'}/{name}", own
+                    yield Link(end, "stays", f"{other or 'Condition'}/{name}", own)
     elif kind == "Patient":
         for link in walk(resource, "link"):
             found, type_ = referred_id(link, "other", "Patient"), text(link, "type")
             if found is not None and type_ == "replaced-by":
-                yield 0, "merged", own, found
+                yield Link(0, "merged", own, found)
             elif found is not None and type_ == "replaces":
-                yield 0, "merged", found, own
+                yield Link(0, "merged", found, own)

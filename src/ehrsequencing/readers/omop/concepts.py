@@ -1,6 +1,7 @@
 """OMOP's concept ids → MEDS codes with descriptions and parents, from the tables of the vocabulary."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -8,10 +9,8 @@ import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, as_whole
-from ehrsequencing.readers.cleaning_rules import END_SUFFIX
-from ehrsequencing.readers.code_book import CodeFacts
 from ehrsequencing.readers.registry import Import
-from ehrsequencing.readers.rows import clean_codes, joined
+from ehrsequencing.readers.rows import END_SUFFIX, CodeFacts, clean_codes, joined
 from ehrsequencing.readers.table_files import SourceTable
 
 VOCABULARY_TABLES = {
@@ -54,10 +53,10 @@ class Concepts:
     def _blocks(self, name: str) -> Iterator[Block]:
         """The rows of a table of the vocabulary, all of which count as kept."""
         if name in self._tables:
-            counts = self._job.report.row_counts.table(name)
+            counts = self._job.report.table(name)
             self._job.survey(self._tables[name], counts, ())
             for block in self._job.blocks(self._tables[name], counts, VOCABULARY_TABLES[name], {}):
-                self._job.report.row_counts.keep(block.source.to_numpy())
+                self._job.report.keep(block.source.to_numpy())
                 yield block
 
     @property
@@ -98,8 +97,9 @@ class Concepts:
     def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
         """Descriptions and parents of the codes that were named, and of all their ancestors."""
         parents = self._parents()
-        met = {*self._used.tolist(), *parents, *(up for ups in parents.values() for up in ups)}
-        ids = np.array(sorted(met), dtype=np.int64)
+        ids = np.array(
+            sorted({*self._used.tolist(), *parents, *chain(*parents.values())}), np.int64
+        )
         code_of = dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True))
         described = self._descriptions(ids)
         facts: dict[str, CodeFacts] = {}
@@ -107,48 +107,39 @@ class Concepts:
         for number, code in code_of.items():
             before = facts.get(code, nothing)
             above = {code_of[up] for up in parents.get(number, ())} - {code}
-            ups = tuple(sorted(above.union(before.parents))) if above else before.parents
+            ups = tuple(sorted(above.union(before.parents)))
             facts[code] = CodeFacts(before.description or described.get(number), ups)
         for code in seen & self._bases.keys():
             base = self._bases[code]
             facts[code] = CodeFacts(facts.get(base, nothing).description, (base,))
         return facts
 
-    def _parents(self) -> dict[int, list[int]]:
+    def _parents(self) -> dict[int, set[int]]:
         """Concept → its direct parents, for the used concepts and their ancestors."""
-        children, parents = self._edges()
-        order = np.lexsort((parents, children))
-        children, parents = children[order], parents[order]
-        out: dict[int, list[int]] = {}
-        wanted = self._used
+        edges, out = self._edges(), dict[int, set[int]]()
+        met = wanted = self._used
         while len(wanted):
-            low, high = (np.searchsorted(children, wanted, side) for side in ("left", "right"))
-            for child, a, b in zip(wanted.tolist(), low.tolist(), high.tolist(), strict=True):
-                out[child] = list(dict.fromkeys(parents[a:b].tolist()))
-            above = {up for child in wanted.tolist() for up in out[child]}
-            wanted = np.array(sorted(above - out.keys()), dtype=np.int64)
-        return {child: ups for child, ups in out.items() if ups}
+            chosen = edges.filter(pc.is_in(edges["child"], value_set=pa.array(wanted)))
+            for edge in chosen.to_pylist():
+                out.setdefault(edge["child"], set()).add(edge["parent"])
+            wanted = np.setdiff1d(chosen["parent"].to_numpy(), met)
+            met = np.union1d(met, wanted)
+        return out
 
-    def _edges(self) -> tuple[Ints, Ints]:
-        """(m,) children and (m,) parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
+    def _edges(self) -> pa.Table:
+        """Children and parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
         kinds = ["Maps to"] if "concept_ancestor" in self._tables else ["Is a", "Maps to"]
-        edges = [np.zeros((2, 0), np.int64)]
-
-        def add(child: pa.ChunkedArray, parent: pa.ChunkedArray, chosen: pa.ChunkedArray) -> None:
-            keep = pc.fill_null(pc.and_(chosen, pc.not_equal(child, parent)), False)
-            edges.append(np.array([child.filter(keep).to_numpy(), parent.filter(keep).to_numpy()]))
-
+        parts = [pa.schema({"child": pa.int64(), "parent": pa.int64()}).empty_table()]
         for block in self._blocks("concept_ancestor"):
-            direct = pc.equal(block.whole("min_levels_of_separation"), 1)
             child = block.whole("descendant_concept_id")
-            add(child, block.whole("ancestor_concept_id"), direct)
+            edges = pa.table({"child": child, "parent": block.whole("ancestor_concept_id")})
+            parts.append(edges.filter(pc.equal(block.whole("min_levels_of_separation"), 1)))
         for block in self._blocks("concept_relationship"):
-            of_kind = pc.is_in(block.text("relationship_id"), value_set=pa.array(kinds))
-            valid = pc.is_null(block.text("invalid_reason"))
             child = block.whole("concept_id_1")
-            add(child, block.whole("concept_id_2"), pc.and_(of_kind, valid))
-        children, parents = np.concatenate(edges, axis=1)
-        return children, parents
+            edges = pa.table({"child": child, "parent": block.whole("concept_id_2")})
+            of_kind = pc.is_in(block.text("relationship_id"), value_set=pa.array(kinds))
+            parts.append(edges.filter(pc.and_(of_kind, pc.is_null(block.text("invalid_reason")))))
+        return pa.concat_tables(parts).drop_null()
 
     def _descriptions(self, ids: Ints) -> dict[int, str]:
         out = {number: description for number, (_, description) in KNOWN.items()}

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,33 +26,27 @@ _FIX = "check host, port, user, password, database and schema, and that the driv
 _HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA or duckdb://FILE"
 
 
-@dataclass
-class DatabaseTable(SourceTable):
-    """A table of a database.
+def _table(connection: Any, name: str, shown: list[str] | None) -> SourceTable:
+    """A table of a database, all of whose statements are noted in `shown` instead of being sent, if it is a list."""
+    table, where = connection.table(name), f"table {name.lower()}"
+    names = lower_names(table.columns, where=where)
+    texts = frozenset(low for low, column in names.items() if table[column].type().is_string())
 
-    Attributes:
-        table: Of Ibis.
-        connection: Of Ibis.
-        shown: Where a statement is noted instead of being sent; None where it is sent.
-    """
-
-    table: Any
-    connection: Any
-    shown: list[str] | None
-
-    def read(self, columns: list[str]) -> Iterator[pa.Table]:
+    def read(columns: list[str]) -> Iterator[pa.Table]:
         """The rows of a statement; the engine's own error may hold patients' values and is left out."""
-        expression = self.table.select(**{name: _plain(self.table[name]) for name in columns})
-        if self.shown is not None:
-            sql = self.connection.compile(expression, pretty=True).strip()
-            self.shown.append(f"-- {self.where}\n{sql};")
+        expression = table.select(**{column: _plain(table[column]) for column in columns})
+        if shown is not None:
+            sql = connection.compile(expression, pretty=True).strip()
+            shown.append(f"-- {where}\n{sql};")
             return
         fix = "check that its columns have the types of OMOP's CDM 5.3 or 5.4"
-        ask = partial(self.connection.to_pyarrow_batches, expression, chunk_size=BLOCK_ROWS)
-        batches = _silently(ask, "cannot be read", self.where, fix)
-        read_next = partial(next, iter(batches), None)
-        while (batch := _silently(read_next, "cannot be read", self.where, fix)) is not None:
+        ask = partial(connection.to_pyarrow_batches, expression, chunk_size=BLOCK_ROWS)
+        batches = iter(_silently(ask, "cannot be read", where, fix))
+        read_next = partial(next, batches, None)
+        while (batch := _silently(read_next, "cannot be read", where, fix)) is not None:
             yield pa.Table.from_batches([batch])
+
+    return SourceTable(where, None, names, texts, read)
 
 
 def _plain(column: Any) -> Any:
@@ -97,13 +90,6 @@ def database_tables(
         yield _silently(find, "cannot be opened", where, _FIX)
     finally:
         connection.disconnect()
-
-
-def _table(connection: Any, name: str, shown: list[str] | None) -> DatabaseTable:
-    table, where = connection.table(name), f"table {name.lower()}"
-    columns = lower_names(table.columns, where=where)
-    texts = frozenset(low for low, column in columns.items() if table[column].type().is_string())
-    return DatabaseTable(where, None, columns, texts, table, connection, shown)
 
 
 def looks_like_database(text: str) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, dates_us, is_text
+from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, is_text, parse_times
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.omop.concepts import VOCABULARY_TABLES, Concepts
 from ehrsequencing.readers.omop.database import (
@@ -23,7 +23,7 @@ from ehrsequencing.readers.omop.database import (
     public_name,
 )
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role, combinations, make_rows, together
+from ehrsequencing.readers.rows import PERIOD_START, Role, combinations, make_rows, together
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
 
@@ -76,6 +76,7 @@ _STEMS = {  # of dates
 _BOUNDS = {4171756: "<", 4171754: "<=", 4172704: ">", 4171755: ">="}
 # a whole number as it is written in one way only: 0012 and 12 may be two persons
 _NUMBER_ID = r"^\s*(0|-?[1-9]\d*)(\.0*)?\s*$"
+_MISSING = ("NULL", "\\N")  # texts that mean null
 _NAME, _QUOTED = re.compile(r"[a-z_][a-z0-9_]*"), re.compile(r"'[^']*'")
 
 
@@ -128,12 +129,23 @@ def _opened(source: str, job: Import, shown: list[str] | None = None) -> Iterato
     Raises:
         EhrseqError: The source cannot be opened, or lacks the table person.
     """
-    known = {*TABLES, *_ALIASES}
-    if "://" in source:
-        with database_tables(source, known, shown) as found:
-            one_file_each((name, Path(table.where)) for name, table in found)
-            yield _by_name(found, source, job)
-        return
+    names = {*TABLES, *_ALIASES}
+    is_url = "://" in source
+    opened = database_tables(source, names, shown) if is_url else nullcontext(_files(source, names))
+    with opened as found:
+        tables: dict[str, list[SourceTable]] = {}
+        for alias, table in found:
+            name = _ALIASES.get(alias, alias)
+            _refuse_expressions(table, _columns(name))
+            tables.setdefault(name, []).append(table)
+        if "person" not in tables:
+            fix = "name a folder or schema with OMOP tables"
+            raise EhrseqError("holds no table person", where=public_name(source), fix=fix)
+        yield tables
+
+
+def _files(source: str, names: set[str]) -> Sequence[tuple[str, SourceTable]]:
+    """The tables of a folder: each a file, or a folder of Parquet files as Spark writes them."""
     folder = Path(source)
     if not folder.is_dir():
         if looks_like_database(source) and not folder.exists():
@@ -142,55 +154,27 @@ def _opened(source: str, job: Import, shown: list[str] | None = None) -> Iterato
             raise EhrseqError(what, fix=fix)
         fix = "name a folder of OMOP tables, or a URL"
         raise EhrseqError("is not a folder", where=source, fix=fix)
-    files: list[tuple[str, SourceTable]] = []
-    for name, path in one_file_each(_files(folder, known)).items():
-        for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
-            shown_as = file.relative_to(folder).as_posix()
-            files.append((name, open_table(file, name=shown_as, missing=("NULL", "\\N"))))
-    yield _by_name(files, source, job)
-
-
-def _files(folder: Path, known: set[str]) -> Iterator[tuple[str, Path]]:
-    """Tables, each with its file, or with its folder of Parquet files as Spark writes them."""
+    paths = []
     for path in sorted(folder.iterdir()):
         name, _, kind = path.name.lower().partition(".")
         is_file = kind in ("parquet", "csv", "csv.gz") and path.is_file()
-        if name in known and (is_file or any(path.glob("*.parquet"))):
-            yield name, path
+        if name in names and (is_file or any(path.glob("*.parquet"))):
+            paths.append((name, path))
+    return [
+        (name, open_table(file, name=file.relative_to(folder).as_posix(), missing=_MISSING))
+        for name, path in one_file_each(paths).items()
+        for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])
+    ]
 
 
-def _by_name(found: Sequence[tuple[str, SourceTable]], source: str, job: Import) -> Tables:
-    tables: dict[str, list[SourceTable]] = {}
-    for alias, table in found:
-        name = _ALIASES.get(alias, alias)
-        job.report.notes += _rename_expressions(table, _columns(name))
-        tables.setdefault(name, []).append(table)
-    if "person" not in tables:
-        fix = "name a folder or schema with OMOP tables"
-        raise EhrseqError("holds no table person", where=public_name(source), fix=fix)
-    return tables
-
-
-def _rename_expressions(table: SourceTable, wanted: list[str]) -> list[str]:
-    """Take a header that is an SQL expression for the one missing column that it mentions; what to note about it.
-
-    Raises:
-        EhrseqError: It mentions several, or several mention the same one.
-    """
-    notes = []
-    for header in [name for name in table.names if not _NAME.fullmatch(name)]:
-        words = set(_NAME.findall(_QUOTED.sub("", header)))
-        meant = sorted(words & set(wanted))
-        taken = [name for name in meant if table.has(name)]
-        if len(meant) > 1 or taken:
-            what = f"column {header!r} names {' and '.join(meant)}"
-            fix = f"rename it, or another one, to the column that it holds: {' or '.join(meant)}"
+def _refuse_expressions(table: SourceTable, wanted: list[str]) -> None:
+    """Refuse a header that is an SQL expression, as date(x,'unixepoch'), for a column that is read."""
+    for header in table.names:
+        meant = sorted(set(_NAME.findall(_QUOTED.sub("", header))) & set(wanted))
+        if meant and header not in meant:
+            what = f"the header {header!r} is an expression, and no column's name"
+            fix = f"name the column that it holds: {' or '.join(meant)}"
             raise EhrseqError(what, where=table.where, fix=fix)
-        if meant:
-            table.names[meant[0]] = table.names.pop(header)
-            table.texts |= {meant[0]} if header in table.texts else frozenset()
-            notes.append(f"{table.file or table.where}: column {header} was read as {meant[0]}")
-    return notes
 
 
 def _dates(name: str) -> list[str]:
@@ -222,19 +206,18 @@ def _read_tables(tables: Tables, job: Import, add: Callable[[pa.Table], None]) -
         spec, dates = EVENT_TABLES.get(name), _dates(name)
         _check(files, counts, spec, job)
         orders = job.survey(files, counts, dates)
-        if name == "person":
-            _refuse_names(files)
         for block in job.blocks(files, counts, _columns(name), orders):
             base = {"subject_id": block.whole("person_id"), "source": block.source}
             if spec is not None:
                 add(_events(block, base, spec, concepts, job))
             elif name == "person":
+                _refuse_names(block)
                 add(_persons(block, base, concepts))
             elif name == "death":
                 add(make_rows(Role.DEATH, base, DEATH, time=_moment(block, "death")))
             else:
                 start, end = (_moment(block, stem) for stem in _STEMS[name])
-                add(make_rows(Role.OBSERVED, base, None, time=start, end=end))
+                add(make_rows(Role.OBSERVED, base, PERIOD_START, time=start, end=end))
     return concepts
 
 
@@ -261,23 +244,21 @@ def _check(
         counts.required.add(f"{spec.concept}_concept_id")
     counts.columns |= {"no_person": "person_id", "unknown_person": "person_id"}
     for file in files:
-        if not any(map(file.has, _columns(name))):
-            fix = "give it OMOP's column names as its first line"
-            raise EhrseqError(f"has none of the columns of {name}", where=file.where, fix=fix)
         file.check(*needed)
 
 
-def _refuse_names(files: list[SourceTable]) -> None:
+def _refuse_names(block: Block) -> None:
     """Refuse person ids that are not whole numbers."""
-    for file in files:
-        bad = 0
-        for block in file.blocks(["person_id"] if "person_id" in file.texts else []):
-            good = pc.match_substring_regex(block["person_id"], _NUMBER_ID)
-            bad += pc.sum(pc.invert(good)).as_py() or 0
-        if bad:
-            what = f"column person_id holds text instead of whole numbers ({bad:,} ids)"
-            fix = "number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table"
-            raise EhrseqError(what, where=file.where, fix=fix)
+    ids = block.rows["person_id"]
+    if not is_text(ids.type):
+        return
+    bad = pc.sum(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID))).as_py()
+    if bad:
+        what = f"column person_id holds text instead of whole numbers ({bad:,} ids)"
+        fix = (
+            "number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table"
+        )
+        raise EhrseqError(what, where="table person", fix=fix)
 
 
 def _moment(block: Block, stem: str) -> pa.ChunkedArray:
@@ -294,9 +275,10 @@ def _concept(block: Block, stem: str) -> pa.ChunkedArray:
 
 def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Table:
     """Persons with their births, and sex, race and ethnicity without a time."""
-    parts = zip((block.whole(part) for part in _BIRTH_PARTS), (-1, 1, 1), strict=True)
-    written = dates_us(*(pc.fill_null(column, none).to_numpy() for column, none in parts))
-    born = pc.coalesce(block.times("birth_datetime"), written)
+    year, month, day = (block.whole(part) for part in _BIRTH_PARTS)
+    parts = (year, pc.fill_null(month, 1), pc.fill_null(day, 1))
+    written = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), "-")
+    born = pc.coalesce(block.times("birth_datetime"), parse_times(written))
     rows = [make_rows(Role.PERSON, base, BIRTH, time=born)]
     for name in _PERSON_CONCEPTS:
         concept = _concept(block, name)
@@ -323,7 +305,7 @@ def _events(
         columns["numeric_value"], columns["text_value"] = _values(block, job)
         keys |= {
             "unit_id": block.whole("unit_concept_id"),
-            "unit": block.coded("unit_source_value"),
+            "unit": block.text("unit_source_value"),
             "value_id": block.whole("value_as_concept_id"),
             "numbered": pc.is_valid(columns["numeric_value"]),
         }
@@ -333,7 +315,12 @@ def _events(
     job.report.counts["unmapped"] += int(is_unmapped.sum())
     code = pc.if_else(unmapped, f"OMOP//0//{spec.domain}", concepts.codes(few["concept_id"]))
     if spec.valued:
-        suffix = pc.if_else(few["numbered"], _units(few, concepts), _value_codes(few, concepts))
+        # the unit as its concept's code (mg/dL), else as the source wrote it, else as its concept's number
+        named, known = concepts.short_codes(few["unit_id"])
+        unit = pc.coalesce(pc.if_else(known, named, NO_TEXT), few["unit"], named)
+        value_id = pc.fill_null(few["value_id"], 0)
+        value = pc.if_else(pc.equal(value_id, 0), NO_TEXT, concepts.codes(value_id))
+        suffix = pc.if_else(few["numbered"], unit, value)
         code = concepts.derived(code, pc.if_else(unmapped, NO_TEXT, suffix))
         number = columns["numeric_value"]
         columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
@@ -360,15 +347,3 @@ def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray
         text = pc.coalesce(text, pc.if_else(bound, signed, unread))
         number = pc.if_else(bound, NO_NUMBER, number)
     return number, text
-
-
-def _units(batch: pa.Table, concepts: Concepts) -> pa.ChunkedArray:
-    """The unit as its concept's code (mg/dL), else as the source wrote it, else as its concept's number."""
-    named, known = concepts.short_codes(batch["unit_id"])
-    return pc.coalesce(pc.if_else(known, named, NO_TEXT), batch["unit"].cast(pa.string()), named)
-
-
-def _value_codes(batch: pa.Table, concepts: Concepts) -> pa.ChunkedArray:
-    """The code of the value's concept, null without one."""
-    given = pc.fill_null(pc.not_equal(batch["value_id"], 0), False)
-    return pc.if_else(given, concepts.codes(pc.fill_null(batch["value_id"], 0)), NO_TEXT)
