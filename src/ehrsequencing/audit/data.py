@@ -133,7 +133,9 @@ class AuditData:
         place = folder or Path(self.prepared.manifest.get("data_path", ""))
         try:
             ids = [self.records[name].timelines.subject_id[self.sample[name]] for name in SPLITS]
-            self.source = Source.read(self.prepared, place, wanted=np.unique(np.concatenate(ids)))
+            self.source = Source.read(
+                self.run, self.prepared, place, wanted=np.unique(np.concatenate(ids))
+            )
             self.why_no_source = None
         except EhrseqError as error:
             if folder is not None:
