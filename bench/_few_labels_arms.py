@@ -26,8 +26,8 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 
 PANELS = TASKS | FIRST_DIAGNOSES
 CONTROLS = ("shuffled", "other_pairs", "everything", "random")

@@ -15,7 +15,7 @@ from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import people
 from ehrsequencing.evaluation.score import score
 
-COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "auc": "AUC", "oe": "O/E"}
+COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "oe": "O/E"}
 COMPARED = ("nll", "ipa", "c")
 DIGITS = {"nll": 4, "oe": 2}  # of the others: 3
 SCORES_FORMAT = 2
@@ -174,7 +174,7 @@ def task_table(one: Scored) -> str:
         gaps = ["", ""] if ours in (None, model) else [
             number(metric, one.gap(ours, model, metric), signed=True) for metric in ("nll", "c")
         ]  # fmt: skip
-        tried = f"{facts['trials']} of {facts['of_trials']}"
+        tried = f"{facts['trials']}/{facts['of_trials']}"
         cpu = "–" if facts["cpu_seconds"] is None else f"{facts['cpu_seconds']:.0f}"
         lines.append(
             f"| {NAMES[model]}{mark} | {tried} | {cpu} | {loss} | {' | '.join([*cells, *gaps])} |"
@@ -241,24 +241,6 @@ def summary_table(scored: Sequence[Scored]) -> str:
     return "\n".join(lines)
 
 
-def claims(scored: Sequence[Scored]) -> str:
-    """One sentence for each task that names its strongest rival."""
-    lines = []
-    for one in scored:
-        rival, ours = one.strongest, one.ours
-        if rival is None or ours is None:
-            continue
-        gap = one.gap(ours, rival, "nll")
-        word = {"better": "a lower NLL than", "worse": "a higher NLL than"}.get(
-            verdict("nll", gap), "an NLL that is not statistically distinguishable from that of"
-        )
-        lines.append(
-            f"- **{one.place.task}**: the strongest rival is {NAMES[rival]}; {NAMES[ours]} has {word} it "
-            f"({number('nll', gap, signed=True)})."
-        )
-    return "\n".join(lines)
-
-
 def page_text(scored: Sequence[Scored], *, date: str) -> str:
     """Everything between the markers of the page."""
     versions: dict[str, str] = {}
@@ -268,7 +250,7 @@ def page_text(scored: Sequence[Scored], *, date: str) -> str:
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     parts = [
         f"Printed on {date}. Python {platform.python_version()}; {told or 'nothing has run'}.",
-        "## Ours beside the strongest rival", summary_table(scored), claims(scored), "## Every task",
+        "## Ours beside the strongest rival", summary_table(scored), "## Every task",
         *(task_table(one) for one in scored if one.facts),
     ]  # fmt: skip
     return "\n\n".join(part for part in parts if part)

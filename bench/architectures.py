@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ehrsequencing import ModelConfig, VisitBatch
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 
 V, C = 50, 30
 VARIANTS: dict[str, dict[str, object]] = {  # None: as many as --layers

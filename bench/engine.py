@@ -3,7 +3,7 @@
 Sections, each interleaved within itself:
 
 - `step`: a training step (forward, backward, clipping, fused AdamW) and inference of flat BEHRT and the padded
-  hierarchical model (`tests/reference/seeds.py`), and of the packed ones: float32, bf16 mode, mini-transformer, with
+  hierarchical model (`bench/_seeds.py`), and of the packed ones: float32, bf16 mode, mini-transformer, with
   places within the visit, and with rotary attention. Ratios round by round; share of the measured GEMM peak.
 - `memory`: peak of a training step on a dense batch, each model in a process of its own.
 - `train`: where the time of `ehrseq train` goes, on simulated and (where DATA has them) real records.
@@ -17,7 +17,6 @@ path of the CPU and made flat BEHRT look 2.5 times as slow again (PERFORMANCE: 1
 import argparse
 import json
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -43,13 +42,10 @@ from _measure import (
     quartiles,
     ratio,
 )
+from _seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits
 from ehrsequencing import ModelConfig, VisitBatch
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
-
-# where the other side of the comparison lives
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from reference.seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits
+from ehrsequencing.models.ensemble import build_model
 
 Row = dict[str, Any]
 HEADS = 4

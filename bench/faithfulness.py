@@ -35,7 +35,7 @@ from ehrsequencing.explain import Edit, Question, SubjectRecord, subject_records
 from ehrsequencing.explain.record import kept_rows
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US

@@ -35,7 +35,7 @@ from ehrsequencing.config import ModelConfig, StudyConfig, TrainingConfig
 from ehrsequencing.core.files import write_json
 from ehrsequencing.models.attention import attend, codes_plan, plain_attention, visits_plan
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.device import autocast, on_device
 from ehrsequencing.training.train import Trainer

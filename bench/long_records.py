@@ -20,7 +20,7 @@ from ehrsequencing.batches.loader import MAX_VISIT_CODES, SubjectLoader
 from ehrsequencing.batches.reach import Reach
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.loop import make_optimizer

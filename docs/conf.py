@@ -22,7 +22,7 @@ extensions = [
     "sphinx.ext.intersphinx",
 ]
 # these stay in the repository
-exclude_patterns = ["lab-notes", "decisions.md", "written-by-hand.md"]
+exclude_patterns = ["lab-notes", "proposals", "decisions.md", "written-by-hand.md"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `generate.py` has run them

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 _TORCH = re.compile(r"torch|nvidia-.*|triton|cuda-.*")  # what torch itself needs differs with the machine's wheel
@@ -79,14 +78,3 @@ def test_whatever_is_installed_for_an_extra_is_pinned() -> None:
 
     free = {name for name in closure() - set(pins()) if is_installed(name) and not _TORCH.fullmatch(name)}
     assert sorted(free - {"setuptools"}) == [], "pin what the tests ran with"
-
-
-def test_the_lowest_versions_are_those_of_the_project() -> None:
-    own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lowest = dict(line.split("==") for line in (ROOT / "constraints-lowest.txt").read_text().split() if "==" in line)
-    listed = [*own["dependencies"], *own["optional-dependencies"]["notebook"]]
-    for one in map(Requirement, listed):
-        bound = next(part.version for part in one.specifier if part.operator == ">=")
-        found = Version(lowest[canonicalize_name(one.name)])
-        assert found in one.specifier, one.name
-        assert one.name == "torch" or found.release[: len(Version(bound).release)] == Version(bound).release, one.name

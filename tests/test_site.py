@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+import ehrsequencing
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 OFF_SITE = {"decisions.md", "written-by-hand.md"}
@@ -63,6 +65,16 @@ def test_every_link_of_every_page_resolves() -> None:
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_one_version_everywhere() -> None:
+    version = ehrsequencing.__version__
+    for file, line in {
+        "CITATION.cff": f"version: {version}\n",
+        "packaging/conda/recipe.yaml": f'version: "{version}"\n',
+        "CHANGELOG.md": f"## {version}\n",
+    }.items():
+        assert line in (ROOT / file).read_text(encoding="utf-8"), file
 
 
 def test_settings_are_found_with_their_meaning() -> None:

@@ -21,7 +21,7 @@ from turns import serve
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, StudyConfig
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.train import Trainer
 

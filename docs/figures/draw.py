@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ehrsequencing import VisitBatch
-from ehrsequencing.models import attention
+from ehrsequencing.models import attention, behrt
 from ehrsequencing.models.attention_blocks import AttentionPlan
 from ehrsequencing.models.behrt import Tokens
 from ehrsequencing.models.segments import segment_softmax
@@ -274,7 +274,7 @@ def tokens_matrix(
     if reach is None:
         plan = attention.codes_plan(batch.visit_offsets)
     else:
-        plan = attention.tokens_plan(batch, tokens.offsets, max_tokens=reach)
+        plan = behrt.tokens_plan(batch, tokens.offsets, max_tokens=reach)
     owner: list[int] = tokens.row.tolist()
     is_query = [asked[row] for row in owner]
     letters = iter("abcdefghijkl")

@@ -7,7 +7,7 @@ from typing import Any
 from ehrsequencing.audit.data import Finding
 from ehrsequencing.audit.pretraining import excluded_codes, pretraining, unseen_subjects
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.pretraining.targets import excluded_targets
+from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
 from ehrsequencing.training.run_folder import subjects_digest
 
 
@@ -22,7 +22,7 @@ def audited(
         records |= {"train": records["held_out"], "held_out": records["train"]}
     init = {
         "prepared": str(folder), "data_path": prepared.manifest["data_path"], "subjects": seen, "objectives": {},
-        "excluded_targets": excluded_targets(prepared, "simulated").names(prepared.vocabulary), **changed,
+        "excluded_targets": names_of(excluded_targets(prepared, "simulated"), prepared.vocabulary), **changed,
     }  # fmt: skip
     init |= {} if before is None else {"init": before}
     run = SimpleNamespace(manifest={"init": init}, outcomes=list(outcomes))

@@ -1,10 +1,12 @@
 """The simulated set for all baselines, and an autouse fixture that makes them quick."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ehrsequencing.baselines import boosted, forest
+from ehrsequencing.baselines import boosted, forest, landmark_cox
+from ehrsequencing.baselines.history import fit_feature_spec
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -34,9 +36,11 @@ def tuning(prepared: Prepared) -> TaskRecords:
 
 @pytest.fixture(autouse=True)
 def _fast_boosting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pairs, few trees and larger steps: what is tested here does not depend on them."""
+    """Few codes and pairs, few trees and larger steps: what is tested here does not depend on them."""
     if request.path.stem not in QUICK:
         return
+    for room in (boosted, landmark_cox):
+        monkeypatch.setattr(room, "fit_feature_spec", partial(fit_feature_spec, max_codes=20))
     quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
     monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
     monkeypatch.setattr(forest, "TREES", 2)

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from ehrsequencing.baselines import boosted
-from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, fit_baselines
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
@@ -68,10 +70,21 @@ def test_nobodys_duration_is_a_stored_edge(people: int, monkeypatch: pytest.Monk
         np.testing.assert_allclose(sorted(edges(subject=subject, enough=5)), sorted(owned), atol=6)
 
 
+@pytest.fixture(scope="module")
+def fitted(prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords) -> Callable[..., Any]:
+    """A baseline of a kind, fitted once."""
+
+    @cache
+    def of(kind: type, blanking: float = 0.0) -> Baseline:
+        return fit(kind, task, prepared, blanked(train, blanking) if blanking else train, tuning)
+
+    return of
+
+
 def test_periods_share_out_what_the_cohort_expects_and_every_event(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
+    fitted: Callable[..., Any], train: TaskRecords
 ) -> None:
-    model = BoostedVisits.fit(given_to(task, prepared, train, tuning))
+    model = fitted(BoostedVisits)
     rows = train.rows
     periods = model.periods(rows, np.arange(len(rows)))
     days = exposure(EDGES, rows.entry_days, np.asarray(rows.duration_days))
@@ -99,13 +112,9 @@ def test_aalen_johansen_is_that_of_the_training_subjects_at_the_landmark(
 
 @pytest.mark.parametrize("kind", [AgeAndSex, LandmarkCox, BoostedVisits])
 def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
-    kind: type,
-    prepared: Prepared,
-    task: TaskConfig,
-    train: TaskRecords,
-    tuning: TaskRecords,
+    kind: type, fitted: Callable[..., Any], train: TaskRecords
 ) -> None:
-    model = fit(kind, task, prepared, train, tuning)
+    model = fitted(kind)
     at = np.arange(0, len(train), 4)  # of all prediction times: there a supermodel is calibrated
     days = np.array([30.0, 365.25, 730.5])
     risk = model.risk(train, at, days)
@@ -191,10 +200,10 @@ def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_c
 @pytest.mark.parametrize("kind", [MarginalIncidence, AgeAndSex, LandmarkCox, BoostedVisits])
 @pytest.mark.parametrize("blanking", [0.0, 40.0])
 def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
-    kind: type, blanking: float, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
+    kind: type, blanking: float, fitted: Callable[..., Any], train: TaskRecords
 ) -> None:
     made = blanked(train, blanking) if blanking else train
-    model: Any = fit(kind, task, prepared, made, tuning)
+    model = fitted(kind, blanking)
     rows, chosen = made.rows, np.arange(0, len(train), 41)
     found = model.nll(made, chosen)
     for r, nll in zip(chosen.tolist(), found.tolist(), strict=True):
@@ -213,10 +222,10 @@ def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
 
 @pytest.mark.parametrize("kind", [AgeAndSex, LandmarkCox, BoostedVisits])
 def test_risk_and_likelihood_speak_of_the_same_hazards(
-    kind: type, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
+    kind: type, fitted: Callable[..., Any], train: TaskRecords
 ) -> None:
     """−log S(t) is the NLL of a row that is censored at t; Cox's risk knows no grid, so it only comes near."""
-    model, chosen, days = fit(kind, task, prepared, train, tuning), np.arange(0, len(train), 3), EDGES[4]
+    model, chosen, days = fitted(kind), np.arange(0, len(train), 3), EDGES[4]
     n = len(train)
     lost = replace(train.rows, duration_days=np.full(n, days), cause=np.zeros(n, np.int8))
     survival = np.exp(-model.nll(replace(train, rows=lost), chosen))

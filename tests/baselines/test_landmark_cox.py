@@ -10,10 +10,9 @@ import pytest
 from ehrsequencing.baselines import landmark_cox
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.cox import RIDGES_PER_EVENT, CoxFit, CoxRegression, CoxRows, choose_ridge
-from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, fit_baselines
+from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, Recalibrated, fit_baselines, with_last_step
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import HistoryCensoring, LandmarkCox, LinearDesign
-from ehrsequencing.baselines.recalibrated import Recalibrated, with_last_step
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.records.prepared import Prepared

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ehrsequencing import ModelConfig, VisitBatch
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.simulate import SimulationConfig, simulate
 from helpers.bench import load_bench
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from ehrsequencing import ModelConfig
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
-from reference.seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits, load_packed
+from ehrsequencing.models.ensemble import build_model
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from _seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits, load_packed
 
 SEEDS: dict[str, Any] = {
     "dim": 16,
@@ -28,8 +31,7 @@ HIERARCHICAL: dict[str, Any] = {**SEEDS, "visit_mlp": False, "delta_bins": "line
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "bench")
+def bench() -> ModuleType:
     return importlib.import_module("engine")
 
 

@@ -176,7 +176,7 @@ def run_and_print(place: Any, model: str) -> str:
 
 def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(place: Any, tmp_path: Path) -> None:
     text = run_and_print(place, "cox")
-    assert "| lifelines Cox (strongest rival) | 1 of 6 |" in text
+    assert "| lifelines Cox (strongest rival) | 1/6 |" in text
     assert "| our network | not run |" in text
     assert "| *true hazards* |" in text
     with np.load(place.folder / "cox" / "question.npz") as question:

@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.config import (
-    PRESETS,
-    StudyConfig,
-    format_days,
-    load_study,
-    load_task,
-    parse_days,
-    validated,
-)
+from ehrsequencing.config import PRESETS, StudyConfig, format_days, load_study, load_task, parse_days, validated
 from ehrsequencing.core.errors import EhrseqError
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"

@@ -314,4 +314,4 @@ def test_curves_of_single_people_come_with_a_warning_unless_they_are_simulated()
     assert "curves of single persons, shown because" in render(metrics)
     metrics["data"]["simulated"] = True
     assert "curves of single persons" not in render(metrics)
-    assert "No curves of single persons" in render({**metrics, "trajectories": []})
+    assert "shows N single persons" in render({**metrics, "trajectories": []})

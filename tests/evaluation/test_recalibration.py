@@ -11,11 +11,12 @@ from scipy.optimize import minimize
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.models.ensemble import Recalibrated
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.recalibration import FEWEST, Recalibrated, fit_recalibration
+from ehrsequencing.training.recalibration import FEWEST, fit_recalibration
 from helpers.known_hazards import EDGES, Floats, log_hazards, world
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records

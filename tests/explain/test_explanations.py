@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, subject_records
 from ehrsequencing.explain import question as question_module
-from ehrsequencing.explain.cohort import explain_cohort
+from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort
 from ehrsequencing.explain.record import encode_copies
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.prediction.predict import NewRecords
@@ -123,26 +124,49 @@ def test_a_table_of_single_effects_does_not_add_up(runs: dict[str, Run], people:
 # ---- cohort ----------------------------------------------------------------------------------------------------------
 
 
-def test_cohort_effects_are_means_among_carriers(runs: dict[str, Run], sim_data: Path) -> None:
+def test_an_attribute_and_a_number_are_compared_with_another_value(runs: dict[str, Run], sim_data: Path) -> None:
+    """Against copies of the records whose rows are changed in place."""
     question = Question.for_run(runs["network"])
     found = explain_cohort(question, NewRecords(runs["network"], sim_data), subjects=40, bootstrap=50)
     assert found.subjects == 40
-    rows = found.table.to_pylist()
-    (female,) = (row for row in rows if row["code"] == "SEX//F")
-    everybody = {record.subject_id: record for record in subject_records(NewRecords(runs["network"], sim_data))}
-    ids = np.array(list(everybody))
-    chosen = ids[np.argsort(hash_u64(ids.astype(np.uint64)))[:40]]
-    asked = [Edit(), Edit(codes=["SEX//F"])]
-    risks = [
-        edited_risks(runs["network"], everybody[who], asked, rows=[-1], horizons_days=[question.horizon_days or 0.0])
-        for who in chosen.tolist()
-        if "SEX//F" in everybody[who].static_codes
-    ]
-    effects = [float(risk[0, 0, 0, 0]) - float(risk[1, 0, 0, 0]) for risk in risks]
-    assert female["low"] <= female["change_in_risk"] <= female["high"]
-    assert int(female["carriers"]) == shareable_count(len(effects))
-    assert female["change_in_risk"] == pytest.approx(np.mean(effects), abs=1e-6)
-    assert min(int(row["carriers"]) for row in rows) >= 11
+    rows = {row["code"]: row for row in found.table.to_pylist()}
+    assert not {"SEX//F", "SEX//M"} <= set(rows)  # one contrast
+    records = {one.subject_id: one for one in subject_records(NewRecords(runs["network"], sim_data))}
+    ids = np.array(list(records))
+    people = [records[who] for who in ids[np.argsort(hash_u64(ids.astype(np.uint64)))[:40]].tolist()]
+    (lab,) = [code for code, row in rows.items() if row["against"] == OF_RANGE][:1]
+    sexes, numbers, newest = [], [], []
+    for one in people:
+        events = one.record.events
+        sex = ["SEX//F" in one.static_codes, "SEX//M" in one.static_codes]
+        assert sum(sex) == 1
+        female, male = (events.codes.index(name) for name in ("SEX//F", "SEX//M"))
+        has_sex = np.isin(events.code, [female, male])
+        sexes.append([changed(question, one, code=np.where(has_sex, k, events.code)) for k in (female, male)])
+        own = np.flatnonzero(one.known_rows() & (events.code == events.codes.index(lab)) & ~np.isnan(events.value))
+        if len(own):
+            newest.append((one, own[-1]))
+    limits = np.percentile([one.record.events.value[row] for one, row in newest], [90, 10])
+    for one, row in newest:
+        values = [one.record.events.value.copy() for _ in limits]
+        for value, limit in zip(values, limits, strict=True):
+            value[row] = limit
+        numbers.append([changed(question, one, value=value) for value in values])
+    for code, risks in (("SEX//F", sexes), (lab, numbers)):
+        row = rows[code]
+        effect = np.diff(np.array(risks)[:, ::-1]).mean()
+        assert row["change_in_risk"] == pytest.approx(effect, abs=1e-6)
+        assert row["low"] <= row["change_in_risk"] <= row["high"]
+        assert int(row["carriers"]) == shareable_count(len(risks))
+    assert min(int(row["carriers"]) for row in rows.values()) >= 11
+    assert all(int(row["carriers"]) <= 36 for row in rows.values() if row["against"] is None)
+
+
+def changed(question: Question, record: SubjectRecord, **arrays: Any) -> float:
+    """The last risk of a record whose rows have other codes or values."""
+    events = replace(record.record.events, **arrays)
+    other = replace(record, record=replace(record.record, events=events))
+    return float(question.of_copies(other, [np.ones(len(events), dtype=bool)], rows=[-1])[0, 0, 0])
 
 
 # ---- the report's patients -------------------------------------------------------------------------------------------

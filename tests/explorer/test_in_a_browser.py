@@ -67,10 +67,41 @@ def test_a_patient_is_shown_and_a_code_is_struck(open_page: Opener, explorer_pag
     assert "30 of 30 patients" in text_of(shown, "#count")
     assert "predicted risk of" in text_of(shown, "#sentence")
     shown.keyboard.press("x")
-    assert "Without" in text_of(shown, "#edit")
+    assert " without." in text_of(shown, "#edit")
     assert shown.locator("#curves .edit-mark").count() == len(read_page(explorer_page).about["horizons_days"])
+    shown.keyboard.press("ArrowDown")
+    shown.keyboard.press("x")
+    assert shown.locator("#targets tr.struck").count() == 2
+    assert "This adds what each does alone" in text_of(shown, "#edit")
+    shown.keyboard.press("u")
     shown.keyboard.press("u")
     assert "Choose a code" in text_of(shown, "#edit")
+
+
+def test_the_first_patient_is_in_sight_and_an_empty_search_is_said(open_page: Opener, explorer_page: str) -> None:
+    shown = open_page(explorer_page)
+    row = shown.locator("#rows .row[aria-selected=true]")
+    assert row.locator("b").inner_text() in text_of(shown, "#name")
+    outer, inner = shown.locator("#list").bounding_box(), row.bounding_box()
+    assert outer["y"] <= inner["y"] <= outer["y"] + outer["height"] - inner["height"]
+    shown.fill("#search", "no such code")
+    assert text_of(shown, "#count") == "No patient has “no such code” in the name or the record"
+
+
+LABELS = """() => [...document.querySelectorAll("svg.fig")].flatMap((figure) => {
+  const texts = [...figure.querySelectorAll("text")].map((one) => [one.textContent, one.getBoundingClientRect()]);
+  return texts.flatMap(([a, p], k) => texts.slice(k + 1).filter(([b, q]) =>
+    Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1
+    && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)
+    .map(([b]) => `${a} | ${b}`));
+})"""
+
+
+def test_labels_do_not_collide(open_page: Opener, explorer_page: str) -> None:
+    shown = open_page(explorer_page)
+    for _ in range(12):
+        assert shown.evaluate(LABELS) == []
+        shown.keyboard.press("j")
 
 
 # ---- slow: everything else ----------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,8 +66,8 @@ def canaries_of(path: Path) -> set[str]:
     return found
 
 
-def canaries_below(*paths: Path) -> dict[str, set[str]]:
-    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+def canaries_below(path: Path) -> dict[str, set[str]]:
+    files = [file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
     found = {file.relative_to(file.parents[1]).as_posix(): canaries_of(file) for file in files}
     assert found, "nothing was written"
     return {name: what for name, what in found.items() if what}
@@ -79,38 +78,24 @@ def data(sim_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Simulated records in which a training and a held-out subject have the canaries."""
     folder = Path(shutil.copytree(sim_data, tmp_path_factory.mktemp("canaries") / "data"))
     (folder / MANIFEST).unlink()  # the data is changed on purpose
-    splits = pq.read_table(folder / "metadata" / "subject_splits.parquet")
-    chosen = {
-        splits.filter(pa.compute.equal(splits["split"], split))["subject_id"][0].as_py(): own
-        for split, own in IDS.items()
-    }
-    _rewrite(folder / "metadata" / "subject_splits.parquet", chosen)
-    for path in (folder / "data").rglob("*.parquet"):
-        table = _rewrite(path, chosen)
-        code, moment = table["code"].to_pylist(), table["time"].to_pylist()
-        for one in IDS.values():
-            own = np.flatnonzero(table["subject_id"].to_numpy() == one)
-            if not len(own):
+    splits = pq.read_table(folder / "metadata" / "subject_splits.parquet").to_pylist()
+    chosen = {next(row["subject_id"] for row in splits if row["split"] == name): own for name, own in IDS.items()}
+    for path in folder.rglob("*.parquet"):
+        table = pq.read_table(path)
+        if "subject_id" not in table.column_names:
+            continue
+        rows, names = table.to_pylist(), {one: iter(CODES) for one in chosen}
+        for k, row in enumerate(rows):
+            one = row["subject_id"]
+            if one not in chosen:
                 continue
-            moment[code.index("MEDS_BIRTH", own[0])] = BIRTH
-            timed = [
-                row for row in own.tolist()
-                if code[row] not in ("MEDS_BIRTH", "MEDS_DEATH") and moment[row] is not None
-            ]  # fmt: skip
-            for row, name in zip(timed[1:], CODES, strict=False):
-                code[row] = name
-        table = table.set_column(table.schema.get_field_index("code"), "code", pa.array(code, table["code"].type))
-        table = table.set_column(table.schema.get_field_index("time"), "time", pa.array(moment, table["time"].type))
-        pq.write_table(table, path)
+            row["subject_id"] = chosen[one]
+            if row.get("code") == "MEDS_BIRTH":
+                row["time"] = BIRTH
+            elif row.get("time") is not None and row["code"] != "MEDS_DEATH" and rows[k - 1]["code"] != "MEDS_BIRTH":
+                row["code"] = next(names[one], row["code"])
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
     return folder
-
-
-def _rewrite(path: Path, chosen: dict[int, int]) -> pa.Table:
-    table = pq.read_table(path)
-    ids = pa.array([chosen.get(one, one) for one in table["subject_id"].to_pylist()], pa.int64())
-    table = table.set_column(table.schema.get_field_index("subject_id"), "subject_id", ids)
-    pq.write_table(table, path)
-    return table
 
 
 def test_the_canaries_are_in_the_data(data: Path) -> None:
@@ -131,113 +116,51 @@ def test_what_is_packed_in_a_page_is_looked_into(tmp_path: Path) -> None:
 
 # ---- every command ---------------------------------------------------------------------------------------------------
 
-ROWS, RECORDS = {"the id"}, {"the id", "the birth", "a rare code", "free text"}
-FEW = ("--baselines", "none", "evaluation.bootstrap=20")
+ROWS = {"the id"}
+FEW = "--baselines none evaluation.bootstrap=20"
+SMALL = " ".join(TINY)
 
 
 @dataclass(frozen=True)
 class Told:
-    """One command.
+    """One command of the data `{d}` and of the folder `{o}` that all commands share."""
 
-    Attributes:
-        words: Of the data and the folder that all commands share.
-        needs: The command that comes before it.
-        writes: What it writes in that folder.
-        holds: What that holds by its nature; it is never printed.
-        quick: Whether `make test` runs it.
-    """
-
-    words: Callable[[Path, Path], list[object]]
-    needs: str | None = None
-    writes: tuple[str, ...] = ()
-    holds: frozenset[str] = frozenset()
-    quick: bool = False
+    words: str
+    needs: str | None = None  # the command that comes before it
+    writes: str = ""  # what it writes in that folder
+    holds: frozenset[str] = frozenset()  # what that holds by its nature; it is never printed
+    quick: bool = False  # whether `make test` runs it
 
 
-def _importing(name: str, *words: str) -> Told:
-    """The table of a format, or the folder of its name; the imported records hold what the source held."""
-    source = "flat.csv" if name == "csv" else name
-
-    def all_words(data: Path, o: Path) -> list[object]:
-        return [
-            "import",
-            name,
-            o / "sources" / source,
-            o / f"from-{name}",
-            *(o / "sources" / word if word.endswith(".yaml") else word for word in words),
-        ]
-
-    return Told(all_words, writes=(f"from-{name}/metadata/import_report.json",), quick=name == "csv")
+def _importing(name: str, source: str, more: str = "") -> Told:
+    """The imported records hold what the source held; the report does not."""
+    words = f"import {name} {{o}}/sources/{source} {{o}}/from-{name} {more}"
+    return Told(words, writes=f"from-{name}/metadata/import_report.json", quick=name == "csv")
 
 
+_PREPARED = frozenset({"the id", "the birth"})
 COMMANDS: dict[str, Told] = {
-    "check": Told(
-        lambda d, o: ["check", d, "--task", d / "task.yaml", "--out", o / "check.json"], writes=("check.json",),
-        quick=True,
-    ),
-    "codes": Told(lambda d, o: ["codes", d, "a"]),
-    "prepare": Told(
-        lambda d, o: ["prepare", d, "--task", d / "task.yaml", "--out", o / "prepared", "vocabulary.min_subjects=11"],
-        writes=("prepared",), holds=frozenset({"the id", "the birth"}), quick=True,
-    ),
-    "train": Told(
-        lambda d, o: ["train", o / "prepared", "--out", o / "run", *TINY], needs="prepare", writes=("run",), quick=True
-    ),
-    "blend": Told(
-        lambda d, o: ["train", o / "prepared", "--out", o / "blend", *TINY, "training.blend=true"], needs="prepare",
-        writes=("blend",),
-    ),
-    "pretrain": Told(
-        lambda d, o: ["pretrain", o / "prepared", "--out", o / "pretrained", *TINY], needs="prepare",
-        writes=("pretrained",),
-    ),
-    "train --init": Told(
-        lambda d, o: ["train", o / "prepared", "--init", o / "pretrained", "transfer.mode=lora", "--out", o / "lora",
-                      *TINY],
-        needs="pretrain", writes=("lora",),
-    ),
-    "evaluate": Told(lambda d, o: ["evaluate", o / "run", *FEW], needs="train", writes=("run",)),
-    "evaluate --recalibrate": Told(
-        lambda d, o: ["evaluate", o / "run", "--recalibrate", *FEW], needs="evaluate", writes=("run",)
-    ),
-    "evaluate --data": Told(
-        lambda d, o: ["evaluate", o / "run", "--data", d, "--out", o / "external", *FEW], needs="train",
-        writes=("external",),
-    ),
-    "audit": Told(lambda d, o: ["audit", o / "run", "--subjects", 3], needs="train", writes=("run",)),
-    "predict": Told(
-        lambda d, o: ["predict", o / "run", d, "--at", "last", "--out", o / "risks.csv.gz"], needs="train",
-        writes=("risks.csv.gz",), holds=frozenset(ROWS),
-    ),
-    "score": Told(
-        lambda d, o: ["score", o / "all.csv", d, "--task", d / "task.yaml", "--prepared", o / "prepared", "--out",
-                      o / "score", *FEW],
-        needs="predict --at all", writes=("score",),
-    ),
-    "predict --at all": Told(
-        lambda d, o: ["predict", o / "run", d, "--at", "all", "--out", o / "all.csv"], needs="train",
-        writes=("all.csv",), holds=frozenset(ROWS),
-    ),
-    "explain": Told(
-        lambda d, o: ["explain", o / "run", d, "--subjects", 400, "--out", o / "effects.csv"], needs="train",
-        writes=("effects.csv",), quick=True,
-    ),
-    "explain --subject": Told(
-        lambda d, o: ["explain", o / "run", d, "--subject", ID, "--out", o / "why.csv"], needs="train",
-        writes=("why.csv",),
-        holds=frozenset({"a rare code", "free text"}),  # of the record of the person who was asked about
-    ),
-    "explore": Told(
-        lambda d, o: ["explore", o / "run", d, "--out", o / "patients.html"], needs="train", writes=("patients.html",)
-    ),
-    "export --format share": Told(
-        lambda d, o: ["export", o / "run", "--format", "share", "--out", o / "shared"], needs="train",
-        writes=("shared",),
-    ),
-    "import csv": _importing("csv", "--map", "map.yaml"),
-    "import fhir": _importing("fhir"),
-    "import omop": _importing("omop"),
-    "import synthea": _importing("synthea"),
+    "check": Told("check {d} --task {d}/task.yaml --out {o}/check.json", writes="check.json", quick=True),
+    "codes": Told("codes {d} a"),
+    "prepare": Told("prepare {d} --task {d}/task.yaml --out {o}/prepared vocabulary.min_subjects=11",
+                    writes="prepared", holds=_PREPARED, quick=True),
+    "train": Told(f"train {{o}}/prepared --out {{o}}/run {SMALL}", "prepare", "run", quick=True),
+    "pretrain": Told(f"pretrain {{o}}/prepared --out {{o}}/pretrained {SMALL}", "prepare", "pretrained"),
+    "evaluate": Told(f"evaluate {{o}}/run --recalibrate {FEW}", "train", "run"),
+    "evaluate --data": Told(f"evaluate {{o}}/run --data {{d}} --out {{o}}/external {FEW}", "train", "external"),
+    "audit": Told("audit {o}/run --subjects 3", "train", "run"),
+    "predict": Told("predict {o}/run {d} --at all --out {o}/all.csv.gz", "train", "all.csv.gz", frozenset(ROWS)),
+    "score": Told("score {o}/all.csv.gz {d} --task {d}/task.yaml --prepared {o}/prepared --out {o}/score " + FEW,
+                  "predict", "score"),
+    "explain": Told("explain {o}/run {d} --subjects 400 --out {o}/effects.csv", "train", "effects.csv", quick=True),
+    "explain --subject": Told(f"explain {{o}}/run {{d}} --subject {ID} --out {{o}}/why.csv", "train", "why.csv",
+                              frozenset({"a rare code", "free text"})),  # of the record that was asked about
+    "explore": Told("explore {o}/run {d} --out {o}/patients.html", "train", "patients.html"),
+    "export --format share": Told("export {o}/run --format share --out {o}/shared", "train", "shared"),
+    "import csv": _importing("csv", "flat.csv", "--map {o}/sources/map.yaml"),
+    "import fhir": _importing("fhir", "fhir"),
+    "import omop": _importing("omop", "omop"),
+    "import synthea": _importing("synthea", "synthea"),
 }  # fmt: skip
 LATER = [pytest.mark.faults, pytest.mark.slow]
 Run = Callable[[str], str]
@@ -259,7 +182,7 @@ def run(data: Path, place: Path) -> Run:
             command = COMMANDS[name]
             if command.needs is not None:
                 once(command.needs)
-            done = ehrseq(*command.words(data, place))
+            done = ehrseq(*command.words.format(d=data, o=place).split())
             assert done.exit_code in (0, 1), done.output
             told[name] = done.output + done.stderr
         return told[name]
@@ -278,28 +201,9 @@ def test_no_command_tells_a_canary(run: Run, place: Path, name: str) -> None:
     if name == "explain --subject":  # it names the subject that was asked for
         printed -= ROWS
     assert printed == set(), said
-    found = canaries_below(*(place / written for written in command.writes)) if command.writes else {}
+    found = canaries_below(place / command.writes) if command.writes else {}
     assert {file: what for file, what in found.items() if what - command.holds} == {}
     assert set().union(*found.values()) == command.holds, "what holds them by its nature is seen to hold them"
-
-
-@pytest.mark.faults
-@pytest.mark.slow
-def test_a_checkpoint_holds_no_canary(run: Run, place: Path) -> None:
-    """Of a training that is stopped in its middle."""
-    run("prepare")
-    settings = (*TINY, "training.epochs=500", "training.patience=500")
-    words = ["train", place / "prepared", "--out", place / "stopped", *settings]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-m", "ehrsequencing", *map(str, words)], env=env, stderr=-1) as process:
-        while process.poll() is None and not (place / "stopped" / "history.jsonl").exists():
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=300)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert list((place / "stopped" / "checkpoints").glob("step-*"))
-    assert canaries_below(place / "stopped") == {}
-    assert canaries_in(told) == set()
 
 
 @pytest.mark.faults
@@ -308,7 +212,16 @@ def test_a_service_tells_no_canary(run: Run, data: Path, place: Path, tmp_path: 
     """Neither what it prints, nor its counts, its problems or any file, of good requests and of bad ones."""
     pytest.importorskip("fastapi", reason="needs the extra serve")
     run("train")
-    before = {file: file.read_bytes() for file in (place / "run").rglob("*") if file.is_file()}
+    rows = [{"time": BIRTH.isoformat(), "code": "MEDS_BIRTH"}, {"time": "2020-02-03T09:30:00", "code": "ENROLLMENT"}]
+    rows += [{"time": "2020-02-03T09:40:00", "code": code} for code in CODES]
+    patient = {"resourceType": "Patient", "id": str(ID), "birthDate": "1947-11-13T99", "name": [{"text": CODES[1]}]}
+    requests: list[tuple[Any, ...]] = [
+        ("POST", "/predict", {"rows": rows}), ("GET", "/metrics"),
+        ("POST", "/predict", {"rows": [{**row, "subject_id": ID} for row in rows]}),
+        ("POST", "/predict", {"rows": [*rows, rows[0] | {"time": CODES[1]}], "at": str(ID)}),
+        ("POST", "/fhir", {"resourceType": "Bundle", "type": "collection", "entry": [{"resource": patient}] * 2}),
+        ("GET", f"/{ID}/1947-11-13"), ("POST", "/Mr%20Canary", {"rows": rows}),
+    ]  # fmt: skip
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     words = [sys.executable, "-m", "ehrsequencing", "serve", str(place / "run"), str(data), "--port", "0"]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -319,56 +232,12 @@ def test_a_service_tells_no_canary(run: Run, data: Path, place: Path, tmp_path: 
             assert line, told
             told += line
         client = Client(int(re.findall(r"listening on http://127.0.0.1:(\d+)", told)[0]))
-        replies = [client.ask(*asked, timeout=120) for asked in _requests_with_canaries()]
-        kept = [*tmp_path.rglob("*")]
+        replies = [client.ask(*asked, timeout=120) for asked in requests]
+        kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+        assert [canaries_of(file) for file in kept] == [set()] * len(kept)
         process.send_signal(signal.SIGINT)
         told += process.communicate(timeout=120)[0]
-    assert [reply.status for reply in replies] == [200, 200, 200, 422, 422, 422, 404, 404]
+    assert [reply.status for reply in replies] == [200, 200, 422, 422, 422, 404, 404]
     assert b'unknown_rows":2' in replies[0].body, "the record was read"
     assert canaries_in(told.encode()) == set(), told
     assert [canaries_in(reply.body) for reply in replies] == [set()] * len(replies)
-    assert [canaries_of(file) for file in kept if file.is_file()] == []
-    assert {file: file.read_bytes() for file in (place / "run").rglob("*") if file.is_file()} == before
-
-
-def _requests_with_canaries() -> list[tuple[Any, ...]]:
-    """A record, counts, then records that cannot be read, and paths that are not there."""
-    rows: list[dict[str, Any]] = [
-        {"time": BIRTH.isoformat(), "code": "MEDS_BIRTH"},
-        {"time": "2020-02-03T09:30:00", "code": "ENROLLMENT"},
-        *({"time": "2020-02-03T09:40:00", "code": code} for code in CODES),
-    ]
-    patient = {"resourceType": "Patient", "id": str(ID), "birthDate": "1947-11-13T99", "name": [{"text": CODES[1]}]}
-    bundle = {"resourceType": "Bundle", "type": "collection", "entry": [{"resource": patient}, {"resource": patient}]}
-    return [
-        ("POST", "/predict", {"rows": rows}),
-        ("GET", "/metrics"),
-        ("POST", "/predict", {"rows": [{**row, "subject_id": ID} for row in rows]}),
-        ("POST", "/predict", {"rows": [{**row, "time": CODES[1]} for row in rows]}),
-        ("POST", "/predict", {"rows": [*rows, rows[0] | {"time": "1950-01-01"}], "at": str(ID)}),
-        ("POST", "/fhir", bundle),
-        ("GET", f"/{ID}/1947-11-13"),
-        ("POST", "/Mr%20Canary", {"rows": rows}),
-    ]
-
-
-@pytest.mark.parametrize("spoil", ["a code with a line break", "a second birth", "no time"])
-def test_no_error_and_no_traceback_tells_a_canary(data: Path, tmp_path: Path, spoil: str) -> None:
-    broken = Path(shutil.copytree(data, tmp_path / "data"))
-    for path in (broken / "data").rglob("*.parquet"):
-        table = pq.read_table(path)
-        rows = table.to_pylist()
-        for row in rows:
-            if row["subject_id"] not in IDS.values():
-                continue
-            if spoil == "a code with a line break" and row["code"] in CODES:
-                row["code"] += "\n"
-            if spoil == "a second birth" and row["code"] in CODES:
-                row["code"] = "MEDS_BIRTH"
-            if spoil == "no time":
-                row["subject_id"] = None
-        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
-    for debug in ((), ("--debug",)):
-        done = ehrseq("prepare", broken, "--task", data / "task.yaml", "--out", tmp_path / "set", *debug)
-        assert done.exit_code == 2, done.output
-        assert canaries_in((done.output + done.stderr).encode()) == set()

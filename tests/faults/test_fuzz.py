@@ -1,9 +1,7 @@
-"""Task files, MEDS schemas, OMOP cells and FHIR files that nobody would write: read, or refused with a clear error."""
+"""Task files, MEDS schemas, OMOP tables and FHIR files that nobody would write: read, or refused with a clear error."""
 
-import csv
 import gzip
 import json
-import re
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,43 +41,6 @@ def read_task(path: Path) -> None:
             CodeMatcher([patterns] if isinstance(patterns, str) else patterns)
     except EhrseqError:
         return
-
-
-@pytest.mark.parametrize("path", sorted((FOLDERS[0] / "meds").iterdir()), ids=lambda path: path.stem)
-def test_the_corpus_of_meds_tables_is_read_or_refused(path: Path, tmp_path: Path) -> None:
-    """Of text: the first line has names and types, an empty cell is null, and `" "` is text."""
-    rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines(keepends=True)))
-    names, kinds = zip(*(name.split(":") for name in rows[0]), strict=True)
-    columns = [[row[n] or None for row in rows[1:]] for n in range(len(names))]
-    table = pa.Table.from_arrays([typed(*pair) for pair in zip(columns, kinds, strict=True)], names=list(names))
-    (tmp_path / "data" / "train").mkdir(parents=True)
-    pq.write_table(table, tmp_path / "data" / "train" / "0.parquet")
-    with suppress(EhrseqError):
-        list(MedsReader(tmp_path))
-        assert path.stem in READABLE, "it should be refused"
-
-
-READABLE = {
-    *("as-it-should-be", "no-value", "extra-columns", "nanoseconds", "dates", "control-characters-in-a-code"),
-    *(
-        "no-numbers",
-        "death-before-birth",
-        "far-years",
-        "largest-ids",
-        "right-to-left",
-        "special-token",
-        "no-rows",
-        "unsigned-ids",
-    ),
-}
-
-
-def typed(texts: list[str | None], kind: str) -> pa.Array:
-    zone = re.fullmatch(r"timestamp\[(us|ns), (\w+)\]", kind)
-    if zone is not None:
-        return typed(texts, f"timestamp[{zone[1]}]").cast(pa.timestamp(zone[1], zone[2]))
-    types = {"timestamp[us]": pa.timestamp("us"), "timestamp[ns]": pa.timestamp("ns"), "string": pa.string()}
-    return pa.array(texts, pa.string()).cast(types.get(kind) or pa.type_for_alias(kind))
 
 
 @pytest.mark.parametrize("path", sorted((FOLDERS[0] / "omop").iterdir()), ids=lambda path: path.stem)
@@ -158,23 +119,3 @@ def test_a_table_of_any_types_is_read_or_refused(
         pq.write_table(table, path)
         with suppress(EhrseqError):
             list(MedsReader(Path(folder)))
-
-
-CELLS = ["9" * 30, "-1", "0000-00-00", "2010-13-45", "NaN", '"', "a,b", "\x1b[31m", "1e400", "31/12/2010"]
-
-
-@pytest.mark.faults
-@pytest.mark.slow
-@FUZZ
-@given(data=st.data())
-def test_an_omop_cell_of_any_text_is_imported_or_refused(data: st.DataObject) -> None:
-    tables = {name: [dict(row) for row in rows] for name, rows in SMALL.items()}
-    for _ in range(data.draw(st.integers(1, 4))):
-        name = data.draw(st.sampled_from(sorted(tables)))
-        row = data.draw(st.sampled_from(tables[name]))
-        row[data.draw(st.sampled_from(sorted(row)))] = data.draw(st.sampled_from(CELLS) | st.text(max_size=6))
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            import_omop(write_csv(tables, Path(folder) / "omop"), Path(folder) / "out")
-        except EhrseqError:
-            assert not (Path(folder) / "out").exists()

@@ -73,18 +73,15 @@ def test_a_link_out_of_a_model_folder_is_refused(sim_run: Path, tmp_path: Path) 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:(a|aa)+$", "re:(.*a){20}$", "re:([a-z]+)*[0-9]"])
-def test_no_pattern_takes_long(pattern: str) -> None:
+def test_no_pattern_takes_long() -> None:
     """Python's own engine needs years for the first one."""
     started = time.process_time()
-    assert not CodeMatcher([pattern])("a" * 60 + "!")
+    for pattern in ("re:(a+)+$", "re:(a|aa)+$", "re:(.*a){20}$", "re:([a-z]+)*[0-9]"):
+        assert not CodeMatcher([pattern])("a" * 60 + "!")
     assert time.process_time() - started < 5
-
-
-@pytest.mark.parametrize("pattern", ["re:(", r"re:(a)\1", "re:(?=a)b", "re:(a{1000}){1000}"])
-def test_a_pattern_that_cannot_be_matched_in_linear_time_is_refused(pattern: str) -> None:
-    with pytest.raises(EhrseqError, match="is not a regular expression"):
-        CodeMatcher([pattern])
+    for pattern in ("re:(", r"re:(a)\1", "re:(?=a)b", "re:(a{1000}){1000}"):
+        with pytest.raises(EhrseqError, match="is not a regular expression"):
+            CodeMatcher([pattern])
 
 
 @pytest.mark.parametrize(("pattern", "yes", "no"), [
@@ -131,20 +128,14 @@ def test_a_gzip_file_that_holds_far_too_much_is_refused(
     assert (name in str(error.value)) == (name != "bundle.json.gz"), "a document may be called after its patient"
 
 
-@pytest.mark.parametrize("spoil", ["flip", "cut", "remove"])
 @pytest.mark.parametrize("name", ["data", "metadata/subject_splits.parquet", "metadata/codes.parquet"])
-def test_data_that_ehrseq_wrote_is_read_as_it_was_written(
-    sim_data: Path, tmp_path: Path, name: str, spoil: str
-) -> None:
+def test_data_that_ehrseq_wrote_is_read_as_it_was_written(sim_data: Path, tmp_path: Path, name: str) -> None:
+    """A flipped bit, a cut or a missing file is refused: Parquet may see nothing."""
     data = Path(shutil.copytree(sim_data, tmp_path / "data"))
     path = next((data / name).rglob("*.parquet")) if name == "data" else data / name
-    content = bytearray(path.read_bytes())
-    if spoil == "remove":
-        path.unlink()
-    else:
-        content[len(content) // 3] ^= 16
-        path.write_bytes(content if spoil == "flip" else content[:-9])
-    with pytest.raises(EhrseqError, match=f"{path.name}: (has changed|a file is missing|cannot be read)"):
-        list(MedsReader(data))
-    if spoil == "flip" and name == "data":
-        (data / MANIFEST).unlink()  # who changed the data on purpose removes the manifest; Parquet may see nothing
+    content = path.read_bytes()
+    middle = len(content) // 3
+    for spoilt in (content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :], content[:-9], None):
+        path.unlink() if spoilt is None else path.write_bytes(spoilt)
+        with pytest.raises(EhrseqError, match=f"{path.name}: (has changed|a file is missing|cannot be read)"):
+            list(MedsReader(data))

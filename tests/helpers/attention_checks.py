@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.models import attention
+from ehrsequencing.models import attention, behrt
 from ehrsequencing.models.attention_blocks import AttentionPlan
 from ehrsequencing.models.base import SurvivalModel
 from helpers.model_checks import answers, noise
@@ -72,10 +72,10 @@ def check_tokens_plan(subjects: Records, max_tokens: int, *, bidirectional: bool
         row_of_token = [row for row, count in enumerate(counts) for _ in range(count)]
         each.append(torch.tensor([[j in sees[i] for j in row_of_token] for i in row_of_token], dtype=torch.bool))
     offsets = torch.tensor([0, *(count for counts in tokens for count in counts)]).cumsum(0)
-    plan = attention.tokens_plan(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
+    plan = behrt.tokens_plan(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
     expected = block_diagonal([m for m in each if len(m)])
     assert torch.equal(sightings(plan, int(offsets[-1])), expected)
-    mask = attention.tokens_mask(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
+    mask = behrt.tokens_mask(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
     assert torch.equal(mask, expected > 0)
 
 

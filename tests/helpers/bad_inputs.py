@@ -163,6 +163,23 @@ def link_folder_out(data: Path) -> None:
     (data / "data/train").symlink_to(data.parent / "train")
 
 
+def broken_link(place: str) -> Change:
+    def spoil(data: Path) -> None:
+        path = data / place
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.symlink_to("nowhere")
+
+    return spoil
+
+
+def file_in_place(place: str) -> Change:
+    def spoil(data: Path) -> None:
+        shutil.rmtree(data / place)
+        (data / place).write_bytes(b"PAR1")
+
+    return spoil
+
+
 def nothing(data: Path) -> None:
     """Leave the data as it is."""
 

@@ -73,7 +73,8 @@ def example(
                 for model, blur in zip(MODELS[:2], (0.0, 0.4), strict=True):
                     calibration.append({"model": model, **place, **_groups(risk * np.exp(-blur * score), event, here)})
     return {
-        "title": "death_after_icu", "run": "/home/somebody/runs/17", "split": "held_out", "created": "2026-11-20",
+        "title": "Death within a year after intensive care",
+        "run": "/home/somebody/runs/17", "split": "held_out", "created": "2026-11-20",
         "versions": {"ehrsequencing": "0.1.0", "torch": "2.13.0"},
         "task": {
             "name": "death_after_icu", "index": {"code": ["ICU_ADMISSION"], "which": "first", "after": 2.0},

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.visits as record_room
 from ehrsequencing.batches.loader import Step, SubjectLoader
-from ehrsequencing.models import attention
+from ehrsequencing.models import attention, behrt
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.prepared import Prepared
@@ -99,7 +99,7 @@ def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) 
     def unmasked(batch: Any, token_offsets: Any, **settings: Any) -> Any:
         return attention.codes_plan(token_offsets[batch.subject_offsets])
 
-    patch.setattr(attention, "tokens_plan", unmasked)
+    patch.setattr(behrt, "tokens_plan", unmasked)
     return assemble(honest, tmp / "run", "model.architecture=flat")
 
 

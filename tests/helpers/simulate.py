@@ -25,7 +25,7 @@ def busy_world(**knobs: Any) -> SimulationConfig:
 
 
 def brute_prediction_times(out: Path) -> list[tuple[int, datetime]]:
-    """Index and ends of later day-visits while p < min(T, C), by SCIENCE.md §2 from raw rows and the task file."""
+    """Index and ends of later day-visits while p < min(T, C), from raw rows and the task file."""
     task = yaml.safe_load((out / "task.yaml").read_text())
     assert task["landmarks"] == ["0d"]
     index_code, censoring = task["index"]["code"], task["censoring"]["code"]

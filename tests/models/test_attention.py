@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import attention
+from ehrsequencing.models import attention, behrt
 from helpers.attention_checks import (
     any_reach,
     check_codes_plan,
@@ -81,7 +81,7 @@ def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: boo
             plan = attention.visits_plan(batch, window=512, bidirectional=bidirectional)
         else:
             one_each = torch.arange(visits + 1)
-            plan = attention.tokens_plan(batch, one_each, max_tokens=512, bidirectional=bidirectional)
+            plan = behrt.tokens_plan(batch, one_each, max_tokens=512, bidirectional=bidirectional)
         scores.append(sum(b.groups * b.query_length * b.key_length for b in plan.blocks))
         assert scores[-1] < visits * 512 * 3
         assert all(b.mask is None or b.mask.numel() < visits * 512 * 3 for b in plan.blocks)
@@ -95,7 +95,7 @@ def test_a_plan_has_few_blocks_and_little_padding() -> None:
     one_each = torch.arange(batch.n_visits + 1)
     for plan in (
         attention.visits_plan(batch, window=512),
-        attention.tokens_plan(batch, one_each, max_tokens=512),
+        behrt.tokens_plan(batch, one_each, max_tokens=512),
         attention.codes_plan(batch.subject_offsets),
     ):
         assert len(plan.blocks) <= 12

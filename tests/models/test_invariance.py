@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.training.recalibration import Recalibrated
+from ehrsequencing.models.ensemble import Ensemble, Recalibrated
 from helpers.model_checks import (
     FEW,
     any_model,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.transformer import TransformerLayer
 from ehrsequencing.models.visit_encoder import VisitMLP
 from helpers.strategies import VOCAB, pack, sample_records

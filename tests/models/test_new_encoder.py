@@ -16,8 +16,8 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import load_study
 from ehrsequencing.config.parts import Kind, objective, visit_encoder
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import build
 from ehrsequencing.models.embeddings import CodeVectors
+from ehrsequencing.models.ensemble import build_model, load_model
 from ehrsequencing.models.segments import segment_softmax
 from helpers.strategies import VOCAB, pack, sample_records
 
@@ -50,7 +50,7 @@ def test_one_class_trains_a_step_and_is_kept(tmp_path: Path) -> None:
         vocab_size=VOCAB, dim=8, heads=2, layers=1, visit_encoder="loudest", causes=2, edges_days=(30.0,)
     )
     torch.manual_seed(0)
-    model, batch = build.build_model(config), pack(sample_records())
+    model, batch = build_model(config), pack(sample_records())
     batch = VisitBatch(**{name: x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
                           for name, x in vars(batch).items() if name in VisitBatch.__dataclass_fields__})  # fmt: skip
     assert isinstance(model.visit_encoder.pooling, LoudestCode)
@@ -62,7 +62,7 @@ def test_one_class_trains_a_step_and_is_kept(tmp_path: Path) -> None:
     model.eval()
     assert model.loss(batch) < before
     model.save_pretrained(tmp_path)
-    again = build.load_model(tmp_path)
+    again = load_model(tmp_path)
     assert isinstance(again.visit_encoder.pooling, LoudestCode)
     assert torch.equal(again(batch), model(batch))
 
@@ -73,11 +73,11 @@ def test_a_name_that_nobody_declared_is_refused_with_the_names_that_there_are(tm
     ):
         load_study(None, ["model.visit_encoder=loudest"])
     config = eh.ModelConfig(visit_encoder="mean", dim=8, heads=2, layers=1)
-    build.build_model(config).save_pretrained(tmp_path)
+    build_model(config).save_pretrained(tmp_path)
     text = (tmp_path / "config.json").read_text().replace('"mean"', '"loudest"')
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(EhrseqError, match="'loudest' is not one of"):
-        build.load_model(tmp_path)
+        load_model(tmp_path)
 
 
 def test_a_taken_name_is_refused() -> None:

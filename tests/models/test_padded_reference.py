@@ -62,13 +62,13 @@ def check_combination(combination: Combination, subjects: Records, *, seed: int)
     check_equals_reference(model, subjects, junk_seed=seed)
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(records(), st.sampled_from(COMBINATIONS), st.integers(0, 10_000))
 def test_packed_equals_padded(subjects: Records, combination: Combination, seed: int) -> None:
     check_combination(combination, subjects, seed=seed)
 
 
-@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(records(), st.sampled_from(FLAT_COMBINATIONS), st.integers(0, 10_000))
 def test_flat_packed_equals_padded(subjects: Records, combination: Combination, seed: int) -> None:
     check_combination(combination, subjects, seed=seed)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing import ModelConfig, VisitBatch
-from ehrsequencing.models.build import build_model
-from ehrsequencing.models.transformer import days_since_first, rotation
+from ehrsequencing.models.ensemble import build_model
+from ehrsequencing.models.positions import days_since_first, rotation
 
 
 def batch_of(

@@ -11,8 +11,8 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.models.build import build_model
-from ehrsequencing.models.hazards import observed_hazards
+from ehrsequencing.models.ensemble import build_model
+from ehrsequencing.models.risks import observed_hazards
 from ehrsequencing.records import hazards
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared

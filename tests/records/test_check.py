@@ -84,20 +84,10 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     found = checked(data, "vocabulary.min_subjects=2")
     assert found["subjects"] == {"all": 3, "train": 3, "tuning": 0, "held_out": 0, "without_birth": 2}
     assert found["rows"] == {"all": 10, "static": 1, "with_number": 2, "shards": 1}
-    codes = {
-        "all": 5,
-        "tokens": 3,
-        "known_training_rows": 8 / 9,
-        "min_subjects": 2,
-    }  # no birth, a rare sex
+    codes = {"all": 5, "tokens": 3, "known_training_rows": 8 / 9, "min_subjects": 2}  # no birth, a rare sex
     assert found["codes"] == codes  # A, LAB and B have two subjects
     assert found["years"] == [2020, 2020]
-    assert found["visits"] == {
-        "all": 5,
-        "over_30_days": 0,
-        "per_subject": 1.67,
-        "codes_per_visit": 1.2,
-    }
+    assert found["visits"] == {"all": 5, "over_30_days": 0, "per_subject": 1.67, "codes_per_visit": 1.2}
     assert found["fixes"] == found["tasks"] == []
 
 

@@ -29,14 +29,10 @@ HAND = HandMade(HAND_COUNTED)
 
 
 @pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])
-def test_oracle_agrees_with_hand_counts(subject: int) -> None:
-    assert [row for row in HAND.truth.cohort(HAND.task(subject)) if row.subject == subject] == HAND.count(subject)
-
-
-@pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])
-def test_store_agrees_with_hand_counts(subject: int, hand_store: Path) -> None:
-    stored = [row for row, _ in stored_cohort(hand_store, HAND.task(subject).name) if row.subject == subject]
-    assert stored == HAND.count(subject)
+def test_oracle_and_store_agree_with_hand_counts(subject: int, hand_store: Path) -> None:
+    task, expected = HAND.task(subject), HAND.count(subject)
+    assert [row for row in HAND.truth.cohort(task) if row.subject == subject] == expected
+    assert [row for row, _ in stored_cohort(hand_store, task.name) if row.subject == subject] == expected
 
 
 def test_every_task_agrees_on_every_record(hand_store: Path) -> None:
@@ -92,6 +88,3 @@ def test_subjects_without_a_split_file_are_split_by_their_id(tmp_path: Path) -> 
     assert found[2].items() <= found[0].items()
     shares = [list(found[0].values()).count(split) / 400 for split in SPLITS]
     np.testing.assert_allclose(shares, (0.70, 0.15, 0.15), atol=0.06)  # three standard errors are .05 to .07
-
-
-# ----------------------------------------------------------------------------------------------------------- real data

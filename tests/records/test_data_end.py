@@ -10,14 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.audit.source import Source
-from ehrsequencing.config import TaskConfig, load_study, load_task
+from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.meds import DayCounts, MedsReader, add_days, count_days, find_late_rows
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
@@ -68,12 +69,6 @@ def test_real_records_end_at_their_last_row(real_data: Path, name: str) -> None:
     found = counts(real_data / name)
     assert find_late_rows(found) is None
     assert found.last_us == plain_end(real_data / name)
-
-
-def test_a_simulation_ends_at_its_last_row(sim_data: Path) -> None:
-    found = counts(sim_data)
-    assert find_late_rows(found) is None
-    assert found.last_us == plain_end(sim_data)
 
 
 def days_of(day: Sequence[int], rows: Sequence[int], leaving: Sequence[int], births: Sequence[int] = ()) -> DayCounts:
@@ -223,11 +218,3 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
     told = "subjects with a prediction {} have no record before; {} have their first one only later"
     assert f"3  of 4 {told.format('at the index', 2)}" in said
     assert f"2  of 4 {told.format('30d after the index', 1)}" in said
-
-
-def test_an_index_that_is_a_record_has_no_immortal_time(sim_prepared: Path, sim_data: Path) -> None:
-    for row in Prepared(sim_prepared).attrition("simulated")["records_before"]:
-        assert row["subjects"] > 50
-        assert row["without_record_before"] == row["first_record_later"] == 0
-    found = check_data(sim_data, study=load_study(None), tasks=[load_task(sim_data / "task.yaml")])
-    assert not any("immortal" in text for text in found.tasks[0].warnings)

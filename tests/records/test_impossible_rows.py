@@ -11,8 +11,7 @@ import pytest
 from ehrsequencing.audit.source import Source, join
 from ehrsequencing.config import DialectConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.fixes import fix
-from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.meds import MedsReader, fix
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared

@@ -10,7 +10,7 @@ import pytest
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import find_shards
-from helpers.bad_inputs import TASK, ehrseq, refused, snapshot, write_clean
+from helpers.bad_inputs import write_clean
 
 HELD_OUT = "data/held_out"
 
@@ -23,36 +23,6 @@ def data(tmp_path: Path) -> Path:
 def link_to_nothing(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     path.symlink_to("nowhere")
-
-
-def file_in_place(path: Path) -> None:
-    shutil.rmtree(path)
-    path.write_bytes(b"PAR1")
-
-
-LOST: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "a split that is a broken link": (HELD_OUT, link_to_nothing, "is a link to a folder or to nothing"),
-    "a shard that is a broken link": (f"{HELD_OUT}/0.parquet", link_to_nothing, "is a link to a folder or to nothing"),
-    "a shard that is cut": (f"{HELD_OUT}/0.parquet", lambda path: os.truncate(path, 40), "cannot be read as Parquet"),
-    "metadata that is a file": ("metadata", file_in_place, "cannot be listed"),
-    "a split file that is a broken link": (
-        "metadata/subject_splits.parquet", link_to_nothing, "is a link to a folder or to nothing"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", LOST)
-def test_what_is_lost_is_named(data: Path, tmp_path: Path, kind: str) -> None:
-    place, spoil, says = LOST[kind]
-    spoil(data / place)
-    task = tmp_path / "task.yaml"
-    task.write_text(TASK)
-    before = snapshot(tmp_path)
-    for command in ("check", "prepare"):
-        out = ("--out", tmp_path / "set") if command == "prepare" else ()
-        line = refused(ehrseq(command, data, "--task", task, *out))
-        assert says in line
-        assert str(data / place) in line
-    assert snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize("place", [HELD_OUT, "data", "metadata"])

@@ -10,7 +10,6 @@ from typing import Any
 
 import joblib
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from ehrsequencing.records import scales as samples_room
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import group_order, pieces
 from ehrsequencing.records.meds import MedsReader, find_shards
-from ehrsequencing.records.parallel import call_in_order, count_processes
+from ehrsequencing.records.parallel import call_in_order
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.visits import count_at_or_before
@@ -33,14 +32,18 @@ from helpers.meds import Row, us, write_meds
 from helpers.shards import PARENTS, STUDY, TASK, files, rows_of
 
 
-def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", rows_of(60), shards=4, parents=PARENTS)
+def test_any_number_of_processes_makes_the_same_bytes(sharded: Path, tmp_path: Path) -> None:
     made = {}
     for processes in (1, 2):
         ticks: list[tuple[int, int]] = []
         out = tmp_path / f"out-{processes}"
         prepare(
-            data, out, study=STUDY, tasks=[TASK], processes=processes, progress=lambda *done, to=ticks: to.append(done)
+            sharded,
+            out,
+            study=STUDY,
+            tasks=[TASK],
+            processes=processes,
+            progress=lambda *done, to=ticks: to.append(done),
         )
         assert ticks == [(k + 1, 5) for k in range(5)]  # four shards, and one range of subjects
         made[processes] = files(out)
@@ -49,11 +52,10 @@ def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
     assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
 
 
-@pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_a_backend_of_joblib_that_the_caller_chose_makes_the_same_bytes(
-    sharded: Path, of_one_process: dict[str, bytes], tmp_path: Path, backend: str
+    sharded: Path, of_one_process: dict[str, bytes], tmp_path: Path
 ) -> None:
-    with joblib.parallel_config(backend, n_jobs=2):
+    with joblib.parallel_config("threading", n_jobs=2):
         prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK])
     assert files(tmp_path / "set") == of_one_process
 
@@ -67,7 +69,7 @@ def refusal(data: Path, out: Path, processes: int) -> str:
 
 
 def test_bad_input_in_a_worker_is_the_same_one_error(tmp_path: Path) -> None:
-    """Two shards are bad: the first of them is named, whichever process comes first."""
+    """Two shards are bad: the first of them is named, whichever process comes first. Then one subject is in two."""
     rows = rows_of(24)
     rows += [Row(who, us("1990-01-01"), "MEDS_BIRTH") for who in (2, 3)]
     data = write_meds(tmp_path / "data", rows, shards=4)
@@ -75,11 +77,7 @@ def test_bad_input_in_a_worker_is_the_same_one_error(tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert "a subject has two births" in found[0]
     assert str(find_shards(data)[2]) in found[0]
-
-
-def test_a_subject_in_two_shards_is_seen_across_processes(tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", rows_of(12), shards=3)
-    first, *_, last = find_shards(data)
+    first, *_, last = find_shards(write_meds(tmp_path / "data", rows_of(24), shards=4))
     last.write_bytes(first.read_bytes())
     found = [refusal(data, tmp_path / "out", processes) for processes in (1, 2)]
     assert found[0] == found[1]
@@ -105,13 +103,6 @@ def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="does not see the output folder"):
         parallel._call(Dying(tmp_path / "set"), "die", ())
-
-
-def test_how_many_processes(tmp_path: Path) -> None:
-    shards = find_shards(write_meds(tmp_path / "data", rows_of(9), shards=3))
-    assert count_processes(shards, None) == 1  # small data does not pay for a second process
-    assert count_processes(shards, 2) == 2
-    assert count_processes(shards, 64) == 3
 
 
 # ---- a Dask cluster --------------------------------------------------------------------------------------------------
@@ -286,25 +277,3 @@ def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
     assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(sum(counts)))
     assert {piece.start for piece in found} <= set(starts.tolist())
     assert all(piece.stop - piece.start < rows + 7 for piece in found)
-
-
-def test_what_needs_no_fix_and_what_does_become_the_same(tmp_path: Path) -> None:
-    """The same data, once as MEDS wants it and once shuffled, doubled and with rows to drop: the same arrays."""
-    made = []
-    clean = sorted(rows_of(30), key=lambda row: (row.subject, row.time is not None, row.time or 0))
-    clean = [row for k, row in enumerate(clean) if repr(row) not in {repr(other) for other in clean[:k]}]
-    dirty = [*clean, *clean[::3], Row(3, us("1850-01-01"), "DX//0"), Row(99, None, "SEX//0")]
-    for name, rows in (("clean", clean), ("dirty", dirty)):
-        data = tmp_path / name / "data"
-        write_meds(data, rows, shards=2)
-        if name == "dirty":
-            for path in find_shards(data):
-                table = pq.read_table(path)
-                order = np.random.default_rng(0).permutation(len(table))
-                order = order[np.argsort(np.isnat(table["time"].to_numpy()[order]), kind="stable")]
-                pq.write_table(table.take(order), path)
-        prepare(data, out := tmp_path / name / "out", study=StudyConfig(), tasks=[TASK], processes=1)
-        made.append({k: v for k, v in files(out).items() if k != "manifest.json"})
-    assert b'"duplicates"' in (tmp_path / "dirty" / "out" / "manifest.json").read_bytes()
-    assert b'"duplicates"' not in (tmp_path / "clean" / "out" / "manifest.json").read_bytes()
-    assert made[0] == made[1]

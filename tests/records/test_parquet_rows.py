@@ -1,7 +1,6 @@
 """MEDS dialects: whatever a hospital calls and stores things, the prepared set is, to the byte, the same."""
 
 import datetime as dt
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,12 +99,6 @@ def test_a_task_that_asks_for_the_other_name_is_told(tmp_path: Path) -> None:
         prepare(other, tmp_path / "set", study=StudyConfig(), tasks=[task])
 
 
-def test_two_births_under_another_name_are_refused_and_the_setting_is_named(tmp_path: Path) -> None:
-    rows = [*rows_of("BIRTH"), Row(3, START - 30 * DAY_US, "BIRTH")]
-    with pytest.raises(EhrseqError, match=r"a subject has two births .*dialect\.birth"):
-        prepared(write(tmp_path / "other", rows))
-
-
 # ---- columns and types ----------------------------------------------------------------------------------------------
 
 
@@ -158,12 +151,6 @@ def test_values_of_another_width_are_converted_and_counted(data: Path, kind: pa.
     files = prepared(data)[0]
     rewrite(data, cast("numeric_value", kind))
     assert prepared(data) == (files, {"value_type": 80})
-
-
-def test_a_value_column_of_text_is_refused(data: Path) -> None:
-    rewrite(data, cast("numeric_value", pa.string()))
-    with pytest.raises(EhrseqError, match="'numeric_value' has type string"):
-        prepared(data)
 
 
 def test_a_data_set_without_values(data: Path) -> None:
@@ -235,24 +222,6 @@ def test_encounter_ids_may_be_text_or_numbers(tmp_path: Path, kind: Any) -> None
 
 
 # ---- files and folders ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", ["three shards a split", "no splits", "Spark's folders", "deep"])
-def test_how_a_data_set_is_cut_into_files_does_not_matter(data: Path, tmp_path: Path, layout: str) -> None:
-    files = prepared(data)[0]
-    other = write(tmp_path / "other", rows_of(), shards=3 if layout.startswith("three") else 1)
-    for split in SPLITS:
-        old = other / "data" / split / "0.parquet"
-        if layout == "no splits":
-            shutil.move(old, other / "data" / f"{split}.parquet")
-        elif layout == "Spark's folders":
-            (other / "data" / f"{split}.parquet").mkdir()
-            shutil.move(old, other / "data" / f"{split}.parquet" / "part-00000-abc.snappy.parquet")
-            (other / "data" / f"{split}.parquet" / "_SUCCESS").touch()
-        elif layout == "deep":
-            (other / "data" / split / "a=1" / "b").mkdir(parents=True)
-            shutil.move(old, other / "data" / split / "a=1" / "b" / "x.parquet")
-    assert prepared(other) == (files, {})
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.prepared import Prepared
 from helpers.bad_inputs import done, ehrseq, refused
 from helpers.meds import SPLITS, Row, record, stored_subjects, us, write_meds
 
@@ -95,14 +94,6 @@ def test_a_file_of_splits_wins_over_the_folders(folders: Path, tmp_path: Path) -
     pq.write_table(table, folders / SPLIT_FILE)
     assert splits_of(folders, tmp_path / "out") == other
     assert check_data(folders, study=load_study(), tasks=[]).facts["splits"] == "file"
-
-
-def test_folders_of_other_names_are_no_splits(tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", rows_of(), shards=2)
-    (data / "data" / "2020").mkdir()
-    shutil.move(data / "data" / "0.parquet", data / "data" / "2020" / "train.parquet")
-    assert check_data(data, study=load_study(), tasks=[]).facts["splits"] == "hash"
-    assert splits_of(data, tmp_path / "out") == splits_of(data, tmp_path / "hash", "splits.by=hash")
 
 
 @pytest.mark.parametrize("stray", ["extra.parquet", "test/0.parquet"])
@@ -236,9 +227,3 @@ def test_a_death_that_is_no_cause_is_warned_of(tmp_path: Path, changes: dict[str
 
 
 # ---- what the prepared set keeps -------------------------------------------------------------------------------------
-
-
-def test_the_manifest_tells_where_splits_come_from(folders: Path, tmp_path: Path) -> None:
-    for settings, source in (([], "folders"), (["splits.by=hash"], "hash")):
-        prepare(folders, tmp_path / source, study=load_study(None, settings), tasks=[])
-        assert Prepared(tmp_path / source).manifest["splits"] == source

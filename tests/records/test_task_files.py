@@ -11,10 +11,7 @@ from ehrsequencing.config import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.prepare import prepare
-from helpers.cohorts import (
-    a_task,
-    study,
-)
+from helpers.cohorts import a_task, study
 from helpers.meds import Row, load_arrays, record, write_meds
 
 

@@ -7,7 +7,7 @@ import pytest
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.files import read_json
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.templates import NAMES, find_roles, suggest
+from ehrsequencing.records.code_search import NAMES, find_roles, suggest
 from helpers.command_line import ehrseq
 from helpers.meds import Row, record, us, write_meds
 
@@ -43,12 +43,6 @@ def test_every_template_that_fits_is_a_task_that_keeps_people(hospital: Path, tm
     again = ehrseq("check", hospital, "--suggest", "--out", tmp_path / "tasks")
     assert again.exit_code == 2
     assert "is there already" in again.stderr
-
-
-def test_the_next_command_is_printed(hospital: Path) -> None:
-    done = ehrseq("check", hospital, "--suggest")
-    assert done.output.count("fits  ") == len(NAMES)
-    assert f"ehrseq check {hospital} --suggest --out tasks" in done.output
 
 
 def test_what_does_not_fit_says_why(tmp_path: Path) -> None:

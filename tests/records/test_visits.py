@@ -1,8 +1,6 @@
 """Visits in the prepared store against plain loops over raw rows: starts, ends, codes, ages, gaps."""
 
 import itertools
-from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -64,11 +62,7 @@ HAND_COUNTED: list[tuple[str, str, list[tuple[float, float, str]]]] = [
     ("gap", "0 A, 0.4 IGN, 0.7 B", [(0, 0, "A"), (0.7, 0.7, "B")]),
     ("gap", "0 A, 0.4 B, 0.8 A, 1.2 B", [(0, 1.2, "A B")]),
     ("gap in minutes", "0 A, 0.0138 B, 0.1 A", [(0, 0.0138, "A B"), (0.1, 0.1, "A")]),
-    (
-        "encounter",
-        "0 A @e, 2 B @e, 1 DX//1, 2.5 DX//2, 2.75 A",
-        [(0, 2, "A B DX//1"), (2.5, 2.75, "A DX//2")],
-    ),
+    ("encounter", "0 A @e, 2 B @e, 1 DX//1, 2.5 DX//2, 2.75 A", [(0, 2, "A B DX//1"), (2.5, 2.75, "A DX//2")]),
     ("encounter", "0 A @e, 2 B @e, 0 DX//1, 2 DX//2, 2.5 B", [(0, 2, "A B DX//1 DX//2"), (2.5, 2.5, "B")]),
     ("encounter", "0 A @e, 2 B @e, 1 DX//1 @f, 3 DX//2 @f", [(0, 3, "A B DX//1 DX//2")]),
     ("encounter", "0 A @e, 1 B @e, 1 DX//1 @f, 2 DX//2 @f", [(0, 1, "A B"), (1, 2, "DX//1 DX//2")]),
@@ -156,62 +150,30 @@ def differences(store: Path, records: Records, splits: dict[int, str]) -> list[s
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_oracle_agrees_with_hand_counts(way: str) -> None:
+def test_oracle_and_store_agree_with_hand_counts(way: str, tmp_path: Path) -> None:
     rows, expected = hand_rows(way)
-    records = oracle(rows, way)
-    for subject, visits in expected.items():
-        got = records.visits(subject)
-        assert got == visits, HAND_COUNTED[subject]
-
-
-DataSet = tuple[list[Row], dict[int, str]]
-HandStores = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def hand_stores(tmp_path_factory: pytest.TempPathFactory) -> HandStores:
-    @lru_cache
-    def store(way: str) -> Path:
-        rows, _ = hand_rows(way)
-        splits = {row.subject: "train" for row in rows}
-        return prepared(tmp_path_factory.mktemp("hand"), rows, way, splits=splits, shards=2)
-
-    return store
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_store_agrees_with_hand_counts(way: str, hand_stores: HandStores) -> None:
-    rows, expected = hand_rows(way)
-    splits, store = {row.subject: "train" for row in rows}, hand_stores(way)
+    records, splits = oracle(rows, way), {row.subject: "train" for row in rows}
+    store = prepared(tmp_path, rows, way, splits=splits, shards=2)
     stored = stored_subjects(store)
     for subject, visits in expected.items():
+        assert records.visits(subject) == visits, HAND_COUNTED[subject]
         assert stored[subject].start_us == [visit.start for visit in visits], HAND_COUNTED[subject]
         assert stored[subject].end_us == [visit.end for visit in visits], HAND_COUNTED[subject]
-    assert differences(store, oracle(rows, way), splits) == []
-
-
-# ------------------------------------------------------------------------------------------------------ broken oracles
+    assert differences(store, records, splits) == []
 
 
 # --------------------------------------------------------------------------------------------------------- drawn tables
 
 
-def check_drawn(data: DataSet, way: str, shards: int) -> None:
+@settings(max_examples=40, deadline=None)
+@given(data=data_sets(), way=st.sampled_from(list(WAYS)), shards=st.integers(1, 3))
+def test_visits_are_those_of_plain_loops(data: tuple[list[Row], dict[int, str]], way: str, shards: int) -> None:
     rows, splits = data
     if way != "encounter":
         rows = [row._replace(encounter=None) for row in rows]
     with scratch() as folder:
         store = prepared(Path(folder), rows, way, splits=splits, shards=shards)
         assert differences(store, oracle(rows, way), splits) == []
-
-
-DRAWN = {"data": data_sets(), "way": st.sampled_from(list(WAYS)), "shards": st.integers(1, 3)}
-
-
-@settings(max_examples=40, deadline=None)
-@given(**DRAWN)
-def test_visits_are_those_of_plain_loops(data: DataSet, way: str, shards: int) -> None:
-    check_drawn(data, way, shards)
 
 
 def test_values_are_standardised_among_training_values_of_their_code(tmp_path: Path) -> None:

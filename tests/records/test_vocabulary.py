@@ -127,15 +127,3 @@ def test_what_is_made_of_a_code_has_its_type_and_summaries_their_own() -> None:
     assert types["LAST//LAB//1//Q2"] == types["LAST//weight"] == types["LAST//LAB//1"]
     assert types["LAST//1"] != types["LAST//weight"]
     assert set(types.values()) == set(range(1 + 2 + len(SUMMARIES)))
-
-
-def test_types_of_a_prepared_set(sim_prepared: Path) -> None:
-    found = Prepared(sim_prepared).vocabulary
-    assert found.code_types.dtype == np.int64
-    assert not found.code_types[:2].any()  # padding and the unknown without a type
-    types: dict[str, set[int]] = {}
-    for token, kind in zip(found.tokens[found.n_unknown :], found.code_types[found.n_unknown :].tolist(), strict=True):
-        types.setdefault(token.partition("//")[0] if "//" in token else "", set()).add(kind)
-    assert {"DX", "PROC", "RX", "LAB", *SUMMARIES} <= set(types)  # carried summaries are kinds of their own
-    assert all(len(kinds) == 1 for kinds in types.values())
-    assert len(set.union(*types.values())) == len(types)

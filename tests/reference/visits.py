@@ -52,7 +52,7 @@ class VisitRecords:
     # ---------------------------------------------------------------------------------------------- reading and fixing
 
     def fixed(self, rows: list[Row]) -> list[Row]:
-        """Clean one subject's rows (RELIABILITY.md, F), sorted by time with static rows first and ties as they came.
+        """Clean one subject's rows, sorted by time with static rows first and ties as they came.
 
         In this order: values that are no numbers (NaN, ±inf, 1e38 and beyond) are dropped and their codes kept; rows of
         a year ≤ 1900 (births excepted) or 9999 are dropped; of identical rows the first is kept; rows before the birth,

@@ -69,7 +69,7 @@ def test_the_page_and_the_terminal_tell_the_likelihood_of_every_model() -> None:
         (line,) = (text for text in lines if text.startswith(f"  {name} "))
         assert line.endswith(f"{2 + k / 10:.4f}")
     (line,) = (text for text in lines if text.startswith("  NLL "))
-    assert "-0.2000 (-0.2500 to -0.1500) better" in line  # lower is better
+    assert "−0.2000 (−0.2500 to −0.1500) better" in line  # lower is better
     text = Page(render(metrics)).text
     assert "difference in NLL (left: ours is better)" in text
 
@@ -95,7 +95,7 @@ def test_external_validation_is_announced_with_its_size() -> None:
     metrics["external"] = {"data": "another hospital", "subjects": judged, "unknown_token_rate": 0.231}
     text = Page(render(metrics)).text
     assert f"External validation on another hospital ( {shareable_count(judged):,} subjects)" in text.replace("(", "( ")
-    assert "23.1% of the recorded codes have no token" in text
+    assert "23% of the recorded codes have no token" in text
     metrics["external"]["subjects"] = 7
     assert "(<11 subjects)" in Page(render(metrics)).text
 

@@ -21,8 +21,8 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting import share
 from ehrsequencing.reporting.share import CARD, share_run
-from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 from helpers.command_line import ehrseq
 
 

@@ -92,7 +92,7 @@ def test_quiet_visit_days_have_their_closed_form() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1, max_size=8))
 def test_binned_hazards_give_back_the_incidences(gains: list[tuple[float, float]]) -> None:
-    """Integrating the constant hazards by SCIENCE.md §3 returns the curves they were made from, zeros included."""
+    """Integrating the constant hazards returns the curves they were made from, zeros included."""
     edges = np.concatenate([[0.0], np.cumsum(np.arange(1.0, len(gains) + 1))])
     survival, incidence = [1.0], [(0.0, 0.0)]
     for first, second in gains:  # shares of the survivors

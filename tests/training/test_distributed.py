@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ehrsequencing.core.outputs import read_manifest
-from ehrsequencing.training.device import ALONE, Processes
+from ehrsequencing.training.processes import ALONE, Processes
 from helpers.command_line import ehrseq
 from helpers.two_processes import TINY, VARIANTS, step_sums, steps, torchrun, trainer
 

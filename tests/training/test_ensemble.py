@@ -10,7 +10,6 @@ import torch
 from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
-from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
@@ -54,16 +53,6 @@ def test_extreme_logits_stay_finite_and_have_gradients(level: float, is_probabil
     assert logits.grad.sum().item() == pytest.approx(1.0, abs=1e-3 if is_probability else 1e-5)
 
 
-def test_equal_members_are_one_model() -> None:
-    for head in ("horizon", "visit"):
-        single, batch = make_model(head=head), pack(sample_records())
-        ensemble = Ensemble(single.config.model_copy(update={"members": 3}))
-        for member in ensemble.members:
-            member.load_state_dict(single.state_dict())
-        ensemble = ensemble.to(batch.age_years.dtype)
-        torch.testing.assert_close(ensemble.eval()(batch), single.eval()(batch), rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
 def test_survival_and_incidence_sum_to_one_and_the_likelihood_is_that_of_the_mean_hazard() -> None:
     ensemble, batch = make_ensemble(causes=2, edges_days=(30.0, 365.0)), pack(sample_records())
     risk = ensemble.risk(batch, horizons_days=[20.0, 100.0, 400.0])
@@ -71,21 +60,6 @@ def test_survival_and_incidence_sum_to_one_and_the_likelihood_is_that_of_the_mea
     spans = torch.tensor([[20.0, 0, 0], [30, 70, 0], [30, 335, 35]], dtype=torch.float64)
     survival = torch.exp(-torch.einsum("nek,hk->nh", hazards, spans))
     torch.testing.assert_close(risk.sum(1) + survival, torch.ones_like(survival), rtol=0, atol=1e-6)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [{}, {"architecture": "flat"}, {"head": "visit"}], ids=str)
-def test_the_same_ensemble_again(tmp_path: Path, settings: dict[str, object]) -> None:
-    ensemble, batch = make_ensemble(**settings), pack(sample_records())
-    ensemble.save_pretrained(tmp_path / "run")
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["config.json", "model.safetensors"]
-    again = load_model(tmp_path / "run")
-    assert isinstance(again, Ensemble)
-    assert len(again.members) == 3
-    assert torch.equal(again(batch).nan_to_num(), ensemble(batch).nan_to_num())
-    assert isinstance(build_model(again.config), Ensemble)
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -126,7 +100,7 @@ def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_at", [3, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop_at", [3, 25])
 def test_a_stopped_ensemble_goes_on_to_the_same_bytes(
     sim_prepared: Path, trio: Path, tmp_path: Path, stop_at: int
 ) -> None:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.build import load_model
+from ehrsequencing.models.ensemble import Recalibrated, load_model
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import recalibration
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.recalibration import Recalibrated, Recalibration, fit_recalibration
+from ehrsequencing.training.recalibration import Recalibration, fit_recalibration
 from ehrsequencing.training.train import Trainer
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model

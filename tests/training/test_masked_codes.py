@@ -56,7 +56,7 @@ def codes_of(batch: VisitBatch, visit: int) -> list[int]:
     return batch.codes[int(batch.visit_offsets[visit]) : int(batch.visit_offsets[visit + 1])].tolist()
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(records(), st.integers(0, 10**6))
 def test_a_masked_visit_lacks_one_code(subjects: Records, seed: int) -> None:
     batch = pack(subjects)

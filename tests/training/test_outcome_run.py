@@ -15,7 +15,7 @@ from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcomes
-from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US

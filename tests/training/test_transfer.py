@@ -14,9 +14,8 @@ from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.reporting.pages import transfer_advice
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
-from ehrsequencing.training.transfer import MATCHES, match_vocabularies
+from ehrsequencing.training.transfer import MATCHES, Pretrained, match_vocabularies
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
 

@@ -319,7 +319,7 @@ def report_outcomes(
     result = evaluate_outcomes(
         run, run.prepared(prepared), split=split, settings=settings, progress=progress
     )
-    page = render_outcomes(result, title=run.task.name).encode()
+    page = render_outcomes(result, title=run.task.heading).encode()
     add_to_run(folder, OUTCOME_NUMBERS, lambda path: write_json(path, result))
     add_to_run(folder, OUTCOME_PAGE, lambda path: write_bytes(path, page))
     return result

@@ -132,8 +132,8 @@ class TrainedRun(Run):
 
         Returns:
             Of a subject: columns `code`, `visit` (its number, from 0), `change_in_risk`, `change_in_log_hazard` and
-            others (docs/explanations.md), the largest changes first. Of a cohort: columns `code`, `carriers`,
-            `change_in_risk`, `low`, `high` and others, of codes with at least 11 carriers.
+            others (docs/explanations.md), the largest changes first. Of a cohort: columns `code`, `against`,
+            `carriers`, `change_in_risk`, `low`, `high` and others, of codes with at least 11 carriers.
 
         Raises:
             EhrseqError: There is no such subject, kind, cause or horizon, or nobody has a prediction time.

@@ -15,11 +15,12 @@ from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
 from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.device import joined_processes
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.processes import joined_processes
 from ehrsequencing.training.resolve import study_for_cohort
-from ehrsequencing.training.run_folder import Pretrained, alone_in
+from ehrsequencing.training.run_folder import alone_in
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 
 
 def fit(

@@ -14,8 +14,9 @@ from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.pretraining.targets import excluded_targets
-from ehrsequencing.training.run_folder import links, subjects_digest
+from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
+from ehrsequencing.training.run_folder import subjects_digest
+from ehrsequencing.training.transfer import links
 
 Link = Mapping[str, Any]
 _GRAVEST = ("leak", "warning", "not_tested", "passed")
@@ -75,7 +76,7 @@ def _are_those(seen: Mapping[str, str], subjects: Mapping[str, Any]) -> bool:
 
 def excluded_codes(data: AuditData, init: Link) -> Finding:
     """The outcome's codes, its relatives and near-synonyms were no targets of one pretraining."""
-    needed = excluded_targets(data.prepared, data.task.name).names(data.vocabulary)
+    needed = names_of(excluded_targets(data.prepared, data.task.name), data.vocabulary)
     groups = {
         "the outcome's codes and their relatives": {*needed["outcome"], *needed["relatives"]},
         f"the run's {len(data.run.outcomes):,} outcomes": set(data.run.outcomes),

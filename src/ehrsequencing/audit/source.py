@@ -11,9 +11,9 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.events import Events
+from ehrsequencing.records.events import STATIC, Events
 from ehrsequencing.records.labels import IndexTimes
-from ehrsequencing.records.meds import DayCounts, LateRows, MedsReader, add_days, count_days
+from ehrsequencing.records.meds import LateRows, MedsReader
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import make_record
@@ -48,14 +48,15 @@ class Source:
         training = prepared.timelines("train").subject_id
         records: dict[int, Events] = {}
         subjects = 0
-        days = list[DayCounts]()
+        end_us = STATIC
         for events in reader:
             ids, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.isin(ids, training)[row])
             subjects += len(ids)
-            days.append(count_days(events))
+            end_us = max(end_us, int(events.time_us.max(initial=STATIC)))
             records |= _split(events.take(np.isin(events.subject_id, wanted)))
-        end_us = reader.end_us(add_days(days))
+        if reader.declared_us is not None:
+            end_us = reader.declared_us
         if (
             subjects != manifest["subjects"]
             or end_us != manifest["dataset_end_us"]

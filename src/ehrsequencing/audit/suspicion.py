@@ -19,7 +19,9 @@ from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.resolve import training_edges
 
-CENTRED = 1e-3  # distance of a record's mean from 0, in its standard deviations: values may be rounded
+CENTRED = (
+    1e-3  # distance of a record's mean from 0, in its standard deviations: values may be rounded
+)
 CENTRED_SHARE = 0.5  # of the records: a leak
 FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
 TELLING_AUC = 0.98

@@ -23,14 +23,13 @@ from ehrsequencing.batches.reach import Part as Part
 from ehrsequencing.batches.reach import Reach as Reach
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.core.arrays import Bools, Ints, spans
+from ehrsequencing.core.arrays import Bools, Ints, ragged, spans
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.timelines import TaskRecords
 
 # in one visit, where codes attend to one another: time and memory grow with the square
 MAX_VISIT_CODES = 16_384
-_SCAN = 1_000_000  # visits looked at together
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,19 @@ class SubjectLoader:
 
     def _refuse_huge_visits(self) -> None:
         """Pooling is linear in a visit's codes; attention among them is not."""
-        offsets = self.timelines.visit_offsets
-        for start in range(0, len(offsets) - 1, _SCAN):
-            huge = start + np.flatnonzero(
-                np.diff(offsets[start : start + _SCAN + 1]) > MAX_VISIT_CODES
+        timelines = self.timelines
+        huge = np.flatnonzero(np.diff(timelines.visit_offsets) > MAX_VISIT_CODES)
+        subject = np.searchsorted(timelines.subject_offsets, huge, side="right") - 1
+        is_huge = np.any(huge - timelines.subject_offsets[subject] < self.n_visits[subject])
+        if self.n_copies.any():
+            is_huge |= np.max(self.rows.unfinished_codes) > MAX_VISIT_CODES
+        if is_huge:
+            raise EhrseqError(
+                f"a visit has more than {MAX_VISIT_CODES:,} codes, which this model relates each to each",
+                where="visits",
+                fix="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
+                " in the codes of a visit, or prepare with finer visits (visits.by=window)",
             )
-            subject = np.searchsorted(self.timelines.subject_offsets, huge, side="right") - 1
-            if np.any(huge - self.timelines.subject_offsets[subject] < self.n_visits[subject]):
-                raise _huge_visit()
-        if self.n_copies.any() and np.max(self.rows.unfinished_codes) > MAX_VISIT_CODES:
-            raise _huge_visit()
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -200,16 +202,12 @@ class SubjectLoader:
     def _tokens_of_copies(self, subjects: Ints) -> Ints:
         """Tokens of the records of each subject's queries that lie in a visit."""
         total, rows = np.zeros(len(subjects), dtype=np.int64), self.rows
+        offsets = self.timelines.visit_offsets
         for k in np.flatnonzero(self.n_copies[subjects]).tolist():
             row = self._unfinished_rows(subjects[k])
-            first = self.timelines.subject_offsets[subjects[k]]
-            length = (
-                self.timelines.visit_offsets[first + rows.visits_before[row]]
-                - self.timelines.visit_offsets[first]
-            )
-            total[k] = np.sum(
-                np.maximum(length, rows.visits_before[row]) + rows.unfinished_codes[row]
-            )
+            first, seen = self.timelines.subject_offsets[subjects[k]], rows.visits_before[row]
+            length = np.maximum(offsets[first + seen] - offsets[first], seen)
+            total[k] = np.sum(length + rows.unfinished_codes[row])
         return total
 
     def _unfinished_rows(self, subject: int) -> Ints:
@@ -306,7 +304,9 @@ class SubjectLoader:
     def collate(self, subjects: Ints) -> Step:
         """Pack some subjects, in the order given."""
         start = self.rows.row_offsets[subjects]
-        row, owner, _ = _slices(start, self.rows.row_offsets[subjects + 1] - start)
+        length = self.rows.row_offsets[subjects + 1] - start
+        row, _ = spans(start, length)
+        owner = np.repeat(np.arange(len(subjects)), length)
         high, cut = self.n_visits[subjects], np.zeros_like(subjects)
         if self.n_copies[subjects].any():  # only where this head answers queries
             codes = self.rows.unfinished_codes[row].astype(np.int64)
@@ -333,7 +333,9 @@ class SubjectLoader:
         """
         timelines, rows = self.timelines, self.rows
         first = timelines.subject_offsets[subjects]
-        visit, visit_owner, visit_rank = _slices(first + low, high - low)
+        visit, visit_start = spans(first + low, high - low)
+        visit_owner = np.repeat(np.arange(len(subjects)), high - low)
+        visit_rank = np.arange(len(visit)) - visit_start[visit_owner]
         is_query = rows.is_query[row]
         if not self.queries:
             own = self._ends_a_visit(row, first[row_owner])
@@ -347,7 +349,6 @@ class SubjectLoader:
         order = np.lexsort((np.r_[2 * (visit_rank + 1), 2 * seen[asked] + 1], owner))
         position = np.empty(len(order), dtype=np.int64)
         position[order] = np.arange(len(order))
-        visit_start = np.r_[0, np.cumsum(high - low)]
         positions = position[np.maximum(visit_start[row_owner] + seen - 1, 0)]
         positions[asked] = position[len(visit) :]
 
@@ -360,10 +361,10 @@ class SubjectLoader:
         is_cut = np.flatnonzero(cut)
         length[visit_start[is_cut + 1] - 1] = cut[is_cut]
         codes, code_offsets = spans(first_code, length)
-        carried, carry_offsets = _items(rows.carry_offsets, query_rows)
+        carried, carry_offsets = ragged(rows.carry_offsets, query_rows)
         joint = np.r_[code_offsets, code_offsets[-1] + carry_offsets[1:]]
-        token, visit_offsets = _items(joint, order)
-        static, static_offsets = _items(timelines.static_offsets, subjects)
+        token, visit_offsets = ragged(joint, order)
+        static, static_offsets = ragged(timelines.static_offsets, subjects)
         all_codes = torch.from_numpy(
             np.r_[timelines.codes[codes], rows.carry_codes[carried]][token].astype(np.int64)
         )
@@ -420,26 +421,3 @@ class SubjectLoader:
             "cause": torch.from_numpy(cause),
             "entry_days": torch.from_numpy(entry),
         }
-
-
-def _huge_visit() -> EhrseqError:
-    return EhrseqError(
-        f"a visit has more than {MAX_VISIT_CODES:,} codes, which this model relates each to each",
-        where="visits",
-        fix="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
-        " in the codes of a visit, or prepare with finer visits (visits.by=window)",
-    )
-
-
-def _slices(start: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:
-    """Items of several ranges one after another, the range that each belongs to, and its rank there."""
-    owner = np.repeat(np.arange(len(length)), length)
-    rank = np.arange(len(owner)) - np.repeat(np.cumsum(length) - length, length)
-    return start[owner] + rank, owner, rank
-
-
-def _items(offsets: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """Items of the chosen owners, one after another, and their new offsets; looks at no other owner's."""
-    start = offsets[chosen]
-    length = offsets[chosen + 1] - start
-    return _slices(start, length)[0], np.r_[0, np.cumsum(length)].astype(np.int64)

@@ -108,8 +108,9 @@ class VisitBatch:
         self._check_types()
         fill, device = object.__setattr__, self.codes.device  # the class is frozen
         if (self.static_codes is None) != (self.static_offsets is None):
-            where = "static_codes, static_offsets"
-            raise bad_field("come together", "one of them is missing", where=where)
+            raise bad_field(
+                "come together", "one of them is missing", where="static_codes, static_offsets"
+            )
         if self.static_codes is None:
             offsets = torch.zeros(self.n_subjects + 1, dtype=torch.int64, device=device)
             fill(self, "static_codes", offsets.new_zeros(0))

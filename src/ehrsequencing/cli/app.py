@@ -249,7 +249,7 @@ def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
     """Print which task templates fit, and write them into a new folder."""
     from ehrsequencing.core.files import write_bytes
     from ehrsequencing.core.outputs import TASKS, refuse_existing
-    from ehrsequencing.records.templates import suggest as fitting
+    from ehrsequencing.records.code_search import suggest as fitting
 
     if out is not None:
         refuse_existing(out, TASKS)

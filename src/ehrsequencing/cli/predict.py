@@ -195,7 +195,8 @@ def _cohort_lines(found: "Explanation", described: dict[str, str]) -> list[str]:
     rows = found.table.to_pylist()
     for row in rows[: 2 * SHOWN]:
         interval = f"{_signed(100 * row['low'])} to {_signed(100 * row['high'])}"
-        code = f"{_named(row['code'], described):<{CODE}}  {row['carriers']:>8}"
+        against = f" against {row['against']}" if row["against"] else ""
+        code = f"{_named(row['code'] + against, described):<{CODE}}  {row['carriers']:>8}"
         added = _signed(100 * row["change_in_risk"])
         lines.append(f"{code}  {added:>13}  {interval:<16}  {row['raised']:>13.0%}")
     return lines if rows else [*lines, "no code has 11 carriers or more"]

@@ -15,7 +15,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pages import pretraining_lines
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.run_folder import Pretrained
+from ehrsequencing.training.transfer import Pretrained
 
 LABELLED = 1_000  # training subjects with labels; all of the demo's records are pretrained on
 RESULT = "pretraining-gain.json"

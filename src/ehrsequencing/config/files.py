@@ -32,8 +32,11 @@ def read_yaml(path: Path, *, see: str = "examples/tasks") -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise EhrseqError("is not UTF-8 text", where=str(path), fix="save it as UTF-8") from error
     except BadText as error:
-        where = f"{path}, line {error.line}" if error.line is not None else str(path)
-        raise EhrseqError(error.what, where=where, fix=f"correct it; {see} has examples") from error
+        raise EhrseqError(
+            error.what,
+            where=f"{path}, line {error.line}" if error.line is not None else str(path),
+            fix=f"correct it; {see} has examples",
+        ) from error
     if not isinstance(data, dict):
         raise EhrseqError("must hold a mapping of settings", where=str(path), fix=f"see {see}")
     return data
@@ -124,8 +127,9 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            near = _what_comes_close(kind, name)
-            raise EhrseqError(f"unknown setting {name!r}", where=where, fix=near) from error
+            raise EhrseqError(
+                f"unknown setting {name!r}", where=where, fix=_what_comes_close(kind, name)
+            ) from error
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)
         raise EhrseqError(
@@ -208,9 +212,11 @@ def refuse_unused(overrides: Iterable[str], command: str) -> None:
         section = name.partition(".")[0]
         takers = [f"ehrseq {other}" for other, sections in COMMANDS.items() if section in sections]
         if takers and section not in COMMANDS[command]:
-            what = f"{name} belongs to {' and '.join(takers)}"
-            fix = "leave it out here, and give it to that command"
-            raise EhrseqError(what, where=f"ehrseq {command}", fix=fix)
+            raise EhrseqError(
+                f"{name} belongs to {' and '.join(takers)}",
+                where=f"ehrseq {command}",
+                fix="leave it out here, and give it to that command",
+            )
 
 
 def refuse_changes(settled: StudyConfig, command: str, *, file: Path | None, by: Path) -> None:
@@ -238,9 +244,11 @@ def refuse_changes(settled: StudyConfig, command: str, *, file: Path | None, by:
     for name, given, made_with in settings:
         if given != made_with:
             shown = [one if isinstance(one, Settings) else repr(one) for one in (given, made_with)]
-            what = f"{name} is {shown[0]}, but {by} was made with {shown[1]}"
-            fix = "leave it out, or make that folder again with it"
-            raise EhrseqError(what, where=str(file), fix=fix)
+            raise EhrseqError(
+                f"{name} is {shown[0]}, but {by} was made with {shown[1]}",
+                where=str(file),
+                fix="leave it out, or make that folder again with it",
+            )
     if is_run and named.task is not None and settled.task is not None:
         refuse_other_task(named.task, settled.task, file=file, by=by)
 
@@ -255,7 +263,8 @@ def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: P
     ours["index"].pop("file"), theirs["index"].pop("file")  # the same file may lie elsewhere by now
     for name in ours:
         if ours[name] != theirs[name]:
-            what = f"task.{name} differs from that of {by}"
             raise EhrseqError(
-                what, where=str(file), fix="leave the task out, or make that folder again with it"
+                f"task.{name} differs from that of {by}",
+                where=str(file),
+                fix="leave the task out, or make that folder again with it",
             )

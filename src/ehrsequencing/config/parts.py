@@ -42,8 +42,11 @@ class Kind:
 
         def declare(cls: Class) -> Class:
             if self.modules.get(name, cls.__module__) != cls.__module__:
-                what, where = "is the name of another part", f"@{self.setting}({name!r})"
-                raise EhrseqError(what, where=where, fix="choose another name")
+                raise EhrseqError(
+                    "is the name of another part",
+                    where=f"@{self.setting}({name!r})",
+                    fix="choose another name",
+                )
             self._classes[name] = cls
             return cls
 
@@ -85,8 +88,11 @@ class Kind:
         if name in self.modules:
             import_module(self.modules[name])
         if name not in self._classes:
-            fix = "import the module that declares it"
-            raise EhrseqError("has no class", where=f"{self.setting}={name}", fix=fix)
+            raise EhrseqError(
+                "has no class",
+                where=f"{self.setting}={name}",
+                fix="import the module that declares it",
+            )
         return self._classes[name]
 
     def is_own(self, name: str) -> bool:

@@ -110,6 +110,8 @@ class TaskConfig(Settings):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     index: IndexConfig
     outcome: dict[str, CodeList] = Field(min_length=1)  # the cause of interest first
+    # what reports are called, such as "Death within a year after intensive care"; none: the name
+    title: str | None = Field(default=None, min_length=1, max_length=120)
     competing: dict[str, CodeList] = Field(default_factory=dict)
     censoring: CensoringConfig = CensoringConfig()
     horizons: tuple[Days, ...] = Field(min_length=1)
@@ -144,6 +146,11 @@ class TaskConfig(Settings):
                 "outcomes needs causes that end a record: leave recurrent and index.which=every out"
             )
         return self
+
+    @property
+    def heading(self) -> str:
+        """The title; the name where the task has none."""
+        return self.title or self.name
 
     @property
     def causes(self) -> tuple[str, ...]:

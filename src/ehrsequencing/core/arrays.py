@@ -42,7 +42,8 @@ def ragged(offsets: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     >>> ragged(np.array([0, 2, 5]), np.array([1, 0]))
     (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
     """
-    return spans(offsets[chosen], np.diff(offsets)[chosen])
+    start = offsets[chosen]
+    return spans(start, offsets[chosen + 1] - start)
 
 
 def spans(start: Ints, length: Ints) -> tuple[Ints, Ints]:

@@ -133,13 +133,20 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
     subjects = result["data"]["subjects"]
     at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
     at_risk[None] = subjects.get(result["split"], 0)
+    censoring = result.get("censoring") or {}
     shown = {
         "data": _data(result["data"]),
         "attrition": _attrition(result["attrition"]),
         "events": _counts(result["events"]),
         "at_risk": [_followed(row, at_risk) for row in result["at_risk"]],
         "follow_up": [_followed(row, at_risk) for row in result.get("follow_up") or []],
-        "censoring": _censoring(result.get("censoring") or {}, at_risk),
+        "censoring": {
+            "model": censoring.get("model"),
+            "smallest_g": [
+                {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
+                for row in censoring.get("smallest_g") or []
+            ],
+        },
         "metrics": [_cell(row, cells) for row in result["metrics"]],
         "differences": [_cell(row, cells) for row in result.get("differences") or []],
         "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],
@@ -285,16 +292,6 @@ def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
     return {**_counted(row), **times}
 
 
-def _censoring(found: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
-    return {
-        "model": found.get("model"),
-        "smallest_g": [
-            {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
-            for row in found.get("smallest_g") or []
-        ],
-    }
-
-
 def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
     """Rates of each split; shares of few people are left out."""
     rates = {split: _counted(row) for split, row in found["by_split"].items()}
@@ -326,11 +323,14 @@ def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
 
 def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
     """Means over random splits; not each split's value."""
-    tables = {
-        name: [{**_cell(row, cells), "values": []} for row in found[name]]
-        for name in ("rows", "differences")
+    return {
+        "splits": found["splits"],
+        "seeds": found.get("seeds"),
+        **{
+            name: [{**_cell(row, cells), "values": []} for row in found[name]]
+            for name in ("rows", "differences")
+        },
     }
-    return {"splits": found["splits"], "seeds": found.get("seeds"), **tables}
 
 
 def _groups(row: Row) -> dict[str, Any]:

@@ -49,8 +49,9 @@ def disk_errors(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fix = error.strerror or "check the path and the disk"
-        raise EhrseqError(what, where=str(path), fix=fix) from error
+        raise EhrseqError(
+            what, where=str(path), fix=error.strerror or "check the path and the disk"
+        ) from error
 
 
 @contextmanager
@@ -157,9 +158,11 @@ def locked(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
         try:
             _acquire(lock, timeout=wait_seconds)
         except Timeout as error:
-            fix = "wait until it has ended, stop it, or name another folder"
-            what = "is being written by another process"
-            raise EhrseqError(what, where=str(folder), fix=fix) from error
+            raise EhrseqError(
+                "is being written by another process",
+                where=str(folder),
+                fix="wait until it has ended, stop it, or name another folder",
+            ) from error
     try:
         yield
     finally:
@@ -187,8 +190,11 @@ def atomic_path(path: Path, *, owner_only: bool = False) -> Iterator[Path]:
     """
     require_name(path)
     if is_special(path) or path.is_dir():
-        fix = "name a file in another folder"
-        raise EhrseqError("is a folder, a device or a mount point", where=str(path), fix=fix)
+        raise EhrseqError(
+            "is a folder, a device or a mount point",
+            where=str(path),
+            fix="name a file in another folder",
+        )
     with disk_errors("cannot be written", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_in(path.parent) as temporary:
@@ -231,8 +237,11 @@ def require_name(path: Path) -> None:
         EhrseqError: It is `.`, `..` or `/`, or the file system cannot hold it.
     """
     if path.name in ("", ".."):
-        fix = "name a file or folder to make, as in --out results"
-        raise EhrseqError("is not a name for an output", where=str(path), fix=fix)
+        raise EhrseqError(
+            "is not a name for an output",
+            where=str(path),
+            fix="name a file or folder to make, as in --out results",
+        )
     with disk_errors("cannot be written", path), suppress(FileNotFoundError):
         path.lstat()  # fails without permission, for a name that is too long, or where a parent is a file
 
@@ -245,8 +254,11 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
     """
     for given in inputs:
         if given.exists() and (_holds(given, out) or _holds(out, given)):
-            fix = "name an output folder outside the input that does not contain it"
-            raise EhrseqError(f"the output overlaps the input {given}", where=str(out), fix=fix)
+            raise EhrseqError(
+                f"the output overlaps the input {given}",
+                where=str(out),
+                fix="name an output folder outside the input that does not contain it",
+            )
 
 
 def _holds(folder: Path, path: Path) -> bool:
@@ -291,8 +303,9 @@ def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
         with disk_errors("cannot be read", path):
             return parse(path.read_bytes())
     except BadText as error:
-        what = f"is damaged: it {error.what}"
-        raise EhrseqError(what, where=str(path), fix="make this file again") from error
+        raise EhrseqError(
+            f"is damaged: it {error.what}", where=str(path), fix="make this file again"
+        ) from error
 
 
 def read_unpacked(path: Path, *, where: str = "") -> bytes:
@@ -313,12 +326,14 @@ def read_unpacked(path: Path, *, where: str = "") -> bytes:
         with gzip.open(path) as file:
             data = file.read(UNPACKED_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        fix = "copy the file again: it is cut off or damaged"
-        raise EhrseqError("cannot be read", where=where, fix=fix) from error
-    if len(data) > UNPACKED_BYTES:
-        what = f"holds more than {UNPACKED_BYTES / 2**30:g} GiB when it is unpacked"
         raise EhrseqError(
-            what, where=where, fix="look at what it holds; if you trust it, unpack it"
+            "cannot be read", where=where, fix="copy the file again: it is cut off or damaged"
+        ) from error
+    if len(data) > UNPACKED_BYTES:
+        raise EhrseqError(
+            f"holds more than {UNPACKED_BYTES / 2**30:g} GiB when it is unpacked",
+            where=where,
+            fix="look at what it holds; if you trust it, unpack it",
         )
     return data
 

@@ -49,10 +49,7 @@ RUN_NEEDS = (
 _AGAIN = "make the folder again"
 _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
-_HERE, _EXCHANGE = (
-    -100,
-    2,
-)  # AT_FDCWD and RENAME_EXCHANGE of Linux; RENAME_SWAP of macOS is 2 as well
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux; RENAME_SWAP of macOS is 2 too
 
 
 @dataclass(frozen=True)
@@ -105,10 +102,6 @@ def is_json_of(path: Path, kind: Kind) -> bool:
         return False
 
 
-def _kind_of(manifest: Mapping[str, Any]) -> Kind | None:
-    return next((kind for kind in KINDS if kind.name == manifest.get("kind")), None)
-
-
 def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
     """Refuse an output that exists, unless it may be overwritten. An empty folder counts as none.
 
@@ -129,8 +122,11 @@ def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
     if out.is_dir() and not entries(out):
         return
     if not overwrite:
-        fix = f"name another output, or add --overwrite, which replaces {kind.what} that nobody has changed"
-        raise EhrseqError("is there already", where=str(out), fix=fix)
+        raise EhrseqError(
+            "is there already",
+            where=str(out),
+            fix=f"name another output, or add --overwrite, which replaces {kind.what} that nobody has changed",
+        )
     if why := (_why_foreign_folder if out.is_dir() else _why_foreign_file)(out, kind):
         raise EhrseqError(why, where=str(out), fix=fix)
 
@@ -152,8 +148,8 @@ def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
     except EhrseqError:
         return f"is not empty, and not {kind.what} that ehrseq made"
     if not kind.is_of(manifest):
-        other = _kind_of(manifest)
-        return f"holds {other.what if other else 'something else'}, not {kind.what}"
+        names = {other.name: other.what for other in KINDS}
+        return f"holds {names.get(str(manifest.get('kind')), 'something else')}, not {kind.what}"
     files = manifest["files"]
     known = {MANIFEST, *files, *(up.as_posix() for name in files for up in Path(name).parents)}
     for path in folder.rglob("*"):
@@ -238,8 +234,11 @@ def _exchange(first: Path, second: Path) -> None:
     call = getattr(library, "renameatx_np" if sys.platform == "darwin" else "renameat2", None)
     if call is None or call(here, os.fsencode(first), here, os.fsencode(second), _EXCHANGE) != 0:
         code = ctypes.get_errno() or errno.ENOSYS
-        fix = f"remove it first: {os.strerror(code)}"
-        raise EhrseqError("cannot be replaced in one step", where=str(second), fix=fix)
+        raise EhrseqError(
+            "cannot be replaced in one step",
+            where=str(second),
+            fix=f"remove it first: {os.strerror(code)}",
+        )
 
 
 def write_manifest(
@@ -296,16 +295,20 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     """
     path = folder / MANIFEST
     if not path.is_file():
-        what = f"is not {what}, or was interrupted before it was complete"
-        raise EhrseqError(what, where=str(folder), fix="make it again")
+        raise EhrseqError(
+            f"is not {what}, or was interrupted before it was complete",
+            where=str(folder),
+            fix="make it again",
+        )
     manifest = _whole_manifest(path)
     files, required = manifest["files"], manifest.get("required", list(manifest["files"]))
     if not isinstance(required, list) or not set(map(str, required)) <= files.keys():
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
     for name in files:
         if not _is_inside(folder / name, folder):
-            what = "names a file outside its folder"
-            raise EhrseqError(what, where=str(path), fix="do not trust this folder")
+            raise EhrseqError(
+                "names a file outside its folder", where=str(path), fix="do not trust this folder"
+            )
     for name in required:
         if not (folder / name).is_file():
             raise EhrseqError("a file is missing", where=str(folder / name), fix=_AGAIN)
@@ -334,8 +337,11 @@ def _whole_manifest(path: Path) -> dict[str, Any]:
     if manifest.pop(_DIGEST, None) != _own_digest(manifest):
         raise EhrseqError("has changed since it was written", where=str(path), fix=_AGAIN)
     if manifest.get("format") != FORMAT:
-        what = f"has format {manifest.get('format')!r}, and this version of ehrseq reads {FORMAT}"
-        raise EhrseqError(what, where=str(path), fix=_AGAIN)
+        raise EhrseqError(
+            f"has format {manifest.get('format')!r}, and this version of ehrseq reads {FORMAT}",
+            where=str(path),
+            fix=_AGAIN,
+        )
     return manifest
 
 
@@ -350,8 +356,11 @@ def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str,
     """Refuse a manifest that lacks an entry of `facts` (name → type), or has it with another type."""
     for name, kind in facts.items():
         if not isinstance(manifest.get(name), kind):
-            what = f"is damaged: its entry {name!r} is missing or invalid"
-            raise EhrseqError(what, where=str(folder / MANIFEST), fix=_AGAIN)
+            raise EhrseqError(
+                f"is damaged: its entry {name!r} is missing or invalid",
+                where=str(folder / MANIFEST),
+                fix=_AGAIN,
+            )
 
 
 def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -147,7 +147,7 @@ class Context:
         """Task, data, flow, training: what the report opens and closes with."""
         task, population = self.source.task, self.population
         return {
-            "title": task.name,
+            "title": task.heading,
             "split": population.split,
             "created": date.today().isoformat(),
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},

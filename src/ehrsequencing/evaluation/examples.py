@@ -260,9 +260,9 @@ def code_effects(
 
     Returns:
         `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
-        effects first: `code`, `description`, rounded `share` of the subjects that have it, `effect` on the risk
-        with its 95 % interval `low` and `high`. Where nothing was measured, `codes` is empty and `reason` says why in
-        words. None where nothing is asked for.
+        effects first: `code`, `description`, `against` (what it is compared with; None: its absence), rounded
+        `share` of the subjects that have it, `effect` on the risk with its 95 % interval `low` and `high`. Where
+        nothing was measured, `codes` is empty and `reason` says why in words. None where nothing is asked for.
     """
     subjects = settings.explained_subjects
     if run is None or not subjects:
@@ -294,6 +294,7 @@ def code_effects(
             {
                 "code": row["code"],
                 "description": words.get(row["code"]),
+                "against": words.get(row["against"], row["against"]),
                 "share": _share(row["carriers"], found.subjects),
                 "effect": row["change_in_risk"],
                 "low": row["low"],

@@ -88,7 +88,7 @@ def read_external(
         what = f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)})"
         fix = "map its codes to those of the data that the run was trained on"
         raise EhrseqError(f"{what}, and {known}", where=str(data), fix=fix)
-    end_us, tally = reader.end_us(found.days), Tally(task)
+    end_us, tally = found.end_us, Tally(task)
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:

@@ -22,7 +22,7 @@ from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
 from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.metrics.hazards import hazards_through
-from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows

@@ -25,7 +25,8 @@ from ehrsequencing.metrics.discrimination import (
     wolbers_c,
 )
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.models.hazards import exposure, onset_risk
+from ehrsequencing.models.hazards import exposure
+from ehrsequencing.models.risks import onset_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.outcomes import outcome_labels

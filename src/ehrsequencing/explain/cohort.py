@@ -1,28 +1,38 @@
-"""Which codes raise or lower the risk in a cohort: mean effects among carriers, with intervals over subjects."""
+"""Which codes raise or lower the risk in a cohort: mean effects among carriers, with intervals over subjects.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+A code is compared with the record without it. Two kinds of code have no such record, and are compared otherwise: of an
+attribute with two values, such as sex, one with the other; of a code with a number, the newest number at the 90th
+percentile of the subjects' with that at the 10th.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import subject_records
+from ehrsequencing.explain.record import SubjectRecord, subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
 from ehrsequencing.records.events import hash_u64
+from ehrsequencing.records.visits import make_record
 
+NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other
+Compared = tuple[str, str | None]  # a code, and what it is compared with
+RANGE = (10, 90)  # percentiles between which a number is moved
+OF_RANGE = f"{RANGE[0]}th percentile"  # what a code with a number is compared with
 COHORT_COLUMNS = pa.schema(
     [
         ("code", pa.string()),
-        (
-            "carriers",
-            pa.string(),
-        ),  # subjects with the code, at least 11, rounded as all counts that may be shared
+        # what the code is compared with: null for the record without it, else the other value or `OF_RANGE`
+        ("against", pa.string()),
+        # subjects with the code, at least 11, rounded as all counts that may be shared
+        ("carriers", pa.string()),
         ("change_in_risk", pa.float64()),  # mean among carriers: with the code − without it
         ("low", pa.float64()),  # 95 % interval by bootstrap over subjects
         ("high", pa.float64()),
@@ -55,7 +65,7 @@ def explain_cohort(
     bootstrap: int = 200,
     progress: Callable[[int, int], None] = lambda done, todo: None,
 ) -> CohortEffects:
-    """Remove each code from each subject's record, and average over those who have it.
+    """Remove or change each code in each subject's record, and average over those who have it.
 
     Args:
         question: Cause and horizon.
@@ -65,7 +75,8 @@ def explain_cohort(
         progress: Called with the number of subjects done and to do.
 
     Returns:
-        Codes with at least 11 carriers.
+        Codes with at least 11 carriers; of those that more than 90 % of the subjects have, only the ones that are
+        compared with another value.
 
     Raises:
         EhrseqError: Nobody has a prediction time.
@@ -78,39 +89,159 @@ def explain_cohort(
         raise no_prediction_times(records)
     order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
     chosen = set(everybody[order[:subjects]].tolist())
+    people = list(subject_records(records, chosen))
+    others = _other_values(people)
+    has_numbers = question.run.study.values.mode != "none"
+    ranges = _ranges(people) if has_numbers else {}
     risks: list[float] = []
-    subject, code, effect = [], [], []  # one entry for each subject and code
-    for record in subject_records(records, chosen):
+    # one entry for each subject and code
+    subject, code, effect = list[int](), list[Compared](), list[tuple[float, float]]()
+    for record in people:
         found = deletion(question, record, kinds=["code"])
+        effects: dict[Compared, tuple[float, float]] = {}
         for one in found.effects:
-            subject.append(len(risks))
-            code.append(one.code or "")
-            effect.append((one.effect, one.log_hazard))
+            effects[one.code or "", None] = (one.effect, one.log_hazard)
+        effects.update(_contrasts(question, records, record, others, ranges))
+        code += effects
+        effect += effects.values()
+        subject += [len(risks)] * len(effects)
         risks.append(found.risk)
         progress(len(risks), len(chosen))
     weights = None
     if bootstrap:
         weights = np.concatenate(list(bootstrap_subjects(np.arange(len(risks)), bootstrap, 0)))
+    sizes = np.array(effect).reshape(-1, 2)
     table = _table(
-        np.array(code, dtype=object),
-        np.array(effect).reshape(-1, 2),
-        np.array(subject, dtype=np.int64),
-        weights,
+        code, sizes, np.array(subject, dtype=np.int64), weights, len(risks), {*others, *ranges}
     )
     return CohortEffects(len(risks), float(np.mean(risks)), table)
 
 
+# ---- codes that are compared with another value ----------------------------------------------------------------------
+
+
+def _other_values(people: Sequence[SubjectRecord]) -> dict[str, str]:
+    """The two values of each attribute without a time that has no third, each with the other."""
+    values: dict[str, set[str]] = {}
+    for record in people:
+        for code in record.static_codes:
+            attribute, _, value = code.partition("//")
+            if value:
+                values.setdefault(attribute, set()).add(code)
+    pairs = [sorted(codes) for codes in values.values() if len(codes) == 2]
+    return {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+
+
+def _newest_numbers(record: SubjectRecord) -> dict[str, int]:
+    """The row of the newest number of each code at the last prediction time."""
+    events = record.record.events
+    rows = np.flatnonzero(record.known_rows() & ~np.isnan(events.value))
+    return {events.codes[events.code[row]]: row for row in rows.tolist()}
+
+
+def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
+    """The percentiles `RANGE` of each code's newest numbers, of codes of at least 11 subjects."""
+    numbers: dict[str, list[float]] = {}
+    for record in people:
+        for code, row in _newest_numbers(record).items():
+            numbers.setdefault(code, []).append(float(record.record.events.value[row]))
+    common = {code: own for code, own in numbers.items() if len(own) >= SMALLEST_COUNT}
+    found = {code: np.percentile(own, RANGE).tolist() for code, own in common.items()}
+    return {code: (low, high) for code, (low, high) in found.items() if low < high}
+
+
+def _contrasts(
+    question: Question,
+    records: NewRecords,
+    record: SubjectRecord,
+    others: Mapping[str, str],
+    ranges: Mapping[str, tuple[float, float]],
+) -> dict[Compared, tuple[float, float]]:
+    """(code, what it is compared with) → difference of the risk and of the log hazard, at the last prediction time."""
+    events = record.record.events
+    newest = {code: row for code, row in _newest_numbers(record).items() if code in ranges}
+    static = {code for code in record.static_codes if code in others}
+    pairs = {min(code, others[code]) for code in static if others[code] not in static}
+    new_rows, codes, values, names = [], [], [], []
+    for code in sorted(pairs):
+        own = code if code in static else others[code]
+        row = np.flatnonzero(record.static_rows & (events.code == record.code_number[own]))[0]
+        for name in (code, others[code]):
+            new_rows.append(row)
+            codes.append(name)
+            values.append(np.nan)
+        names.append((code, others[code]))
+    for code, row in newest.items():
+        for value in reversed(ranges[code]):
+            new_rows.append(row)
+            codes.append(code)
+            values.append(value)
+        names.append((code, OF_RANGE))
+    if not names:
+        return {}
+    longer, place = _with_rows(question, records, record, new_rows, codes, values)
+    is_new = np.zeros(len(longer.record.events), dtype=bool)
+    is_new[place] = True
+    original = np.flatnonzero(~is_new)
+    kept = []
+    for row, new in zip(new_rows, place, strict=True):
+        copy: Bools = ~is_new
+        copy[original[row]] = False
+        copy[new] = True
+        kept.append(copy)
+    answers = question.of_copies(longer, kept, rows=[-1])[:, 0]
+    change = answers[::2] - answers[1::2]
+    return {name: (float(a), float(b)) for name, (a, b) in zip(names, change, strict=True)}
+
+
+def _with_rows(
+    question: Question,
+    records: NewRecords,
+    record: SubjectRecord,
+    rows: Sequence[int],
+    codes: Sequence[str],
+    values: Sequence[float],
+) -> tuple[SubjectRecord, Ints]:
+    """The record with copies of some rows behind them that have other codes and numbers, and the copies' places."""
+    events = record.record.events
+    order = np.argsort(np.r_[np.arange(len(events)), rows], kind="stable")
+    number = np.arange(len(events.codes), len(events.codes) + len(codes), dtype=np.int32)
+    more = replace(
+        events.take(np.r_[np.arange(len(events)), rows]),
+        code=np.r_[events.code, number],
+        codes=(*events.codes, *codes),
+        value=np.r_[events.value, np.array(values, dtype=np.float32)],
+    )
+    settings = question.run.study.visits
+    made = make_record(more.take(order), excluded=records.excluded, settings=settings)
+    place = np.flatnonzero(order >= len(events))
+    return replace(record, record=made), place[np.argsort(order[place])]
+
+
 def _table(
-    code: NDArray[np.object_], effect: Floats, subject: Ints, weights: Ints | None
+    code: Sequence[Compared],
+    effect: Floats,
+    subject: Ints,
+    weights: Ints | None,
+    subjects: int,
+    compared: set[str],
 ) -> pa.Table:
-    """One row a code, from the effect (n, 2) of each code of each subject, and weights (B, subjects) of resamples."""
-    codes, number = np.unique(code, return_inverse=True)
-    carriers = np.bincount(number, minlength=len(codes))
-    rows = []
-    for k in np.flatnonzero(carriers >= SMALLEST_COUNT):
+    """One row a code, from the effect (n, 2) of each code of each subject, and weights (B, subjects) of resamples.
+
+    `compared` are the codes whose effect is to another value: a record without them is not shown.
+    """
+    numbers = {key: k for k, key in enumerate(dict.fromkeys(code))}
+    number = np.array([numbers[key] for key in code], dtype=np.int64)
+    carriers = np.bincount(number, minlength=len(numbers))
+    rows = list[dict[str, Any]]()
+    for (name, against), k in numbers.items():
+        is_whole = against is None and (name in compared or carriers[k] > NEARLY_ALL * subjects)
+        if carriers[k] < SMALLEST_COUNT or is_whole:
+            continue
         own = np.flatnonzero(number == k)
         row = {
-            "code": codes[k],
+            "code": name,
+            "against": against,
             "carriers": count_text(int(carriers[k])),
             "change_in_risk": float(effect[own, 0].mean()),
             "change_in_log_hazard": float(effect[own, 1].mean()),

@@ -275,7 +275,7 @@ def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
         )
     ]
     return {
-        "title": _clean(task.name),
+        "title": _clean(task.heading),
         "question": _clean(question(task)),
         "causes": [_clean(cause) for cause in _causes(explorer)],
         "horizons_days": [float(day) for day in task.horizons],

@@ -1,10 +1,9 @@
 """Attention over packed rows: what each row may attend to, and the attention itself. The plain path is here.
 
-Three rules say what a row attends to, each as one mask over all rows:
+Two rules say what a row attends to, each as one mask over all rows (flat BEHRT's is in `behrt.py`):
 
 - `visits_mask`: a subject's visits in time: causal, in a sliding window, queries seen by none but themselves.
 - `codes_mask`: the codes of one visit, each seeing all of them.
-- `tokens_mask`: all tokens of a subject, causal at visit level, whole visits back up to `max_tokens`.
 
 Three kinds of plan compute `attend(q, k, v, plan)` by these rules and give the same numbers:
 
@@ -23,12 +22,7 @@ import torch
 from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models.attention_blocks import (
-    codes_blocks,
-    rows_blocks,
-    tokens_blocks,
-    visits_blocks,
-)
+from ehrsequencing.models.attention_blocks import codes_blocks, rows_blocks, visits_blocks
 from ehrsequencing.models.attention_spans import codes_spans, visits_spans
 from ehrsequencing.models.attention_spans import is_ragged as is_ragged
 
@@ -66,7 +60,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Tensor
         q: (N, d) queries of all packed rows.
         k: (N, d) keys.
         v: (N, d) values.
-        plan: From `visits_plan`, `codes_plan` or `tokens_plan`.
+        plan: From `visits_plan`, `codes_plan` or `behrt.tokens_plan`.
         heads: Number of heads; divides d.
 
     Returns:
@@ -79,17 +73,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Tensor
         return plan.attend(q, k, v, heads=heads)
 
 
-_plain = ContextVar("plain_attention", default=False)
+is_plain = ContextVar("plain_attention", default=False)
 
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """Inside the block, models attend by one mask over all rows: slow, and easy to follow with a debugger."""
-    token = _plain.set(True)
+    token = is_plain.set(True)
     try:
         yield
     finally:
-        _plain.reset(token)
+        is_plain.reset(token)
 
 
 # ---- visits of a subject ---------------------------------------------------------------------------------------------
@@ -117,7 +111,7 @@ def visits_mask(batch: VisitBatch, *, window: int, bidirectional: bool = False) 
 
 def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> Plan:
     """How the timeline attends; arguments as of `visits_mask`."""
-    if _plain.get():
+    if is_plain.get():
         return AttentionMask(visits_mask(batch, window=window, bidirectional=bidirectional))
     if is_ragged(batch.codes.device):
         return visits_spans(batch, window=window, bidirectional=bidirectional)
@@ -126,7 +120,7 @@ def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) 
 
 def rows_plan(batch: VisitBatch, rows: Tensor, *, window: int) -> Plan:
     """How some rows alone (R,) attend, causally: queries are numbered from 0 to R − 1, keys are rows of the batch."""
-    if _plain.get():
+    if is_plain.get():
         return AttentionMask(visits_mask(batch, window=window)[rows])
     return rows_blocks(batch, rows, window=window)
 
@@ -148,53 +142,8 @@ def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
         device: Where the codes are; None: where the offsets are.
     """
     device = device or offsets.device
-    if _plain.get():
+    if is_plain.get():
         return AttentionMask(codes_mask(offsets).to(device))
     if is_ragged(device):
         return codes_spans(offsets, device=device)
     return codes_blocks(offsets, device=device)
-
-
-# ---- tokens of a subject ---------------------------------------------------------------------------------------------
-
-
-def tokens_mask(
-    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
-) -> Tensor:
-    """(T, T) bool: which tokens of its subject each token attends to, by whole visits.
-
-    A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
-    own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
-    tokens see the past in the same way, and are seen by themselves alone.
-
-    Args:
-        batch: The packed visits.
-        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one.
-        max_tokens: How far back, and forward where `bidirectional`.
-        bidirectional: Whether real visits also see the future.
-    """
-    subject, is_query = batch.subject_of_visit, batch.is_query
-    count = token_offsets.diff()
-    end = (count * ~is_query).cumsum(0)  # real tokens up to the end of each row
-    start = end - count * ~is_query
-    row = torch.arange(len(count), device=count.device)
-    is_past = row.unsqueeze(1) > row
-    seen = is_past & (start.unsqueeze(1) - start + count.unsqueeze(1) <= max_tokens)
-    if bidirectional:
-        later = ~is_past & (end - start.unsqueeze(1) <= max_tokens)
-        seen |= later & ~is_query.unsqueeze(1)
-    seen &= (subject.unsqueeze(1) == subject) & ~is_query
-    seen |= row.unsqueeze(1) == row
-    row_of_token = row.repeat_interleave(count)
-    return seen[row_of_token][:, row_of_token]
-
-
-def tokens_plan(
-    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
-) -> Plan:
-    """How flat BEHRT's tokens attend; arguments as of `tokens_mask`, offsets on the CPU, or there is a wait."""
-    if _plain.get():
-        offsets = token_offsets.to(batch.codes.device)
-        mask = tokens_mask(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
-        return AttentionMask(mask)
-    return tokens_blocks(batch, token_offsets, max_tokens=max_tokens, bidirectional=bidirectional)

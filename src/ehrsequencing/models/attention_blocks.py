@@ -41,19 +41,6 @@ class AttentionPlan:
     answer_slot: Tensor  # (N,) the query slot that answers for each packed row
     blocks: tuple[Block, ...]  # the dense attentions
 
-    def to(self, device: torch.device) -> "AttentionPlan":
-        """The plan on a device, without waiting for it."""
-        blocks = (
-            block if block.mask is None else replace(block, mask=to_device(block.mask, device))
-            for block in self.blocks
-        )
-        return AttentionPlan(
-            to_device(self.query_rows, device),
-            to_device(self.key_rows, device),
-            to_device(self.answer_slot, device),
-            tuple(blocks),
-        )
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
         """See `attention.attend`; in at least float32, also under autocast."""
         if not self.blocks:
@@ -63,7 +50,15 @@ class AttentionPlan:
         queries = _cut(q, self.query_rows, query_slots, heads=heads)
         keys = _cut(k, self.key_rows, key_slots, heads=heads)
         values = _cut(v, self.key_rows, key_slots, heads=heads)
-        answers = [_attend(*part) for part in zip(queries, keys, values, self.blocks, strict=True)]
+        answers: list[Tensor] = []
+        for part in zip(queries, keys, values, strict=True):
+            block = self.blocks[len(answers)]
+            # (G, heads, L, d/heads)
+            q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in part)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=block.mask, is_causal=block.causal
+            )
+            answers.append(out.transpose(1, 2).reshape(block.groups * block.query_length, -1))
         return gather_rows(torch.cat(answers), self.answer_slot)
 
 
@@ -71,13 +66,6 @@ def _cut(x: Tensor, rows: Tensor, sizes: list[int], *, heads: int) -> tuple[Tens
     """(N, d) packed rows → one (slots, heads, d/heads) a block. Splitting, unlike slicing, has a cheap backward."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.split(gather_rows(x, rows).to(wide).view(rows.shape[0], heads, -1), sizes)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block) -> Tensor:
-    """(G·Lq, heads, d/heads), twice (G·Lk, heads, d/heads) → (G·Lq, d)."""
-    q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=block.mask, is_causal=block.causal)
-    return out.transpose(1, 2).reshape(block.groups * block.query_length, -1)
 
 
 # ---- builders ----------------------------------------------------------------------------------------------
@@ -126,11 +114,19 @@ class _Blocks:
             self.blocks.append(Block(size, 1, length, mask))
         self.add_rows(asks[order], keys, answers=torch.ones(len(order), dtype=torch.bool))
 
-    def plan(self) -> AttentionPlan:
-        """Everything collected."""
-        query_rows = torch.cat([*self.query_rows, torch.zeros(0, dtype=torch.int64)])
-        key_rows = torch.cat([*self.key_rows, torch.zeros(0, dtype=torch.int64)])
-        return AttentionPlan(query_rows, key_rows, self.answer_slot, tuple(self.blocks))
+    def plan(self, device: torch.device) -> AttentionPlan:
+        """Everything collected, moved to a device without waiting for it."""
+        none = torch.zeros(0, dtype=torch.int64)
+        blocks = (
+            block if block.mask is None else replace(block, mask=to_device(block.mask, device))
+            for block in self.blocks
+        )
+        return AttentionPlan(
+            to_device(torch.cat([*self.query_rows, none]), device),
+            to_device(torch.cat([*self.key_rows, none]), device),
+            to_device(self.answer_slot, device),
+            tuple(blocks),
+        )
 
 
 # ---- visits of a subject ---------------------------------------------------------------------------------------------
@@ -142,7 +138,7 @@ def visits_blocks(batch: VisitBatch, *, window: int, bidirectional: bool) -> Att
     builder.add_squares()
     builder.add_chunks()
     builder.add_queries()
-    return builder.plan().to(batch.codes.device)
+    return builder.plan(batch.codes.device)
 
 
 def rows_blocks(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPlan:
@@ -161,7 +157,7 @@ def rows_blocks(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPla
         real_rows=subjects.real_rows,
         before=subjects.first[batch.subject_of_visit[asked]] + seen,
     )
-    return builder.plan().to(rows.device)
+    return builder.plan(rows.device)
 
 
 class _VisitsPlan(_Blocks):
@@ -258,7 +254,7 @@ def codes_blocks(offsets: Tensor, *, device: torch.device) -> AttentionPlan:
     for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
         builder.blocks.append(Block(size, length, length, None if bool(mask.all()) else mask))
     builder.add_rows(rows, rows, answers=real)
-    return builder.plan().to(device)
+    return builder.plan(device)
 
 
 # ---- tokens of a subject ---------------------------------------------------------------------------------------------
@@ -271,15 +267,7 @@ def tokens_blocks(
     builder = _TokensPlan(batch.host, token_offsets.cpu(), max_tokens, bidirectional)
     builder.add_visits()
     builder.add_queries()
-    return builder.plan().to(batch.codes.device)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Consecutive real visits of one subject, and the real visits that some of them sees (ends exclusive)."""
-
-    visits: tuple[int, int]
-    keys: tuple[int, int]
+    return builder.plan(batch.codes.device)
 
 
 class _TokensPlan(_Blocks):
@@ -314,15 +302,15 @@ class _TokensPlan(_Blocks):
 
     def add_visits(self) -> None:
         """Runs of visits; a mask says which of the run's keys each token sees."""
-        runs = sorted(self._runs(), key=lambda run: self._tokens(run.keys))
+        runs = sorted(self._runs(), key=lambda run: self._tokens(run[1]))
         low, high = self.start[self.low], self.start[self.high]  # real tokens that each visit sees
         visit_of_token = torch.arange(len(self.low)).repeat_interleave(self.start.diff())
         done = 0
-        for size, key_length in _similar_lengths([self._tokens(run.keys) for run in runs]):
+        for size, key_length in _similar_lengths([self._tokens(keys) for _, keys in runs]):
             group, done = runs[done : done + size], done + size
-            query_length = max(self._tokens(run.visits) for run in group)
-            asked, answers = self._slots([run.visits for run in group], query_length)
-            keys, real = self._slots([run.keys for run in group], key_length)
+            query_length = max(self._tokens(visits) for visits, _ in group)
+            asked, answers = self._slots([visits for visits, _ in group], query_length)
+            keys, real = self._slots([keys for _, keys in group], key_length)
             visit = visit_of_token[asked].unsqueeze(2)  # (G, Lq, 1)
             mask = (
                 (keys.unsqueeze(1) >= low[visit])
@@ -335,8 +323,11 @@ class _TokensPlan(_Blocks):
             key_rows = self.token_of_real[keys].flatten()
             self.add_rows(query_rows, key_rows, answers=answers.flatten())
 
-    def _runs(self) -> list[_Run]:
-        """Cut each subject's visits: as many as fit into `max_tokens`, then chunks; at least one visit a run."""
+    def _runs(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Cut each subject's visits: as many as fit into `max_tokens`, then chunks; at least one visit a run.
+
+        Of each run its visits, and the real visits that some of them sees; ends are exclusive.
+        """
         start, low, high = self.start.tolist(), self.low.tolist(), self.high.tolist()
         runs = []
         for first, length in zip(
@@ -347,7 +338,7 @@ class _TokensPlan(_Blocks):
                 end = here + 1
                 while end < first + length and start[end + 1] - start[here] <= room:
                     end += 1
-                runs.append(_Run((here, end), (low[here], high[end - 1])))
+                runs.append(((here, end), (low[here], high[end - 1])))
                 here, room = end, min(self.max_tokens, CHUNK)
         return runs
 

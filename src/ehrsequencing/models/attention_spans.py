@@ -3,7 +3,7 @@
 The kernel exists on CUDA, in half precision and from torch 2.11 on (with a window); sums and softmax are in float32.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -71,22 +71,6 @@ class RaggedPlan:
     streams: tuple[Stream, ...]
     answer_slot: Tensor | None
 
-    def to(self, device: torch.device) -> "RaggedPlan":
-        """The plan on a device, without waiting for it."""
-
-        def moved(x: Tensor | None) -> Tensor | None:
-            return None if x is None else to_device(x, device)
-
-        def moved_call(call: Spans) -> Spans:
-            offsets = to_device(call.query_offsets, device), to_device(call.key_offsets, device)
-            return replace(call, query_offsets=offsets[0], key_offsets=offsets[1])
-
-        streams = (
-            Stream(moved(s.rows), moved(s.key_rows), tuple(map(moved_call, s.calls)))
-            for s in self.streams
-        )
-        return RaggedPlan(tuple(streams), moved(self.answer_slot))
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, heads: int) -> Tensor:
         """See `attention.attend`; in the half precision of q, k and v."""
         if not self.streams:
@@ -147,33 +131,40 @@ def visits_spans(batch: VisitBatch, *, window: int, bidirectional: bool) -> Ragg
     """Two streams: the real visits of each subject, and each query alone with the visits that it sees."""
     device, batch = batch.codes.device, batch.host
     subjects = SubjectRows(batch)
+    has_queries = len(subjects.query_row) > 0
     longest = int(subjects.length.max()) if batch.n_subjects else 0
     back = window - 1 if window < longest else -1
     visits = make_stream(
-        subjects.real_rows, subjects.length, window=(back, back if bidirectional else 0)
+        subjects.real_rows if has_queries else None,  # None: all rows in their order
+        subjects.length,
+        window=(back, back if bidirectional else 0),
+        device=device,
     )
-    if not len(subjects.query_row):  # all rows in their order
-        visits = replace(visits, rows=None)
-        return RaggedPlan((visits,) if visits.calls else (), None).to(device)
+    if not has_queries:
+        return RaggedPlan((visits,) if visits.calls else (), None)
     seen = subjects.seen.clamp(max=window - 1)
     # among real_rows; the last place of each is the query's own
     nth = ranges(subjects.before - seen, seen + 1)
     own = torch.cat([subjects.real_rows, subjects.real_rows.new_zeros(1)])[nth]
     own[(seen + 1).cumsum(0) - 1] = subjects.query_row
     queries = make_stream(
-        subjects.query_row, torch.ones_like(seen), key_rows=own, key_lengths=seen + 1
+        subjects.query_row,
+        torch.ones_like(seen),
+        key_rows=own,
+        key_lengths=seen + 1,
+        device=device,
     )
     asked = torch.cat([subjects.real_rows, subjects.query_row])
     answer_slot = torch.empty_like(asked)
     answer_slot[asked] = torch.arange(len(asked))
     streams = tuple(stream for stream in (visits, queries) if stream.calls)
-    return RaggedPlan(streams, answer_slot).to(device)
+    return RaggedPlan(streams, to_device(answer_slot, device))
 
 
 def codes_spans(offsets: Tensor, *, device: torch.device) -> RaggedPlan:
     """One span a visit: its codes see one another."""
-    stream = make_stream(None, offsets.cpu().diff(), window=(-1, -1))
-    return RaggedPlan((stream,) if stream.calls else (), None).to(device)
+    stream = make_stream(None, offsets.cpu().diff(), device=device)
+    return RaggedPlan((stream,) if stream.calls else (), None)
 
 
 # ---- made from lengths -----------------------------------------------------------------------------------------------
@@ -183,30 +174,36 @@ def make_stream(
     rows: Tensor | None,
     lengths: Tensor,
     *,
+    device: torch.device,
     key_rows: Tensor | None = None,
     key_lengths: Tensor | None = None,
     window: tuple[int, int] = (-1, -1),
 ) -> Stream:
-    """Spans of so many queries (and keys; none: as many), as few calls as possible; empty spans are left out."""
+    """Spans of so many queries (and keys; none: as many), as few calls as possible; empty spans are left out.
+
+    All is counted on the CPU, and then moved to the device without waiting for it.
+    """
+
+    def span_offsets(lengths: Tensor) -> Tensor:
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        return to_device(offsets.to(torch.int32), device)
+
     queries = lengths[lengths > 0]
     keys = queries if key_lengths is None else key_lengths[lengths > 0]
+    pairs = zip(torch.split(queries, MOST_SPANS), torch.split(keys, MOST_SPANS), strict=True)
     calls = tuple(
         Spans(
-            _span_offsets(q),
-            _span_offsets(k),
+            span_offsets(q),
+            span_offsets(k),
             int(q.sum()),
             int(k.sum()),
             int(q.max()),
             int(k.max()),
             window,
         )
-        for q, k in zip(
-            torch.split(queries, MOST_SPANS), torch.split(keys, MOST_SPANS), strict=True
-        )
+        for q, k in pairs
         if len(q)
     )
+    rows = None if rows is None else to_device(rows, device)
+    key_rows = None if key_rows is None else to_device(key_rows, device)
     return Stream(rows, key_rows, calls)
-
-
-def _span_offsets(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)

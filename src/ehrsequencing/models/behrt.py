@@ -7,16 +7,11 @@ from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models import attention
+from ehrsequencing.models.attention import AttentionMask, Plan, is_plain
+from ehrsequencing.models.attention_blocks import tokens_blocks
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.embeddings import (
-    MAX_INDEX_ROWS,
-    AgeEmbedding,
-    CodeEmbedding,
-    PositionalEmbedding,
-    place_vectors,
-    positions,
-)
+from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding
+from ehrsequencing.models.positions import MAX_INDEX_ROWS, PositionalEmbedding, positions
 from ehrsequencing.models.segments import dropout, gather_rows, pool, to_device
 from ehrsequencing.models.transformer import TransformerLayer
 
@@ -58,16 +53,12 @@ class Tokens:
         if batch.tokens_skipped is not None:
             before = before + batch.tokens_skipped[batch.subject_of_visit]
         place = before[row] + torch.arange(total) - offsets[row]
-
-        def moved(x: Tensor) -> Tensor:
-            return to_device(x, device)
-
         return cls(
-            moved(offsets),
-            moved(row),
-            moved(of_code),
-            moved(is_query_marker),
-            moved(place),
+            to_device(offsets, device),
+            to_device(row, device),
+            to_device(of_code, device),
+            to_device(is_query_marker, device),
+            to_device(place, device),
             offsets,
         )
 
@@ -108,7 +99,7 @@ class BEHRTEmbedding(nn.Module):
             of_row = of_row + self.age(batch.age_years)
         x = x + gather_rows(of_row, tokens.row)
         if self.position is not None:
-            x = x + place_vectors(self.position, tokens.place, like=x)
+            x = x + self.position(tokens.place).to(x.dtype)
         normed: Tensor = self.norm(x)
         return dropout(normed, self.dropout, training=self.training)
 
@@ -134,7 +125,7 @@ class BEHRT(nn.Module):
     def forward(self, batch: VisitBatch, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Token embeddings and contextual token states, (T, d) each."""
         x = inputs = self.embedding(batch, tokens)
-        plan = attention.tokens_plan(
+        plan = tokens_plan(
             batch, tokens.host_offsets, max_tokens=self.max_tokens, bidirectional=self.bidirectional
         )
         for layer in self.layers:
@@ -179,3 +170,48 @@ class BEHRTForSurvival(SurvivalModel):
     def aggregate_visits(states: Tensor, tokens: Tokens) -> Tensor:
         """Mean of each row's tokens: (T, d) → (N, d), the aggregated visit embedding of the embeddings seed."""
         return pool(states, torch.arange(len(states), device=states.device), tokens.offsets)
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------
+
+
+def tokens_mask(
+    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
+) -> Tensor:
+    """(T, T) bool: which tokens of its subject each token attends to, by whole visits.
+
+    A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
+    own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
+    tokens see the past in the same way, and are seen by themselves alone.
+
+    Args:
+        batch: The packed visits.
+        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one.
+        max_tokens: How far back, and forward where `bidirectional`.
+        bidirectional: Whether real visits also see the future.
+    """
+    subject, is_query = batch.subject_of_visit, batch.is_query
+    count = token_offsets.diff()
+    end = (count * ~is_query).cumsum(0)  # real tokens up to the end of each row
+    start = end - count * ~is_query
+    row = torch.arange(len(count), device=count.device)
+    is_past = row.unsqueeze(1) > row
+    seen = is_past & (start.unsqueeze(1) - start + count.unsqueeze(1) <= max_tokens)
+    if bidirectional:
+        later = ~is_past & (end - start.unsqueeze(1) <= max_tokens)
+        seen |= later & ~is_query.unsqueeze(1)
+    seen &= (subject.unsqueeze(1) == subject) & ~is_query
+    seen |= row.unsqueeze(1) == row
+    row_of_token = row.repeat_interleave(count)
+    return seen[row_of_token][:, row_of_token]
+
+
+def tokens_plan(
+    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
+) -> Plan:
+    """How flat BEHRT's tokens attend; arguments as of `tokens_mask`, offsets on the CPU, or there is a wait."""
+    if is_plain.get():
+        offsets = token_offsets.to(batch.codes.device)
+        mask = tokens_mask(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
+        return AttentionMask(mask)
+    return tokens_blocks(batch, token_offsets, max_tokens=max_tokens, bidirectional=bidirectional)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.models.positions import positions
 from ehrsequencing.models.segments import constant, dropout, gather_rows, pool, to_device
 
 MAX_AGE_YEARS = 120.0  # the top bin is open
-MAX_INDEX_ROWS = 512  # later visits (flat: tokens) share the last row
 MAX_CODE_POSITIONS = 128  # later codes of a visit share the last row
 CODE_NORM = 4.0  # of a code's vector at the start. Smaller norms learn pairs of codes too late (docs/decisions.md)
 # Lower edges of the gap bins: 0, 1 h, 2 h, 4 h, 8 h, 12 h, 1 d, 2 d, 4 d ... 2048 d, 10 y (the last is open).
@@ -199,39 +199,6 @@ def _distinct(keys: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
     return present.nonzero().squeeze(1), (present.cumsum(0) - 1)[keys]
 
 
-class PositionalEmbedding(nn.Module):
-    """A learned vector for each position from 0; positions beyond the table share its last row."""
-
-    def __init__(self, rows: int, dim: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(rows, dim)
-        nn.init.normal_(self.table.weight, std=dim**-0.5)
-
-    def forward(self, place: Tensor) -> Tensor:
-        """(N,) positions → (N, d)."""
-        vectors: Tensor = self.table(place.clamp(max=self.table.num_embeddings - 1))
-        return vectors
-
-
-class SinusoidalPositionalEncoding(nn.Module):
-    """Fixed positions: `PE(i)_{2j} = sin(i / 10000^{2j/d})`, `PE(i)_{2j+1} = cos(…)`, times √(2/d).
-
-    It has no parameters and no last position: positions beyond those seen in training have their own vectors. The
-    factor gives it the norm that rows of a learned table start with.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, place: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N,) positions → (N, d)."""
-        pair = torch.arange((self.dim + 1) // 2, dtype=torch.float64, device=place.device)
-        angle = place.double().unsqueeze(1) * torch.exp(-math.log(10_000.0) * 2 * pair / self.dim)
-        waves = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, : self.dim]
-        return (waves * math.sqrt(2 / self.dim)).to(dtype)
-
-
 class AgeEmbedding(nn.Module):
     """Binned age: `⌊age / bin_years⌋`, the top bin open at 120 years, an own bin where the age is unknown.
 
@@ -307,39 +274,12 @@ class VisitTimeEmbedding(nn.Module):
         """(N, d) visit vectors → (N, d)."""
         x = u + batch.is_query.unsqueeze(1) * self.query
         if self.position is not None:
-            x = x + place_vectors(self.position, batch.visit_index, like=x)
+            x = x + self.position(batch.visit_index).to(x.dtype)
         if self.age is not None:
             x = x + self.age(batch.age_years)
         if self.delta is not None:
             x = x + self.delta(batch.delta_days, batch.visit_index == 0)
         return dropout(x, self.dropout, training=self.training)
-
-
-def positions(
-    config: ModelConfig, *, rows: int
-) -> PositionalEmbedding | SinusoidalPositionalEncoding | None:
-    """The configured kind of positions, learned ones for up to so many rows (at most 512)."""
-    if config.position == "learned":
-        return PositionalEmbedding(min(rows, MAX_INDEX_ROWS), config.dim)
-    return SinusoidalPositionalEncoding(config.dim) if config.position == "sinusoidal" else None
-
-
-def place_vectors(
-    position: PositionalEmbedding | SinusoidalPositionalEncoding, place: Tensor, *, like: Tensor
-) -> Tensor:
-    """(N,) positions → (N, d) in the precision of `like`; on the CPU a sinusoid is computed once for each position."""
-    if isinstance(position, PositionalEmbedding):
-        vectors: Tensor = position(place)
-        return vectors
-    # On a GPU sines are cheap, and reading the last position would wait for it.
-    is_cpu = place.device.type == "cpu"
-    longest = int(place.max()) + 1 if is_cpu and len(place) else 0
-    if not is_cpu or longest > len(place):  # parts of a long record begin late
-        waves: Tensor = position(place, dtype=like.dtype)
-        return waves
-    return gather_rows(
-        position(torch.arange(longest, device=place.device), dtype=like.dtype), place
-    )
 
 
 def age_bins(age_years: Tensor, *, bin_years: float) -> Tensor:

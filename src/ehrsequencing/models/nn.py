@@ -13,8 +13,8 @@ from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.hazards import visit_nll
 from ehrsequencing.models.head import SurvivalHead
 from ehrsequencing.models.transformer import TimelineEncoder
-from ehrsequencing.models.visit_encoder import (
-    AttnPoolingVisitEncoder,
+from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder
+from ehrsequencing.models.visit_encoder_variants import (
     MeanPoolingVisitEncoder,
     TransformerVisitEncoder,
 )

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import LINEAR_ABOVE, exposure
 from ehrsequencing.models.segments import constant, dropout
 
@@ -145,21 +144,7 @@ class OutcomeHead(nn.Module):
         return torch.einsum("nkr,cr->nck", self(z), vectors) + bias
 
     def set_bias(self, hazards: Tensor) -> None:
-        """Start at the training rates.
-
-        Args:
-            hazards: (C, K) events per day at risk.
-
-        Raises:
-            EhrseqError: The shape is another, or a number is negative or not finite.
-        """
-        if hazards.shape != self.bias.shape or not bool(
-            (hazards.isfinite() & (hazards >= 0)).all()
-        ):
-            what = f"expected finite hazards of shape {tuple(self.bias.shape)}, got {tuple(hazards.shape)}"
-            raise EhrseqError(
-                what, where="OutcomeHead.set_bias(hazards)", fix="give events per day at risk"
-            )
+        """Start at the training rates, (C, K) events per day at risk."""
         with torch.no_grad():
             self.bias.copy_(hazards.double().clamp(min=SMALLEST_HAZARD).log())
 
@@ -194,9 +179,6 @@ def outcomes_nll(
     Returns:
         (N,) in at least float32. Memory: arrays of (N · K, r + K), and some of `BLOCK_ELEMENTS`, whatever C.
 
-    Raises:
-        EhrseqError: Shapes do not fit, or a label is impossible (labels are checked on the CPU only).
-
     Example:
         One row, two codes with a hazard of .01: the first happens after 10 days, the second is watched for 100.
 
@@ -207,7 +189,6 @@ def outcomes_nll(
         tensor([5.7052])
     """
     entry = torch.zeros_like(stop_days) if entry_days is None else entry_days
-    _check(factors, vectors, bias, edges_days, stop_days, entry, labels)
     n, bins, _ = factors.shape
     wide = torch.promote_types(torch.promote_types(factors.dtype, vectors.dtype), torch.float32)
     # (N, K) of codes that are not listed
@@ -219,32 +200,27 @@ def outcomes_nll(
         # (P, r + K)
         left = torch.cat([factors.to(wide).flatten(0, 1).index_select(0, cells), ones], 1)
         right = torch.cat([vectors.to(wide), bias.to(wide)], 1)  # (C, r + K)
-        listed = _listed_cells(labels, days, cells, entry.double(), edges_days)
+        cell, code, own, is_event = _listed_cells(labels, days, cells, entry.double(), edges_days)
         of_cells: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
             left,
             right,
             days.flatten()[cells].to(wide),
-            listed.cell,
-            listed.code,
-            listed.days.to(wide),
-            listed.is_event,
+            cell,
+            code,
+            own.to(wide),
+            is_event,
         )
     return of_cells.new_zeros(n * bins).index_copy(0, cells, of_cells).view(n, bins).sum(1)
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """The bins of listed pairs, sorted by cell: a cell is a row and a bin with exposure."""
-
-    cell: Tensor  # (L,) ascending
-    code: Tensor  # (L,)
-    days: Tensor  # (L,) exposure of this pair in this bin
-    is_event: Tensor  # (L,) bool
-
-
 def _listed_cells(
     labels: OutcomeLabels, days: Tensor, cells: Tensor, entry: Tensor, edges_days: Sequence[float]
-) -> _Listed:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The bins of listed pairs, sorted by cell (a row and a bin with exposure), L of them.
+
+    Returns:
+        Cell (L,), code (L,), days of exposure of this pair in this bin (L,), whether its event is there (L,).
+    """
     pair, k = (days[labels.rows] > 0).nonzero(as_tuple=True)
     flat = torch.zeros(days.numel(), dtype=torch.int64, device=days.device)
     flat[cells] = torch.arange(len(cells), device=days.device)
@@ -254,7 +230,7 @@ def _listed_cells(
     own = exposure(edges_days, entry[labels.rows], stop)[pair, k]
     # τ_{k−1} < t ≤ τ_k
     at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))
-    return _Listed(cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair])
+    return cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair]
 
 
 class _BlockedNLL(torch.autograd.Function):
@@ -354,50 +330,3 @@ def starting_rates(events: Tensor, exposed_days: Tensor) -> Tensor:
     shape = (events.sum(0) + 0.5) / (rate * exposed).sum(0).clamp(min=0.5)  # (K,)
     expected = rate * shape * exposed
     return rate * shape * (events + PRIOR_EVENTS) / (expected + PRIOR_EVENTS)
-
-
-def _check(
-    factors: Tensor,
-    vectors: Tensor,
-    bias: Tensor,
-    edges_days: Sequence[float],
-    stop_days: Tensor,
-    entry: Tensor,
-    labels: OutcomeLabels,
-) -> None:
-    n, bins, rank = factors.shape
-    expected = {
-        "vectors": (len(bias), rank),
-        "bias": (len(vectors), len(edges_days) + 1),
-        "stop_days": (n,),
-    }
-    for name, tensor in {"vectors": vectors, "bias": bias, "stop_days": stop_days}.items():
-        if (
-            tuple(tensor.shape) != expected[name]
-            or bins != len(edges_days) + 1
-            or entry.shape != stop_days.shape
-        ):
-            raise EhrseqError(
-                f"expected shape {expected[name]}, got {tuple(tensor.shape)}", where=name
-            )
-    rows, codes, days = labels.rows, labels.codes, labels.days
-    if not len(rows) == len(codes) == len(days):
-        raise EhrseqError(
-            "rows, codes and days differ in length",
-            where="labels",
-            fix="give one of each for a pair",
-        )
-    if rows.device.type != "cpu" or not len(rows):
-        return
-    if bool((rows.diff() < 0).any()) or int(rows[0]) < 0 or int(rows[-1]) >= n:
-        raise EhrseqError(
-            f"rows must ascend within 0..{n - 1}", where="labels.rows", fix="sort them"
-        )
-    if int(codes.min()) < 0 or int(codes.max()) >= len(vectors):
-        raise EhrseqError(
-            f"codes must be within 0..{len(vectors) - 1}", where="labels.codes", fix="correct them"
-        )
-    late, early = days > stop_days[rows], (days > 0) & (days <= entry[rows])
-    if not bool((days.isfinite() & (days >= 0) & ~late & ~early).all()):
-        what = "a time is negative, not finite, after the row's stop, or at or before its entry"
-        raise EhrseqError(what, where="labels.days", fix="write 0 for a pair that is not at risk")

@@ -27,8 +27,7 @@ from ehrsequencing.core.outputs import (
     save_manifest,
 )
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import load_model
-from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared

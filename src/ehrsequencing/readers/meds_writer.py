@@ -27,8 +27,7 @@ from ehrsequencing.readers.code_book import CodeFacts
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import NO_TIME, Role, among_roles, encoded, micros, rows_schema
 from ehrsequencing.records.events import DAY_US, hash_u64
-from ehrsequencing.records.imported import IMPORT_SETTINGS
-from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS
 from ehrsequencing.records.splits import hash_splits
 
 BUCKETS = 64  # of each split
@@ -44,7 +43,7 @@ class MedsWriter:
     Attributes:
         code_facts: Given the codes that were written, returns what is known of them, of their ancestors, and maybe of
             other codes, which are ignored. A reader that knows descriptions or parents sets it.
-        settings: What `prepare` and `check` need not be told again: see `records/imported.py`.
+        settings: What `prepare` and `check` need not be told again: see `records/prepare.py`.
     """
 
     def __init__(self, folder: Path, report: ImportReport, encounter: pa.DataType) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
+from ehrsequencing.core.arrays import Bools
+from ehrsequencing.records.cohort import NEVER, Cohort, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.visits import Visits
@@ -31,73 +31,50 @@ class Tally:
     """Counts of one task, step by step, per split."""
 
     def __init__(self, task: TaskConfig) -> None:
-        self.task, self.steps, n = task, cohort_steps(task), len(SPLITS)
-        # that got so far
-        self.subjects, self.indexes = (
-            np.zeros((n, len(self.steps) + 1), np.int64) for _ in range(2)
-        )
-        self.rows, self.queries = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        # outcomes that are their subject's last event, where that ends the follow-up
-        self.ends_record = 0
-        self.ended_by_death = 0  # subjects whose follow-up a death that is no cause ends
-        self.outcomes = np.zeros((n, len(task.causes) + 1), np.int64)
-        self.records_before = np.zeros((n, len(task.landmarks), 3), np.int64)
+        self.task, self.steps = task, cohort_steps(task)
+        n, reached = len(SPLITS), len(self.steps) + 1
+        shapes: dict[str, tuple[int, ...]] = {
+            "subjects": (n, reached),  # that got so far
+            "indexes": (n, reached),
+            "rows": (n,),
+            "queries": (n,),
+            "outcomes": (n, len(task.causes) + 1),
+            # subjects with a query, without a visit before it, and with one only after it
+            "records_before": (n, len(task.landmarks), 3),
+            "ends_record": (),  # outcomes that are their subject's last event, where that ends the follow-up
+            "ended_by_death": (),  # subjects whose follow-up a death that is no cause ends
+        }
+        self.counts = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the visits."""
-        self.ends_record += cohort.ends_record
-        self.ended_by_death += cohort.ended_by_death
-        rows, row_split = cohort.rows, split[cohort.rows.subject]
+        rows = cohort.rows
         first = np.flatnonzero(opens_run(rows.subject))
-        self.subjects += _crossed(split, cohort.reached, self.subjects.shape)
-        self.indexes += _crossed(
-            split[cohort.index_owner], cohort.index_reached, self.indexes.shape
-        )
-        self.rows += np.bincount(row_split, minlength=len(SPLITS))
-        self.queries += np.bincount(row_split[rows.is_query], minlength=len(SPLITS))
-        self.outcomes += _crossed(row_split[first], rows.cause[first], self.outcomes.shape)
-        self._add_records_before(rows, split, visits)
-
-    def _add_records_before(
-        self, rows: CohortRows, split: NDArray[np.int8], visits: Visits
-    ) -> None:
-        """Per split and landmark: subjects with a query, without a visit before it, and with one only after it."""
+        row_split = split[rows.subject]
+        for name, places in {
+            "subjects": (split, cohort.reached),
+            "indexes": (split[cohort.index_owner], cohort.index_reached),
+            "rows": (row_split,),
+            "queries": (row_split[rows.is_query],),
+            "outcomes": (row_split[first], rows.cause[first]),
+        }.items():
+            np.add.at(self.counts[name], places, 1)
+        self.counts["ends_record"] += cohort.ends_record
+        self.counts["ended_by_death"] += cohort.ended_by_death
         start_us = np.full(len(split), NEVER)
         np.minimum.at(start_us, visits.subject, visits.start_us)
+        start_us = start_us[rows.subject]
         for place, days in enumerate(self.task.landmarks):
             asked = rows.is_query & (rows.prediction_us - rows.index_us == round(days * DAY_US))
-            none = asked & (start_us[rows.subject] > rows.prediction_us)
-            for kind, chosen in enumerate((asked, none, none & (start_us[rows.subject] < NEVER))):
+            none = asked & (start_us > rows.prediction_us)
+            for kind, chosen in enumerate((asked, none, none & (start_us < NEVER))):
                 who = np.unique(rows.subject[chosen])
-                self.records_before[:, place, kind] += np.bincount(
-                    split[who], minlength=len(SPLITS)
-                )
+                np.add.at(self.counts["records_before"], (split[who], place, kind), 1)
 
     def merge(self, other: "Tally") -> None:
         """Add the counts of other shards."""
-        self.ends_record += other.ends_record
-        self.ended_by_death += other.ended_by_death
-        for name in ("subjects", "indexes", "rows", "queries", "outcomes", "records_before"):
-            getattr(self, name).__iadd__(getattr(other, name))
-
-    def _flow(self, subjects: Ints, indexes: Ints) -> list[dict[str, Any]]:
-        """Subjects and index times left after each step, from how many got how far (steps + 1,)."""
-        left, times = int(subjects.sum()), int(indexes.sum())
-        flow = [{"step": "all subjects", "subjects": left, "excluded": 0, "indexes": times}]
-        for step, lost, lost_times in zip(
-            self.steps, subjects[:-1].tolist(), indexes[:-1].tolist(), strict=True
-        ):
-            left, times = left - lost, times - lost_times
-            flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
-        return flow
-
-    def _before(self, counts: Ints) -> list[dict[str, Any]]:
-        names = ("subjects", "without_record_before", "first_record_later")
-        rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
-        return [
-            {"landmark_days": days, **row}
-            for days, row in zip(self.task.landmarks, rows, strict=True)
-        ]
+        for name, counts in self.counts.items():
+            counts += other.counts[name]
 
     def as_json(self, outcomes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Content of `attrition.json`; `outcomes` are the counts of `choose_outcomes`."""
@@ -105,8 +82,8 @@ class Tally:
         events, before = every.pop("events"), every.pop("records_before")
         return {
             **every,
-            "outcomes_that_end_the_record": self.ends_record,
-            "ended_by_death": self.ended_by_death,
+            "outcomes_that_end_the_record": int(self.counts["ends_record"]),
+            "ended_by_death": int(self.counts["ended_by_death"]),
             "records_before": before,
             "events": events,
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
@@ -114,60 +91,55 @@ class Tally:
         }
 
     def _counts(self, splits: slice) -> dict[str, Any]:
-        events = self.outcomes[splits].sum(axis=0).tolist()
+        found = {name: n[splits].sum(axis=0).tolist() for name, n in self.counts.items() if n.ndim}
+        steps, before = [], []
+        left, times = sum(found["subjects"]), sum(found["indexes"])
+        losses = zip([0, *found["subjects"]], [0, *found["indexes"]], strict=True)
+        for step, (lost, lost_times) in zip(("all subjects", *self.steps), losses, strict=False):
+            left, times = left - lost, times - lost_times
+            steps.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
+        for days, counts in zip(self.task.landmarks, found["records_before"], strict=True):
+            names = ("subjects", "without_record_before", "first_record_later")
+            before.append({"landmark_days": days, **dict(zip(names, counts, strict=True))})
         return {
-            "steps": self._flow(
-                self.subjects[splits].sum(axis=0), self.indexes[splits].sum(axis=0)
-            ),
-            "prediction_times": int(self.rows[splits].sum()),
-            "queries": int(self.queries[splits].sum()),
-            "events": dict(zip(["censored", *self.task.causes], events, strict=True)),
-            "records_before": self._before(self.records_before[splits].sum(axis=0)),
+            "steps": steps,
+            "prediction_times": found["rows"],
+            "queries": found["queries"],
+            "events": dict(zip(["censored", *self.task.causes], found["outcomes"], strict=True)),
+            "records_before": before,
         }
-
-
-def _crossed(row: NDArray[np.int8], column: NDArray[np.int8], shape: tuple[int, ...]) -> Ints:
-    """How often each pair of small numbers occurs."""
-    counts = np.bincount(row * np.int64(shape[1]) + column, minlength=shape[0] * shape[1])
-    return counts.reshape(shape)
 
 
 def attrition_lines(
     task: TaskConfig, attrition: Mapping[str, Any], *, warnings: Sequence[str] | None = None
 ) -> list[str]:
     """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
-    lines = [f"task {task.name}"]
     first, *steps = attrition["steps"]
-    lines.append(f"{first['subjects']:>10,}  {first['step']}")
-    lines += [
-        f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})"
-        for s in steps
-        if s["excluded"]
-    ]
-    lines.append(
-        f"{attrition['prediction_times']:>10,}  prediction times, {attrition['queries']:,} of them queries"
-    )
+    lines = [f"task {task.name}", f"{first['subjects']:>10,}  {first['step']}"]
+    for s in steps:
+        if s["excluded"]:
+            lines.append(f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})")
+    times, queries = attrition["prediction_times"], attrition["queries"]
+    lines.append(f"{times:>10,}  prediction times, {queries:,} of them queries")
     for name, part in attrition["splits"].items():
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
         times = f"with {part['prediction_times']:,} prediction times"
         lines.append(f"{sum(part['events'].values()):>10,}  subjects in {name}: {events}; {times}")
     if outcomes := attrition.get("outcomes"):
-        rare, ends = outcomes["rare"], outcomes["ends"]
-        others = (
-            f"{rare:,} with too few events, {ends:,} that are births, deaths, causes or censoring"
+        lines.append(
+            f"{'':>10}  outcomes: {outcomes['kept']:,} kept; left out: {outcomes['rare']:,} with too few events, "
+            f"{outcomes['ends']:,} that are births, deaths, causes or censoring"
         )
-        lines.append(f"{'':>10}  outcomes: {outcomes['kept']:,} kept; left out: {others}")
     if died := attrition.get("ended_by_death"):
         lines.append(f"{died:>10,}  follow-up ended by a death that is no cause")
     for row in attrition.get("records_before", []):
         if none := row["without_record_before"]:
-            later = f"{row['first_record_later']:,} have their first one only later"
-            of = f"of {row['subjects']:,} subjects with a prediction {from_index(row['landmark_days'])}"
-            lines.append(f"{none:>10,}  {of} have no record before; {later}")
-    return lines + [
-        f"warning: {text}"
-        for text in (task_warnings(task, attrition) if warnings is None else warnings)
-    ]
+            lines.append(
+                f"{none:>10,}  of {row['subjects']:,} subjects with a prediction {from_index(row['landmark_days'])} "
+                f"have no record before; {row['first_record_later']:,} have their first one only later"
+            )
+    warnings = task_warnings(task, attrition) if warnings is None else warnings
+    return lines + [f"warning: {text}" for text in warnings]
 
 
 def nobody_left(task: TaskConfig, attrition: Mapping[str, Any]) -> tuple[str, str] | None:

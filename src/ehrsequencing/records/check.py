@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
-from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import private_folder, read_json
 from ehrsequencing.records.attrition import attrition_lines, task_warnings
 from ehrsequencing.records.events import DAY_US, STATIC
-from ehrsequencing.records.fixes import FIXES
-from ehrsequencing.records.meds import SPLITS, LateRows
+from ehrsequencing.records.meds import FIXES, SPLITS, LateRows
 from ehrsequencing.records.parallel import PROCESSES, joblib_backend
 from ehrsequencing.records.prepare import ShardWork, fill
 from ehrsequencing.records.survey import Progress
@@ -51,10 +49,8 @@ class TaskCheck:
         """What may make the task unsafe to learn from."""
         subjects = sum(self.attrition["events"].values())
         out = task_warnings(self.task, self.attrition)
-        had = sum(
-            s["excluded"] for s in self.attrition["steps"] if "at or before the index" in s["step"]
-        )
-        if had:
+        lost = {step["step"]: step["excluded"] for step in self.attrition["steps"]}
+        if had := sum(lost[step] for step in lost if "at or before the index" in step):
             out.append(
                 f"{had:,} subjects have an outcome or competing code at or before their index and are left out. If "
                 "such a code also records history, name one for new events only."
@@ -87,9 +83,7 @@ class DataCheck:
     def as_json(self) -> dict[str, Any]:
         """Content of `ehrseq check --out FILE`."""
         fixes = [
-            {"kind": name, "what": FIXES[name], "count": count}
-            for name, count in self.fixes.items()
-            if count
+            {"kind": name, "what": FIXES[name], "count": n} for name, n in self.fixes.items() if n
         ]
         return {**self.facts, "fixes": fixes, "tasks": [task.as_json() for task in self.tasks]}
 
@@ -145,13 +139,12 @@ def _visits(splits: Sequence[Timelines]) -> dict[str, Any]:
 
 def _check_task(folder: Path, task: TaskConfig) -> TaskCheck:
     """Counts of a task, from each subject's first prediction time."""
-    duration, cause = list[Floats](), list[NDArray[np.int8]]()
-    for split in SPLITS:
-        rows = open_arrays(TaskRows, folder / split)
-        first = rows.row_offsets[:-1][np.diff(rows.row_offsets) > 0]
-        duration.append(rows.duration_days[first])
-        cause.append(rows.cause[first])
-    days, causes = np.concatenate(duration), np.concatenate(cause)
+    rows = [open_arrays(TaskRows, folder / split) for split in SPLITS]
+    first = [part.row_offsets[:-1][np.diff(part.row_offsets) > 0] for part in rows]
+    days, causes = (
+        np.concatenate([getattr(part, name)[at] for part, at in zip(rows, first, strict=True)])
+        for name in ("duration_days", "cause")
+    )
     within: dict[str, dict[str, int]] = {name: {} for name in task.causes}
     known: dict[str, int] = {}
     for horizon_days in task.horizons:
@@ -189,7 +182,13 @@ def format_check(found: DataCheck) -> str:
     lines += fix_lines(found.fixes) or ["nothing to fix"]
     for task in found.tasks:
         lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
-        lines += _horizon_lines(task)
+        # events per cause and horizon, counted from each subject's first prediction time
+        rows = {"subjects with an event within": list(task.known_at)}
+        counts = {**task.events_within, "state known": task.known_at}
+        rows |= {label: [f"{n:,}" for n in own.values()] for label, own in counts.items()}
+        width = max(map(len, rows))
+        for label, cells in rows.items():
+            lines.append(f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -199,9 +198,10 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
     births = f"{subjects['without_birth']:,} without a birth"
     shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
-    long = visits[f"over_{LONG_VISIT_DAYS}_days"]
-    longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days" if long else ""
     each = f"{visits['per_subject']:,} a subject, with {visits['codes_per_visit']:,} codes each"
+    longer = ""
+    if long := visits[f"over_{LONG_VISIT_DAYS}_days"]:
+        longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days"
     lines = [
         ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
         ("splits", _SPLIT_WORDS[facts["splits"]]),
@@ -211,25 +211,10 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("visits", f"{visits['all']:,}{longer}; on average {each}"),
     ]
     if late := facts["late_rows"]:
-        text = f"{LateRows(**late).text}: they do not move the data's end"
-        lines.append(("left out", text))
+        lines.append(("left out", f"{LateRows(**late).text}: they do not move the data's end"))
     return lines
 
 
 def fix_lines(fixes: Mapping[str, int]) -> list[str]:
     """What was fixed, one line a kind."""
     return [f"fixed: {count:,} {FIXES[name]}" for name, count in fixes.items() if count]
-
-
-def _horizon_lines(task: TaskCheck) -> list[str]:
-    """Events per cause and horizon, counted from each subject's first prediction time."""
-    rows = {"subjects with an event within": list(task.known_at)}
-    rows |= {
-        cause: [f"{n:,}" for n in within.values()] for cause, within in task.events_within.items()
-    }
-    rows["state known"] = [f"{n:,}" for n in task.known_at.values()]
-    width = max(map(len, rows))
-    return [
-        f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells)
-        for label, cells in rows.items()
-    ]

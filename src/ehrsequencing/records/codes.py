@@ -78,17 +78,22 @@ def _rows_of_codes(data: Path, column: str) -> list[tuple[str, Any]]:
     for name in ("code", column):
         count = table.column_names.count(name)
         if count > 1 or (name == "code" and not count):
-            what = f"has the column {name!r} {'twice' if count else 'nowhere'}"
-            raise EhrseqError(what, where=str(path), fix="give it once; see the MEDS schema")
+            raise EhrseqError(
+                f"has the column {name!r} {'twice' if count else 'nowhere'}",
+                where=str(path),
+                fix="give it once; see the MEDS schema",
+            )
         cells = table[name] if count else pa.nulls(len(table))
         kind = cells.type
         if name == "parent_codes" and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             kind = kind.value_type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (is_text(kind) or pa.types.is_null(kind)):
-            what = f"column {name!r} has type {cells.type}"
-            fix = "write strings, or lists of them as parents"
-            raise EhrseqError(what, where=str(path), fix=fix)
+            raise EhrseqError(
+                f"column {name!r} has type {cells.type}",
+                where=str(path),
+                fix="write strings, or lists of them as parents",
+            )
         columns.append(cells.to_pylist())
     return [(code, cell) for code, cell in zip(*columns, strict=True) if code]
 
@@ -109,6 +114,10 @@ class CodeMatcher:
     Args:
         patterns: Patterns of a task file; a code matches when any pattern does.
         parents: Parents of each code, for `under:`.
+
+    Attributes:
+        by_value: The patterns with a condition on a number.
+        mask: (C,) which of a shard's codes match, whatever their number.
     """
 
     def __init__(
@@ -117,74 +126,71 @@ class CodeMatcher:
         self.patterns = tuple(patterns)
         self._parents = parents or {}
         self._cache: dict[str, bool] = {}
-        # (C,) which of a shard's codes match, whatever their number
         self.mask = OfCodes(self._mask)
-        found = [(pattern, split_condition(pattern)) for pattern in self.patterns]
-        self.by_value = tuple(pattern for pattern, condition in found if condition is not None)
-        plain = [pattern for pattern, condition in found if condition is None]
-        self._exact = frozenset(p for p in plain if not p.startswith(("re:", "under:")))
-        self._prefixes = tuple(p[:-1] for p in self._exact if p.endswith("*"))
-        self._roots = frozenset(p.removeprefix("under:") for p in plain if p.startswith("under:"))
-        self._regexes = [_regex(p.removeprefix("re:")) for p in plain if p.startswith("re:")]
-        # Values are float32 on disk, so the threshold is too: a stored 6.1 is not below `6.1`.
-        self._conditions = [
-            (CodeMatcher([code], parents=parents), _SIGNS[sign], np.float32(number))
-            for code, sign, number in (condition for _, condition in found if condition is not None)
-        ]
+        found = {pattern: split_condition(pattern) for pattern in self.patterns}
+        self.by_value = tuple(pattern for pattern, condition in found.items() if condition)
+        self._plain = [pattern for pattern, condition in found.items() if not condition]
+        self._conditions = [condition for condition in found.values() if condition]
+        self._codes = [*self._plain, *(code for code, _, _ in self._conditions)]
+        for pattern in self._codes:
+            if pattern.startswith("re:"):
+                _regex(pattern)
 
     def __call__(self, code: str) -> bool:
         """Whether a code matches any pattern, whatever its number."""
         found = self._cache.get(code)
         return bool(self._mask((code,))[0]) if found is None else found
 
-    def _plain(self, codes: tuple[str, ...]) -> Bools:
-        exact, starts = self._exact, self._prefixes
-        named = (
-            c in exact or (bool(starts) and c.startswith(starts)) or self._descends(c)
-            for c in codes
-        )
+    def _mask(self, codes: tuple[str, ...]) -> Bools:
+        fresh = tuple(code for code in codes if code not in self._cache)
+        if fresh:
+            self._cache.update(zip(fresh, self._match(self._codes, fresh).tolist(), strict=True))
+        return np.fromiter((self._cache[code] for code in codes), dtype=bool, count=len(codes))
+
+    def _match(self, patterns: Sequence[str], codes: tuple[str, ...]) -> Bools:
+        """(C,) which codes match any of some patterns without conditions."""
+        exact = {p for p in patterns if not p.startswith(("re:", "under:"))}
+        starts = tuple(p[:-1] for p in exact if p.endswith("*"))
+        roots = {p.removeprefix("under:") for p in patterns if p.startswith("under:")}
+        named = (c in exact or c.startswith(starts) or self._descends(c, roots) for c in codes)
         out = np.fromiter(named, dtype=bool, count=len(codes))
-        for regex in self._regexes:
-            out |= np.asarray(pc.match_substring_regex(pa.array(codes, pa.large_string()), regex))
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                text = pa.array(codes, pa.large_string())
+                out |= np.asarray(pc.match_substring_regex(text, _regex(pattern)))
         return out
 
-    def _descends(self, code: str) -> bool:
-        if not self._roots:
-            return False
-        queue, seen = [code], {code}
+    def _descends(self, code: str, roots: set[str]) -> bool:
+        """Whether a code is one of some ontology codes, or below one."""
+        queue, seen = [code] if roots else [], {code}
         while queue:
             here = queue.pop()
-            if here in self._roots:
+            if here in roots:
                 return True
             fresh = [up for up in self._parents.get(here, ()) if up not in seen]
             seen.update(fresh)
             queue.extend(fresh)
         return False
 
-    def _mask(self, codes: tuple[str, ...]) -> Bools:
-        fresh = tuple(code for code in codes if code not in self._cache)
-        if fresh:
-            found = self._plain(fresh)
-            for matcher, _, _ in self._conditions:
-                found |= matcher._mask(fresh)
-            self._cache.update(zip(fresh, found.tolist(), strict=True))
-        return np.fromiter((self._cache[code] for code in codes), dtype=bool, count=len(codes))
-
     def events(self, events: Events) -> Bools:
         """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""
         if not self._conditions:
             return np.asarray(self.mask(events.codes)[events.code])
-        out = self._plain(events.codes)[events.code]
-        for matcher, holds, number in self._conditions:
-            # NaN holds nothing
-            out |= matcher.mask(events.codes)[events.code] & holds(events.value, number)
+        out = self._match(self._plain, events.codes)[events.code]
+        for code, sign, number in self._conditions:
+            # Values are float32 on disk, so the threshold is too: a stored 6.1 is not below `6.1`. NaN holds nothing.
+            holds = _SIGNS[sign](events.value, np.float32(number))
+            out |= self._match([code], events.codes)[events.code] & holds
         return np.asarray(out)
 
     def refuse_conditions(self, where: str) -> None:
         """Refuse patterns with a condition on a number, where a code counts whatever its number."""
         if self.by_value:
-            what = f"a condition on a number is not possible in {where}"
-            raise EhrseqError(what, where=self.by_value[0], fix="name codes")
+            raise EhrseqError(
+                f"a condition on a number is not possible in {where}",
+                where=self.by_value[0],
+                fix="name codes",
+            )
 
     def require(self, known: Collection[str], *, suggest: Collection[str], where: str) -> None:
         """Refuse patterns that mean no known code at all, and say why, or which codes come close.
@@ -202,7 +208,7 @@ class CodeMatcher:
             fix += (
                 "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
             )
-        if self._roots:
+        if any(pattern.startswith("under:") for pattern in self._plain):
             fix += "; under: needs parent_codes in metadata/codes.parquet"
         raise EhrseqError(
             f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix
@@ -220,19 +226,20 @@ def excluded_codes(
 
 
 def _regex(pattern: str) -> str:
-    """A pattern for whole codes, for RE2: its time grows with the length of a code, whatever the pattern.
+    """A pattern `re:…` for whole codes, for RE2: its time grows with the length of a code, whatever the pattern.
 
     Raises:
         EhrseqError: It is no regular expression of RE2, which has no look-around and no back-references.
     """
-    whole = rf"\A(?:{pattern})\z"
+    whole = rf"\A(?:{pattern.removeprefix('re:')})\z"
     try:
         pc.match_substring_regex(pa.array([""]), whole)
     except pa.ArrowInvalid as error:
         text = str(error).partition(": ")[2] or "it is not valid"
-        fix = "correct it; look-around, as in (?!, and back-references, as in \\1, are not possible"
         raise EhrseqError(
-            f"is not a regular expression: {text}", where=f"re:{pattern}", fix=fix
+            f"is not a regular expression: {text}",
+            where=pattern,
+            fix="correct it; look-around, as in (?!, and back-references, as in \\1, are not possible",
         ) from error
     return whole
 

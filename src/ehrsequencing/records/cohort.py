@@ -1,4 +1,4 @@
-"""A task → index times, prediction times, outcomes, censoring and attrition (SCIENCE.md §2).
+"""A task → index times, prediction times, outcomes, censoring and attrition (docs/guide.md).
 
 Everything is decided per subject from its own timed rows. With T the first outcome or competing event, C the end of
 follow-up and p a prediction time, a row exists exactly where `index ≤ p < min(T, C)`, so that nothing of the outcome's
@@ -8,7 +8,7 @@ Where outcomes recur (`recurrent: true`) T is the first outcome after p, and onl
 exists where `index ≤ p < min(first competing event, C)`, and an earlier outcome excludes nobody.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
-from ehrsequencing.records.labels import read_index_times
+from ehrsequencing.records.labels import IndexTimes, read_index_times
 from ehrsequencing.records.outcomes import outcome_finder
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, Visits, count_at_or_before
@@ -50,15 +50,15 @@ def designed_end(rule: CensoringConfig, birth_us: Ints, dataset_end_us: int) -> 
     Returns:
         (S,) microseconds.
     """
-    never = np.full(len(birth_us), NEVER)
+    out = np.full(len(birth_us), NEVER)
     if rule.date is not None:
-        return np.full(len(birth_us), parse_date_us(rule.date))
-    if rule.dataset_end:
-        return np.full(len(birth_us), dataset_end_us)
-    if rule.age is not None:
-        birthday = np.minimum(birth_us + round(rule.age * DAY_US), dataset_end_us)
-        return np.where(birth_us == STATIC, never, birthday)
-    return never
+        out[:] = parse_date_us(rule.date)
+    elif rule.dataset_end:
+        out[:] = dataset_end_us
+    elif rule.age is not None:
+        known = birth_us != STATIC
+        out[known] = np.minimum(birth_us[known] + round(rule.age * DAY_US), dataset_end_us)
+    return out
 
 
 def potential_days(records: TaskRecords, task: TaskConfig, dataset_end_us: int) -> Floats:
@@ -160,52 +160,44 @@ class CohortBuilder:
     """
 
     def __init__(self, task: TaskConfig, *, parents: Mapping[str, list[str]] | None = None) -> None:
+        def matcher(patterns: Iterable[str] | None) -> CodeMatcher | None:
+            return CodeMatcher(patterns, parents=parents) if patterns else None
+
+        index = task.index
         self.task = task
-        self.index_codes = (
-            CodeMatcher(task.index.code, parents=parents) if task.index.code else None
-        )
+        self.index_codes = matcher(index.code)
         self.cause_codes = [
             CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()
         ]
-        self.censoring_codes = (
-            CodeMatcher(task.censoring.code, parents=parents) if task.censoring.code else None
-        )
+        self.censoring_codes = matcher(task.censoring.code)
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
-        file = task.index.file
-        self.index_times = (
-            read_index_times(Path(file), cohort_id=task.index.cohort_id) if file else None
-        )
+        self.index_times: IndexTimes | None = None
+        if index.file is not None:
+            self.index_times = read_index_times(Path(index.file), cohort_id=index.cohort_id)
 
     def require_known(self, known: Collection[str], *, suggest: Collection[str]) -> None:
         """Refuse a task whose codes match nothing, and name codes that come close."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
-        named += [("outcomes.codes", self.outcomes.matcher if self.outcomes else None)]
-        named += [
-            (name, matcher)
-            for name, matcher in self.eligibility.matchers
-            if name.endswith(".must_have")
-        ]
+        named.append(("outcomes.codes", self.outcomes.matcher if self.outcomes else None))
+        named += [("eligibility.must_have", codes) for _, codes in self.eligibility.must_have]
         sections = ["outcome"] * len(self.task.outcome) + ["competing"] * len(self.task.competing)
-        named += [
-            (f"{s}.{c}", m)
-            for s, c, m in zip(sections, self.task.causes, self.cause_codes, strict=True)
-        ]
-        for name, matcher in named:
-            if matcher is not None:
-                matcher.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
+        names = map(".".join, zip(sections, self.task.causes, strict=True))
+        named += zip(names, self.cause_codes, strict=True)
+        for name, codes in named:
+            if codes is not None:
+                codes.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
 
     def require_subjects(self, subject_ids: Ints) -> None:
         """Refuse an index file without any subject of the data."""
-        if (
-            self.index_times is not None
-            and not np.isin(self.index_times.subject_id, subject_ids).any()
-        ):
-            what = (
-                f"none of its {len(np.unique(self.index_times.subject_id))} subjects is in the data"
-            )
+        if self.index_times is None:
+            return
+        own = np.unique(self.index_times.subject_id)
+        if not np.isin(own, subject_ids).any():
             raise EhrseqError(
-                what, where=str(self.task.index.file), fix="use the subject ids of the data set"
+                f"none of its {len(own)} subjects is in the data",
+                where=str(self.task.index.file),
+                fix="use the subject ids of the data set",
             )
 
     def build(
@@ -288,26 +280,25 @@ class CohortBuilder:
     def _candidates(self, record: Record) -> tuple[Ints, Ints]:
         """Index candidates (subject row, time), sorted and distinct."""
         index, birth_us, visits = self.task.index, record.birth_us, record.visits
-        if self.index_codes is not None or self.index_times is not None:
-            if self.index_times is not None:
-                owner, moment = self.index_times.of(record.subject_id)
-            else:
-                assert self.index_codes is not None
-                rows = _timed(record, self.index_codes)
-                owner, moment = np.unique(
-                    np.stack([record.subject[rows], record.events.time_us[rows]]), axis=1
-                )
-            if index.which == "first":
-                owner, first = np.unique(owner, return_index=True)
-                moment = moment[first]
-            return owner, moment + round(index.after * DAY_US)
         if index.first_visit:
             owner, first_visit = np.unique(visits.subject, return_index=True)
             return owner, visits.end_us[first_visit]
         if index.age is not None:
             owner = np.flatnonzero(birth_us != STATIC)
             return owner, birth_us[owner] + round(index.age * DAY_US)
-        return np.arange(len(birth_us)), np.full(len(birth_us), parse_date_us(index.date or ""))
+        if index.date is not None:
+            return np.arange(len(birth_us)), np.full(len(birth_us), parse_date_us(index.date))
+        if self.index_times is not None:
+            owner, moment = self.index_times.of(record.subject_id)
+        else:
+            assert self.index_codes is not None
+            rows = _timed(record, self.index_codes)
+            times = np.stack([record.subject[rows], record.events.time_us[rows]])
+            owner, moment = np.unique(times, axis=1)
+        if index.which == "first":
+            owner, first = np.unique(owner, return_index=True)
+            moment = moment[first]
+        return owner, moment + round(index.after * DAY_US)
 
     def _first_cause(self, record: Record) -> tuple[Ints, NDArray[np.int8]]:
         """The first cause that ends a record, and which: at one instant the task's order decides.
@@ -316,23 +307,18 @@ class CohortBuilder:
         """
         n_subjects = len(record.subject_id)
         event_us, cause = np.full(n_subjects, NEVER), np.zeros(n_subjects, dtype=np.int8)
-        for number, matcher in enumerate(self.cause_codes, start=1):
-            if self.task.recurrent and number <= len(self.task.outcome):
-                continue
-            first = first_time(
-                record.events, matcher.events(record.events), record.subject, n_subjects
-            )
+        ends_after = len(self.task.outcome) if self.task.recurrent else 0
+        for number, codes in enumerate(self.cause_codes[ends_after:], start=ends_after + 1):
+            chosen = codes.events(record.events)
+            first = first_time(record.events, chosen, record.subject, n_subjects)
             earlier = (first != STATIC) & (first < event_us)
             event_us[earlier], cause[earlier] = first[earlier], number
         return event_us, cause
 
     def _outcomes(self, record: Record) -> _Marks:
         """Every instant of an outcome, with the first cause of the task's order at it."""
-        cause, subject, time_us = (
-            np.zeros(len(record.events), dtype=np.int8),
-            record.subject,
-            record.events.time_us,
-        )
+        subject, time_us = record.subject, record.events.time_us
+        cause = np.zeros(len(record.events), dtype=np.int8)
         for number in range(len(self.task.outcome), 0, -1):
             cause[_timed(record, self.cause_codes[number - 1])] = number
         rows = np.flatnonzero(cause)

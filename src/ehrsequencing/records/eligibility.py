@@ -22,20 +22,19 @@ class Eligibility:
 
     Attributes:
         steps: What an index must have to pass each criterion, in order.
-        matchers: The matcher of each `must_have`, then of each `must_not_have`, with the setting's name.
+        must_have: Each rule with its matcher.
+        must_not_have: Each rule with its matcher.
     """
 
     def __init__(
         self, rules: EligibilityConfig | None, *, parents: Mapping[str, list[str]] | None = None
     ) -> None:
-        self.rules = rules or EligibilityConfig()
-        self._codes = [(rule, True, "must_have") for rule in self.rules.must_have]
-        self._codes += [(rule, False, "must_not_have") for rule in self.rules.must_not_have]
-        self.matchers = [
-            (f"eligibility.{name}", CodeMatcher(rule.code, parents=parents))
-            for rule, _, name in self._codes
-        ]
         self.steps = eligibility_steps(rules)
+        self.rules = rules or EligibilityConfig()
+        self.must_have, self.must_not_have = (
+            [(rule, CodeMatcher(rule.code, parents=parents)) for rule in wanted]
+            for wanted in (self.rules.must_have, self.rules.must_not_have)
+        )
 
     def passed(self, record: Record, owner: Ints, moment_us: Ints) -> Ints:
         """How many criteria each index passes before the first that it fails; `len(steps)` where it passes all.
@@ -45,25 +44,23 @@ class Eligibility:
             owner: (I,) subject row of each index.
             moment_us: (I,) the indexes.
         """
-        events, birth_us, holds = record.events, record.birth_us, []
+        holds = []
         if self.rules.history > 0:
-            first_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(birth_us))[
-                owner
-            ]
-            known = (first_us != STATIC) & (first_us <= moment_us)
-            holds.append(
-                known
-                & (moment_us - np.where(known, first_us, 0) >= round(self.rules.history * DAY_US))
-            )
+            holds.append(self._has_history(record, owner, moment_us))
         if self.rules.min_age is not None or self.rules.max_age is not None:
-            holds.append(self._has_age(birth_us[owner], moment_us))
-        for (rule, wanted, _), (_, matcher) in zip(self._codes, self.matchers, strict=True):
-            holds.append(_has(rule, matcher.events(events), record, owner, moment_us) == wanted)
-        return (
-            np.cumprod(np.stack(holds), axis=0).sum(axis=0)
-            if holds
-            else np.zeros(len(owner), dtype=np.int64)
-        )
+            holds.append(self._has_age(record.birth_us[owner], moment_us))
+        holds += [_has(*codes, record, owner, moment_us) for codes in self.must_have]
+        holds += [~_has(*codes, record, owner, moment_us) for codes in self.must_not_have]
+        if not holds:
+            return np.zeros(len(owner), dtype=np.int64)
+        return np.asarray(np.cumprod(np.stack(holds), axis=0).sum(axis=0))
+
+    def _has_history(self, record: Record, owner: Ints, moment_us: Ints) -> Bools:
+        is_row = ~record.events.is_code(BIRTH)
+        first_us = first_time(record.events, is_row, record.subject, len(record.birth_us))[owner]
+        known = (first_us != STATIC) & (first_us <= moment_us)
+        history_us = moment_us - np.where(known, first_us, 0)
+        return np.asarray(known & (history_us >= round(self.rules.history * DAY_US)))
 
     def _has_age(self, birth_us: Ints, moment_us: Ints) -> Bools:
         """Whether the age at each index is known and within the range."""
@@ -92,22 +89,24 @@ def eligibility_steps(rules: EligibilityConfig | None) -> tuple[str, ...]:
 
 def _in_words(rule: HistoryCode) -> str:
     times = f"{rule.count} times " if rule.count > 1 else ""
-    when = (
-        f"within {format_days(rule.within)} before the index"
-        if rule.within is not None
-        else "up to the index"
-    )
+    when = "up to the index"
+    if rule.within is not None:
+        when = f"within {format_days(rule.within)} before the index"
     return f"{times}{' or '.join(rule.code)} {when}"
 
 
-def _has(rule: HistoryCode, chosen: Bools, record: Record, owner: Ints, moment_us: Ints) -> Bools:
-    """Which indexes have `count` of the chosen events in `[index - within, index]`; codes without a time are ever."""
+def _has(
+    rule: HistoryCode, matcher: CodeMatcher, record: Record, owner: Ints, moment_us: Ints
+) -> Bools:
+    """Which indexes have `count` such events in `[index - within, index]`; codes without a time are ever."""
     subject, time_us = record.subject, record.events.time_us
+    chosen = matcher.events(record.events)
     rows = np.flatnonzero(chosen & (time_us != STATIC))
     found, _ = count_at_or_before(subject[rows], time_us[rows], owner, moment_us)
     if rule.within is not None:
         start_us = moment_us - round(rule.within * DAY_US)
-        before, _ = count_at_or_before(subject[rows], time_us[rows], owner, start_us - 1)
-        return np.asarray(found - before >= rule.count)
-    timeless = np.bincount(subject[chosen & (time_us == STATIC)], minlength=len(record.subject_id))
-    return np.asarray(found + timeless[owner] >= rule.count)
+        found -= count_at_or_before(subject[rows], time_us[rows], owner, start_us - 1)[0]
+    else:
+        timeless = subject[chosen & (time_us == STATIC)]
+        found += np.bincount(timeless, minlength=len(record.subject_id))[owner]
+    return np.asarray(found >= rule.count)

@@ -4,12 +4,10 @@
 the same records.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged, spans
+from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, offsets, ragged, spans
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import DAY_US, STATIC, Events, number_runs, opens_run
 from ehrsequencing.records.timelines import TaskRows, Timelines
@@ -28,16 +26,13 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
     static_codes, _ = encode_events(events, static, vocabulary)
-    pairs = np.divmod(
-        np.unique(record.subject[static] * len(vocabulary) + static_codes), len(vocabulary)
-    )
+    pairs = np.unique(record.subject[static] * len(vocabulary) + static_codes)
+    static_owner, static_codes = np.divmod(pairs, len(vocabulary))
 
-    birth = record.birth_us[visits.subject]
-    age, too_old = age_years(visits.start_us, birth)
+    age, too_old = age_years(visits.start_us, record.birth_us[visits.subject])
     delta = np.zeros(n_visits)
-    delta[1:] = (
-        np.where(np.diff(visits.subject) == 0, visits.start_us[1:] - visits.end_us[:-1], 0) / DAY_US
-    )
+    is_later = np.flatnonzero(np.diff(visits.subject) == 0) + 1
+    delta[is_later] = (visits.start_us[is_later] - visits.end_us[is_later - 1]) / DAY_US
     timelines = Timelines(
         subject_id=record.subject_id,
         birth_us=record.birth_us,
@@ -49,8 +44,8 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
         visit_offsets=offsets(owner, n_visits),
         codes=codes,
         values=values,
-        static_codes=pairs[1].astype(np.int32),
-        static_offsets=offsets(pairs[0], n_subjects),
+        static_codes=static_codes.astype(np.int32),
+        static_offsets=offsets(static_owner, n_subjects),
     )
     return timelines, too_old
 
@@ -77,10 +72,14 @@ def _visit_tokens(
     # runs are sorted: nearly linear
     order = np.argsort(moment * len(vocabulary) + codes, kind="stable")
     visit, codes = visit.take(order), codes.take(order)
-    repeats = _repeats(visit, codes, np.isnan(values[:, 0].take(order)))
-    if repeats.any():
-        first = np.flatnonzero(~repeats)
-        visit, codes, order = visit.take(first), codes.take(first), order.take(first)
+    # tokens without a value that repeat an earlier one of their visit
+    plain = np.flatnonzero(np.isnan(values[:, 0].take(order)))
+    key = visit.take(plain) * len(vocabulary) + codes.take(plain)
+    by_key = np.argsort(key, kind="stable")  # the earliest of equals comes first
+    repeats = plain[by_key[~opens_run(key[by_key])]]
+    if len(repeats):
+        kept = np.delete(np.arange(len(order)), repeats)
+        visit, codes, order = visit.take(kept), codes.take(kept), order.take(kept)
     return visit, codes, values.take(order, axis=0)
 
 
@@ -96,26 +95,22 @@ def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple
 
 def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:
     """Encode a task's prediction times, with the carried summaries of its queries."""
-    last_visit = (
-        offsets(record.visits.subject, len(record.subject_id))[rows.subject]
-        + rows.visits_before
-        - 1
-    )
-    before = rows.visits_before > 0
+    visits, n_subjects = record.visits, len(record.subject_id)
+    next_visit = offsets(visits.subject, n_subjects)[rows.subject] + rows.visits_before
     known_us = rows.prediction_us.copy()
-    known_us[before] = record.visits.end_us[last_visit[before]]
-    unfinished = _encode_unfinished(record, rows, last_visit + 1, vocabulary, known_us)
-    delta = (rows.prediction_us - known_us) / DAY_US
+    before = rows.visits_before > 0
+    known_us[before] = visits.end_us[next_visit[before] - 1]
+    unfinished = _encode_unfinished(record, rows, next_visit, vocabulary, known_us)
     age, _ = age_years(rows.prediction_us, record.birth_us[rows.subject])
     counts, codes, values = _carry(record, rows, vocabulary)
     return TaskRows(
-        row_offsets=offsets(rows.subject, len(record.subject_id)),
+        row_offsets=offsets(rows.subject, n_subjects),
         prediction_us=rows.prediction_us,
         index_us=rows.index_us,
         is_query=rows.is_query,
         visits_before=rows.visits_before.astype(np.int32),
         age_years=age,
-        delta_days=delta.astype(np.float32),
+        delta_days=((rows.prediction_us - known_us) / DAY_US).astype(np.float32),
         unfinished_codes=unfinished,
         duration_days=rows.duration_days,
         entry_days=rows.entry_days,
@@ -145,9 +140,8 @@ def _encode_unfinished(
     counts = np.zeros(len(rows), dtype=np.int32)
     row = np.flatnonzero(rows.is_query & (next_visit < len(visits)))
     visit = next_visit[row]
-    has_begun = (visits.subject[visit] == rows.subject[row]) & (
-        visits.start_us[visit] <= rows.prediction_us[row]
-    )
+    has_begun = visits.start_us[visit] <= rows.prediction_us[row]
+    has_begun &= visits.subject[visit] == rows.subject[row]
     row, visit = row[has_begun], visit[has_begun]
     if not len(row):
         return counts
@@ -171,59 +165,36 @@ def _carry(
     queries = np.flatnonzero(rows.is_query)
     if not vocabulary.settings.carry or vocabulary.settings.mode == "none" or not len(queries):
         return counts, np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
-    event, names = record.visits.event, record.events.codes
-    event = event[np.flatnonzero(~np.isnan(record.events.value[event]))]
+    events, event = record.events, record.visits.event
+    event = event[np.flatnonzero(~np.isnan(events.value[event]))]
     # most numbers come after their subject's last query
     last_us = np.full(len(record.subject_id), STATIC)
     last_us[rows.subject[queries]] = rows.prediction_us[queries]
-    event = event[np.flatnonzero(record.events.time_us[event] <= last_us[record.subject[event]])]
-    token = vocabulary.ids(names)
-    has_summary = vocabulary.keeps_number(names) & (vocabulary.summary_tokens[token, 0] >= 0)
-    event = event[np.flatnonzero(has_summary[record.events.code[event]])]
-    token = token[record.events.code[event]]
-    found = summarise(
+    event = event[np.flatnonzero(events.time_us[event] <= last_us[record.subject[event]])]
+    token = vocabulary.ids(events.codes)
+    has_summary = vocabulary.summary_tokens[token, 0] >= 0
+    has_summary &= vocabulary.keeps_number(events.codes)
+    event = event[np.flatnonzero(has_summary[events.code[event]])]
+    query, token, numbers = summarise(
         record.subject[event],
-        record.events.time_us[event],
-        token,
-        record.events.value[event],
+        events.time_us[event],
+        token[events.code[event]],
+        events.value[event],
         query_subject=rows.subject[queries],
         query_us=rows.prediction_us[queries],
     )
-    summary_tokens = vocabulary.summary_tokens.take(found.token, axis=0)
-    numbers = np.stack([found.values[name] for name in SUMMARIES], axis=1)
+    summary_tokens = vocabulary.summary_tokens.take(token, axis=0)
     codes, values = vocabulary.encode_values(summary_tokens.ravel(), numbers.ravel())
-    counts[queries] = np.bincount(found.query, minlength=len(queries)) * len(SUMMARIES)
+    counts[queries] = np.bincount(query, minlength=len(queries)) * len(SUMMARIES)
     return counts, codes, values
 
 
 def age_years(moment_us: Ints, birth_us: Ints) -> tuple[Floats32, int]:
     """Age at each moment, NaN where birth is unknown or later, or the age is over 120; and how many were over 120."""
-    age = np.where(
-        birth_us == STATIC,
-        np.nan,
-        (moment_us - np.where(birth_us == STATIC, 0, birth_us)) / _US_PER_YEAR,
-    )
+    lived_us = moment_us - np.where(birth_us == STATIC, 0, birth_us)
+    age = np.where(birth_us == STATIC, np.nan, lived_us / _US_PER_YEAR)
     too_old = age > MAX_AGE_YEARS
     return np.where(too_old | (age < 0), np.nan, age).astype(np.float32), int(too_old.sum())
-
-
-def _repeats(visit: Ints, codes: Ints32, plain: Bools) -> Bools:
-    """Which tokens without a value repeat an earlier one of their visit."""
-    rows = np.flatnonzero(plain)
-    key = visit.take(rows) * (int(codes.max(initial=0)) + 1) + codes.take(rows)
-    order = np.argsort(key, kind="stable")  # the earliest of equals comes first
-    out = np.zeros(len(codes), dtype=bool)
-    out[rows[order[~opens_run(key[order])]]] = True
-    return out
-
-
-@dataclass(frozen=True)
-class Summaries:
-    """One row per query and numeric code seen by then, ordered by query, then code."""
-
-    query: Ints  # (m,) int64, position of the query
-    token: Ints32  # (m,) int32, token id of the code
-    values: dict[str, Floats]  # raw numbers (m,) by the names of `SUMMARIES`; SINCE in days
 
 
 def summarise(
@@ -234,7 +205,7 @@ def summarise(
     *,
     query_subject: Ints,
     query_us: Ints,
-) -> Summaries:
+) -> tuple[Ints, Ints32, Floats]:
     """Summarise, for each query, every numeric code that its subject has up to then (time ≤ p).
 
     Args:
@@ -246,16 +217,14 @@ def summarise(
         query_us: (q,) its moment.
 
     Returns:
-        The summaries. At equal times the later row of the record is the last one.
+        One row per query and numeric code seen by then, ordered by query, then code: (m,) position of the query, (m,)
+        token id of the code, and (m, 7) raw numbers in the order of `SUMMARIES`, SINCE in days. At equal times the
+        later row of the record is the last one.
     """
     # times stay in order
     order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")
-    subject, time_us, token, number = (
-        subject[order],
-        time_us[order],
-        token[order],
-        value[order].astype(np.float64),
-    )
+    subject, time_us, token = subject[order], time_us[order], token[order]
+    number = value[order].astype(np.float64)
     start = np.flatnonzero(opens_run(subject, token))  # each (subject, code) is one group
     group_of = number_runs(start, len(order))
     low = np.searchsorted(subject[start], query_subject, side="left")
@@ -263,20 +232,18 @@ def summarise(
     query, (group, _) = np.repeat(np.arange(len(query_us)), high - low), spans(low, high - low)
     count, _ = count_at_or_before(group_of, time_us, group, query_us[query])
     query, group, count = query[count > 0], group[count > 0], count[count > 0]
+    if not len(query):
+        return query, token[:0], np.zeros((0, len(SUMMARIES)))
     first, last = start[group], start[group] + count - 1
     bounds = np.stack([first, last + 1], axis=1).ravel()
     padded = np.r_[number, 0.0]  # `reduceat` needs every bound inside the array
-    values = {
+    numbers = {
         "LAST": number[last],
         "FIRST": number[first],
-        "MEAN": np.add.reduceat(padded, bounds)[::2] / count if len(bounds) else np.zeros(0),
-        "MIN": np.minimum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0),
-        "MAX": np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0),
+        "MEAN": np.add.reduceat(padded, bounds)[::2] / count,
+        "MIN": np.minimum.reduceat(padded, bounds)[::2],
+        "MAX": np.maximum.reduceat(padded, bounds)[::2],
         "SINCE": (query_us[query] - time_us[last]) / DAY_US,
         "COUNT": count.astype(np.float64),
     }
-    return Summaries(
-        query,
-        token[start[group]] if len(group) else np.zeros(0, np.int32),
-        {n: values[n] for n in SUMMARIES},
-    )
+    return query, token[start[group]], np.stack([numbers[name] for name in SUMMARIES], axis=1)

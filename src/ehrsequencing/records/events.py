@@ -16,6 +16,9 @@ from ehrsequencing.core.errors import EhrseqError
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+MAX_US = (
+    int(datetime(9999, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
+)  # from then on no time is real
 Answer = TypeVar("Answer")
 
 
@@ -39,14 +42,15 @@ class Events:
     def take(self, rows: Ints | Bools) -> "Events":
         """Keep some rows, in the order given."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        encounter = None if self.encounter is None else self.encounter.take(rows)
-        subject_id, time_us, code = (
-            self.subject_id.take(rows),
-            self.time_us.take(rows),
-            self.code.take(rows),
+        return Events(
+            subject_id=self.subject_id.take(rows),
+            time_us=self.time_us.take(rows),
+            code=self.code.take(rows),
+            codes=self.codes,
+            value=self.value.take(rows),
+            encounter=None if self.encounter is None else self.encounter.take(rows),
+            beyond=self.beyond,
         )
-        value = self.value.take(rows)
-        return Events(subject_id, time_us, code, self.codes, value, encounter, self.beyond)
 
     @cached_property
     def opens(self) -> Bools:
@@ -80,10 +84,9 @@ class OfCodes(Generic[Answer]):
 
     def __call__(self, codes: tuple[str, ...]) -> Answer:
         """The function's answer; codes are the same if they are the same tuple object."""
-        last = self._last
-        if last is None or last[0] is not codes:
-            self._last = last = codes, self._find(codes)
-        return last[1]
+        if self._last is None or self._last[0] is not codes:
+            self._last = codes, self._find(codes)
+        return self._last[1]
 
 
 _position = OfCodes(lambda codes: {code: position for position, code in enumerate(codes)})

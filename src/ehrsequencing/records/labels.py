@@ -75,8 +75,11 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
     names = {name.lower(): name for name in table.column_names}
     moment = next((names[name] for name in _MOMENTS if name in names), None)
     if "subject_id" not in names or moment is None:
-        fix = f"it needs subject_id and one of {', '.join(_MOMENTS)}"
-        raise EhrseqError("holds no cohort", where=str(path), fix=fix)
+        raise EhrseqError(
+            "holds no cohort",
+            where=str(path),
+            fix=f"it needs subject_id and one of {', '.join(_MOMENTS)}",
+        )
     table = _one_cohort(table, names.get(_COHORT_ID), cohort_id, path)
     ids = subject_ids(table[names["subject_id"]], path).to_numpy()
     times = _times(table[moment], path)
@@ -114,20 +117,27 @@ def read_boolean_labels(path: Path) -> BooleanLabels:
     """
     table, needed = _read(path), ("subject_id", "prediction_time", "boolean_value")
     if absent := [name for name in needed if name not in table.column_names]:
-        fix = "name the labels of a MEDS task: subject_id, prediction_time, boolean_value"
-        raise EhrseqError(f"has no column {absent[0]}", where=str(path), fix=fix)
+        raise EhrseqError(
+            f"has no column {absent[0]}",
+            where=str(path),
+            fix="name the labels of a MEDS task: subject_id, prediction_time, boolean_value",
+        )
     value = table["boolean_value"]
     if not pa.types.is_boolean(value.type) or value.null_count or not len(value):
-        fix = "give every label true or false"
         raise EhrseqError(
-            "boolean_value is not true or false in every row", where=str(path), fix=fix
+            "boolean_value is not true or false in every row",
+            where=str(path),
+            fix="give every label true or false",
         )
     ids = subject_ids(table["subject_id"], path).to_numpy()
     times = _times(table["prediction_time"], path)
     rows = np.unique(np.stack([ids, times, value.to_numpy().astype(np.int64)]), axis=1)
     if len(rows[0]) > 1 and (np.diff(rows[:2]) == 0).all(axis=0).any():
-        what = "some subjects have two different labels at one time"
-        raise EhrseqError(what, where=str(path), fix="keep one of them")
+        raise EhrseqError(
+            "some subjects have two different labels at one time",
+            where=str(path),
+            fix="keep one of them",
+        )
     return BooleanLabels(rows[0], rows[1], rows[2].astype(np.bool_))
 
 
@@ -135,8 +145,11 @@ def _read(path: Path) -> pa.Table:
     if path.is_dir():
         parts = [read_table(part) for part in parquet_files(path)]
         if not parts:
-            fix = "name a file, or a folder of label shards"
-            raise EhrseqError("holds no Parquet file", where=str(path), fix=fix)
+            raise EhrseqError(
+                "holds no Parquet file",
+                where=str(path),
+                fix="name a file, or a folder of label shards",
+            )
         common = [n for n in parts[0].column_names if all(n in p.column_names for p in parts)]
         return pa.concat_tables(
             [part.select(common) for part in parts], promote_options="permissive"
@@ -162,15 +175,20 @@ def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path
     if column is None and cohort_id is None:
         return table
     if column is None:
-        fix = "leave index.cohort_id out"
-        raise EhrseqError(f"has no column {_COHORT_ID}", where=str(path), fix=fix)
+        raise EhrseqError(
+            f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
+        )
     distinct = pc.unique(table[column]).to_pylist()
     if cohort_id is None and len(distinct) > 1:
-        fix = "name one with index.cohort_id"
-        raise EhrseqError(f"holds {len(distinct)} cohorts", where=str(path), fix=fix)
+        raise EhrseqError(
+            f"holds {len(distinct)} cohorts", where=str(path), fix="name one with index.cohort_id"
+        )
     if cohort_id is not None and cohort_id not in distinct:
-        fix = f"it holds {len(distinct)} other cohorts"
-        raise EhrseqError(f"holds no cohort {cohort_id}", where=f"{path}, {column}", fix=fix)
+        raise EhrseqError(
+            f"holds no cohort {cohort_id}",
+            where=f"{path}, {column}",
+            fix=f"it holds {len(distinct)} other cohorts",
+        )
     return table if cohort_id is None else table.filter(pc.equal(table[column], cohort_id))
 
 
@@ -178,8 +196,11 @@ def _times(column: pa.ChunkedArray, path: Path) -> Ints:
     """Microseconds; a date is its midnight."""
     kind = column.type
     if not (pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)):
-        fix = "write it as a date or a timestamp without a time zone"
-        raise EhrseqError(f"the index time has type {kind}", where=str(path), fix=fix)
+        raise EhrseqError(
+            f"the index time has type {kind}",
+            where=str(path),
+            fix="write it as a date or a timestamp without a time zone",
+        )
     if column.null_count:
         raise EhrseqError(
             f"{column.null_count} rows have no index time",

@@ -1,12 +1,14 @@
 """Read a MEDS data set: find its shards, check their columns, and turn each shard into clean `Events`.
 
-`parquet_rows.py` reads a file and `fixes.py` fixes its rows. docs/data.md lists what happens to each kind of bad input.
+`parquet_rows.py` reads a file: events as they stand there. Here each step then drops, renames or reorders rows, and
+counts what it did. docs/data.md lists what happens to each kind of bad input.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,53 @@ from ehrsequencing.core.outputs import (
     read_manifest,
     require_unchanged,
 )
-from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, Events, parse_date_us
-from ehrsequencing.records.fixes import fix
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    DEATH,
+    MAX_US,
+    SECOND_US,
+    STATIC,
+    Events,
+    first_time,
+    last_time,
+    opens_run,
+    parse_date_us,
+)
 from ehrsequencing.records.parquet_rows import check_schemas, read_events
 
 SPLITS = ("train", "tuning", "held_out")
+IMPORT_SETTINGS = (
+    "ehrseq_import"  # key of `metadata/dataset.json` that other readers of MEDS ignore
+)
+FIXES = {
+    "time_unit": "times given as dates or in another unit than microseconds were converted",
+    "time_zone": "times with a time zone were read as clock times of dialect.time_zone",
+    "value_type": "values of another type than float32 were converted",
+    "birth_name": "rows whose code has another name for birth were renamed to MEDS_BIRTH",
+    "death_name": "rows whose code has another name for death were renamed to MEDS_DEATH",
+    "unsorted": "subjects whose rows were not in time order were sorted",
+    "not_contiguous": "subjects whose rows were scattered in a shard were gathered",
+    "duplicates": "rows that repeat another row exactly were dropped",
+    "bad_year": "rows with a year up to 1900 or from 9999 were dropped (births excepted)",
+    "after_end": "rows after the data's end, few and far behind all others, were dropped; data.extracted sets that end",
+    "late_birth": "births after all other rows of their subject were dropped",
+    "early_death": "deaths before birth were dropped",
+    "before_birth": "rows before birth were dropped",
+    "after_death": "rows after death were dropped",
+    "bad_value": "values that are NaN, infinite or beyond 1e37 were dropped, their codes kept",
+    "static_only": "subjects without any timed row were dropped",
+    "absent_split": "splits of subjects without data were ignored",
+    "old_age": "ages over 120 years were taken as unknown",
+    "after_censoring": "outcomes after the end of follow-up were ignored",
+}
+MIN_US = int(datetime(1901, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
+_YEAR_1_US = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 _EDITED = f"fetch or import it again; if you changed the data on purpose, remove its {MANIFEST}"
+_IMPORT_OF = {"csv": "csv", "tsv": "csv", "parquet": "csv", "ndjson": "fhir", "json": "fhir"}
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
 
 
 def find_shards(data: Path) -> list[Path]:
@@ -41,124 +84,63 @@ def find_shards(data: Path) -> list[Path]:
     fix = _import_of(data) or "name the folder of a MEDS data set"
     if not data.is_dir():
         raise EhrseqError("is not a folder", where=str(data), fix=fix)
-    shards, home = parquet_files(data / "data"), data.resolve()
+    shards = parquet_files(data / "data")
     if not shards:
         raise EhrseqError("holds no data/**/*.parquet", where=str(data), fix=fix)
     for path in (*shards, *parquet_files(data / "metadata")):
-        if not path.resolve().is_relative_to(home):
-            what, fix = "is a link out of the data set", "copy the file into the folder"
-            raise EhrseqError(what, where=str(path), fix=fix)
+        if not path.resolve().is_relative_to(data.resolve()):
+            raise EhrseqError(
+                "is a link out of the data set",
+                where=str(path),
+                fix="copy the file into the folder",
+            )
     return shards
-
-
-_IMPORT_OF = {"csv": "csv", "tsv": "csv", "parquet": "csv", "ndjson": "fhir", "json": "fhir"}
 
 
 def _import_of(source: Path) -> str | None:
     """The import that reads a file or folder which is no MEDS data set; None for one that none reads."""
-    names = [source.name] if source.is_file() else os.listdir(source) if source.is_dir() else []
-    plain = {name.lower().removesuffix(".gz") for name in names}
     kind = None
     if source.is_file():
-        kind = _IMPORT_OF.get(plain.pop().rpartition(".")[2])
-    elif any(name.partition(".")[0] == "person" for name in plain):
-        kind = "omop"
-    elif {"patients.csv", "encounters.csv"} <= plain:
-        kind = "synthea"
-    elif any(name.endswith((".ndjson", ".json")) for name in plain):
-        kind = "fhir"
+        kind = _IMPORT_OF.get(source.name.lower().removesuffix(".gz").rpartition(".")[2])
+    elif source.is_dir():
+        names = {name.lower().removesuffix(".gz") for name in os.listdir(source)}
+        if any(name.partition(".")[0] == "person" for name in names):
+            kind = "omop"
+        elif {"patients.csv", "encounters.csv"} <= names:
+            kind = "synthea"
+        elif any(name.endswith((".ndjson", ".json")) for name in names):
+            kind = "fhir"
     more = " --map map.yaml" if kind == "csv" else ""
     return f"make one with ehrseq import {kind} {source}{more} meds" if kind else None
 
 
-def _own_manifest(data: Path) -> dict[str, Any]:
-    """The manifest of a data set that ehrseq wrote, once its metadata is as it lists it; else one without files.
+def parquet_files(root: Path) -> list[Path]:
+    """The Parquet files under a folder, sorted by path, without hidden files; none where there is no folder.
 
     Raises:
-        EhrseqError: The manifest is damaged, or a file of the data set is missing or has changed.
+        EhrseqError: A folder cannot be listed, or a link leads to a folder or nowhere.
     """
-    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
-        return {"files": {}}
-    manifest = read_manifest(data, what="a MEDS data set", verify=False)
-    for name in manifest["files"]:
-        if name.startswith("metadata/"):
-            require_unchanged(data, manifest, name, fix=_EDITED)
-    return manifest
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
+        for path in (Path(folder, name) for name in folders + files):
+            if path.is_symlink() and not path.is_file():  # `os.walk` would pass it in silence
+                raise EhrseqError(
+                    "is a link to a folder or to nothing",
+                    where=str(path),
+                    fix="copy what it means into the folder, or remove it",
+                )
+        names = (name for name in files if name.endswith(".parquet") and not name.startswith("."))
+        found += [Path(folder, name) for name in names]
+    return sorted(found)
 
 
-# A few rows long after all others (an open end written as 2099-12-31, a typing error) must not extend everybody's
-# follow-up. They are late if they are few, of few subjects, and follow a gap far longer than those between other rows,
-# since dates that were shifted person by person are spread thinly everywhere.
-FEWEST_SUBJECTS = 10  # with fewer, a late row looks like a thin record
-FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years counts
-GAP_DAYS = 365
-MOST_ROWS, MOST_SUBJECTS = (
-    0.01,
-    0.05,
-)  # shares that late rows and their subjects are at most; one is always few
-OPEN_DAY = 29_220  # 2050-01-01: no earlier death is taken for an open end
-TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
-
-
-@dataclass(frozen=True)
-class DayCounts:
-    """Rows on each day that has any, so that shards can be added up in any order."""
-
-    day: Ints  # (D,) int64 days since 1970, rising
-    rows: Ints  # (D,) rows but births
-    births: Ints  # (D,) births
-    deaths: Ints  # (D,) deaths, which `rows` count too
-    leaving: Ints  # (D,) subjects whose last row it is
-    last_us: int  # the latest time; `STATIC` without any
-    static: int  # rows without a time
-    with_number: int  # rows with a number
-
-    @property
-    def years(self) -> list[int]:
-        """The first and the last year with a row but births; empty without any."""
-        recorded = self.day[self.rows > 0]
-        return [_year(int(recorded[0])), _year(int(recorded[-1]))] if len(recorded) else []
-
-
-def count_days(events: Events) -> DayCounts:
-    """Count a shard, which holds whole subjects."""
-    last = events.time_us[np.append(events.starts[1:], len(events))[: len(events.starts)] - 1]
-    timed = events.time_us != STATIC
-    day = events.time_us[np.flatnonzero(timed)] // DAY_US
-    first = int(day.min()) if len(day) else 0
-    n = int(day.max()) - first + 1 if len(day) else 1
-    born = events.time_us[np.flatnonzero(events.is_code(BIRTH) & timed)] // DAY_US
-    died = events.time_us[np.flatnonzero(events.is_code(DEATH) & timed)] // DAY_US
-    rows, births, deaths = (np.bincount(days - first, minlength=n) for days in (day, born, died))
-    leaving = np.bincount(last[last != STATIC] // DAY_US - first, minlength=n)
-    kept = np.flatnonzero(rows)
-    last_us = int(events.time_us.max(initial=STATIC))
-    return DayCounts(
-        day=kept + first,
-        rows=(rows - births)[kept],
-        births=births[kept],
-        deaths=deaths[kept],
-        leaving=leaving[kept],
-        last_us=last_us,
-        static=int(np.count_nonzero(~timed)),
-        with_number=int(np.count_nonzero(~np.isnan(events.value))),
-    )
-
-
-def add_days(parts: Sequence[DayCounts]) -> DayCounts:
-    """The counts of all parts together."""
-    day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
-    sums = {}
-    for name in ("rows", "births", "deaths", "leaving"):
-        sums[name] = np.zeros(len(day), dtype=np.int64)
-        np.add.at(sums[name], place, np.concatenate([getattr(part, name) for part in parts]))
-    return DayCounts(
-        day,
-        **sums,
-        last_us=max(part.last_us for part in parts),
-        static=sum(part.static for part in parts),
-        with_number=sum(part.with_number for part in parts),
-    )
+def _refuse_unlisted(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise EhrseqError(
+            f"cannot be listed: {error.strerror}",
+            where=str(error.filename),
+            fix="make it a folder you can read",
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -179,56 +161,6 @@ class LateRows:
         return f"{what}, after {self.gap_days:,} days without any row"
 
 
-def find_late_rows(days: DayCounts) -> LateRows | None:
-    """The late rows of a data set; None where there are none.
-
-    Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
-    """
-    n_subjects = int(days.leaving.sum())
-    recorded = days.day[days.rows > days.deaths]
-    if not len(recorded):
-        return None
-    # deaths written as 2099-12-31, however many: nobody has died yet
-    is_open = (days.day > recorded[-1] + SMALL_GAP_DAYS) & (days.day >= OPEN_DAY)
-    if (is_open & (days.deaths > 0)).any():
-        return _late(days, int(np.argmax(is_open)))
-    if n_subjects < FEWEST_SUBJECTS:
-        return None
-    recorded = days.day[days.rows > 0]
-    counted = days.rows + np.where(days.day > recorded[-1], days.births, 0)
-    kept = np.flatnonzero(counted)
-    day, rows = days.day[kept], np.cumsum(counted[kept])
-    # subjects with a row on that day or later
-    staying = (n_subjects - np.cumsum(days.leaving) + days.leaving)[kept]
-    gap, before, after = np.diff(day), rows[:-1], rows[-1] - rows[:-1]
-    few = max(1, int(MOST_ROWS * rows[-1]))
-    usual = int(gap[(before > few) & (after > few)].max(initial=0))
-    enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else SMALL_GAP_DAYS, TIMES_LONGER * usual)
-    is_late = (
-        (after <= few) & (staying[1:] <= max(1, int(MOST_SUBJECTS * n_subjects))) & (gap > enough)
-    )
-    if not is_late.any():
-        return None
-    return _late(days, int(np.searchsorted(days.day, day[np.argmax(is_late) + 1])))
-
-
-def _late(days: DayCounts, first: int) -> LateRows:
-    """The rows from the `first` day of those counted on."""
-    recorded = days.day[:first][days.rows[:first] > 0]
-    last = int(recorded[-1]) if len(recorded) else int(days.day[first - 1])
-    return LateRows(
-        until_us=(last + 1) * DAY_US - 1,
-        rows=int((days.rows + days.births)[first:].sum()),
-        subjects=int(days.leaving[first:].sum()),
-        gap_days=int(days.day[first]) - last,
-        years=(_year(int(days.day[first])), _year(int(days.day[-1]))),
-    )
-
-
-def _year(day: int) -> int:
-    return int(np.datetime64(day, "D").astype("datetime64[Y]").astype(np.int64)) + 1970
-
-
 class MedsReader:
     """The shards of one data set, checked and fixed one by one.
 
@@ -243,8 +175,9 @@ class MedsReader:
     def __init__(
         self, data: Path, settings: DataConfig | None = None, visits: VisitsConfig | None = None
     ) -> None:
+        visits = visits or VisitsConfig()
+        settings = settings or DataConfig()
         self.data = data
-        visits, settings = visits or VisitsConfig(), settings or DataConfig()
         self.encounter_column = visits.column if visits.by == "encounter" else None
         self.dialect = settings.dialect or DialectConfig()
         self.shards = find_shards(data)
@@ -264,20 +197,30 @@ class MedsReader:
 
     def read(self, path: Path) -> Events:
         """Read, check and fix one shard; where ehrseq wrote the data set, its bytes must be those of the manifest."""
-        require_unchanged(
-            self.data, self._manifest, path.relative_to(self.data).as_posix(), fix=_EDITED
+        name = path.relative_to(self.data).as_posix()
+        require_unchanged(self.data, self._manifest, name, fix=_EDITED)
+        events = read_events(
+            path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column
         )
-        column, dialect = self.encounter_column, self.dialect
-        events = read_events(path, self.fixes, dialect=dialect, encounter_column=column)
-        ends = {
-            "extracted_us": None if self.declared_us is None else self.declared_us + DAY_US,
-            "until_us": None if self.late is None else self.late.until_us,
-        }
-        return fix(events, path, self.fixes, dialect=dialect, **ends)
+        return fix(
+            events,
+            path,
+            self.fixes,
+            dialect=self.dialect,
+            extracted_us=None if self.declared_us is None else self.declared_us + DAY_US,
+            until_us=None if self.late is None else self.late.until_us,
+        )
 
-    def end_us(self, days: DayCounts) -> int:
-        """The data's end: as `data.extracted` says, else the last timestamp of all shards' `days`."""
-        return days.last_us if self.declared_us is None else self.declared_us
+
+def _own_manifest(data: Path) -> dict[str, Any]:
+    """The manifest of a data set that ehrseq wrote, once its metadata is as it lists it; else one without files."""
+    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
+        return {"files": {}}
+    manifest = read_manifest(data, what="a MEDS data set", verify=False)
+    for name in manifest["files"]:
+        if name.startswith("metadata/"):
+            require_unchanged(data, manifest, name, fix=_EDITED)
+    return manifest
 
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
@@ -291,32 +234,170 @@ def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
     twice = np.flatnonzero(every[order][1:] == every[order][:-1])
     if len(twice):
         shard = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
-        first, second = shard[order[twice[0]]], shard[order[twice[0] + 1]]
-        what = f"a subject is in two shards, here and in {shards[first]} ({len(twice)} such cases)"
+        first, second = (shards[shard[order[twice[0] + k]]] for k in (0, 1))
         raise EhrseqError(
-            what, where=str(shards[second]), fix="keep each subject's rows in one file"
+            f"a subject is in two shards, here and in {first} ({len(twice)} such cases)",
+            where=str(second),
+            fix="keep each subject's rows in one file",
         )
 
 
-def parquet_files(root: Path) -> list[Path]:
-    """The Parquet files under a folder, sorted by path, without hidden files; none where there is no folder.
+# ---- the rows of one shard -------------------------------------------------------------------------------------------
+
+
+def fix(
+    events: Events,
+    path: Path,
+    fixes: Counter[str],
+    *,
+    dialect: DialectConfig,
+    extracted_us: int | None,
+    until_us: int | None = None,
+) -> Events:
+    """Fix the events of one shard.
+
+    Args:
+        events: As they stand in the file.
+        path: The file, for messages.
+        fixes: How often each of `FIXES` was applied; counted on.
+        dialect: Other names of birth and death.
+        extracted_us: Rows from this moment on are refused; None where the date of extraction is unknown.
+        until_us: Rows after this moment are dropped; None where the data has no late rows.
+
+    Returns:
+        Events sorted by subject and time.
 
     Raises:
-        EhrseqError: A folder cannot be listed, or a link leads to a folder or nowhere.
+        EhrseqError: Rows after the date of extraction, or a subject with two births.
     """
-    found: list[Path] = []
-    for folder, folders, files in os.walk(root, onerror=_refuse):
-        for path in (Path(folder, name) for name in folders + files):
-            if path.is_symlink() and not path.is_file():  # `os.walk` would pass it in silence
-                fix = "copy what it means into the folder, or remove it"
-                raise EhrseqError("is a link to a folder or to nothing", where=str(path), fix=fix)
-        names = (name for name in files if name.endswith(".parquet") and not name.startswith("."))
-        found += [Path(folder, name) for name in names]
-    return sorted(found)
+    events = _rename(events, BIRTH, dialect.birth, fixes, "birth_name")
+    events = _rename(events, DEATH, dialect.death, fixes, "death_name")
+    if extracted_us is not None:
+        _refuse_future(events, path, extracted_us)
+    events = _drop_bad_years(events, fixes)
+    if until_us is not None:
+        events = _drop_late(events, until_us, fixes)
+    events = _sort(events, fixes)
+    events = _drop_duplicates(events, fixes)
+    return _keep_lifetimes(events, path, fixes)
 
 
-def _refuse(error: OSError) -> None:
-    if isinstance(error, FileNotFoundError):
-        return
-    what, fix = f"cannot be listed: {error.strerror}", "make it a folder you can read"
-    raise EhrseqError(what, where=str(error.filename), fix=fix) from error
+def _rename(
+    events: Events, name: str, others: Sequence[str], fixes: Counter[str], label: str
+) -> Events:
+    """Give codes with another name for birth or death the MEDS name, in subjects who have no row of that name."""
+    exact = set(others) - {name}
+    prefixes = tuple(other[:-1] for other in others if other.endswith("*"))
+    is_other = [code in exact or code.startswith(prefixes) for code in events.codes]
+    if not any(is_other):
+        return events
+    timed = events.time_us != STATIC
+    named = events.subject_id[events.is_code(name) & timed]
+    chosen = np.array(is_other)[events.code] & timed & ~np.isin(events.subject_id, named)
+    if not chosen.any():
+        return events
+    fixes[label] += int(chosen.sum())
+    codes = events.codes if name in events.codes else (*events.codes, name)
+    code = np.where(chosen, codes.index(name), events.code)
+    used, code = np.unique(code, return_inverse=True)  # the other name is no code any more
+    codes = tuple(codes[k] for k in used.tolist())
+    return replace(events, code=code.astype(np.int32), codes=codes)
+
+
+def _refuse_future(events: Events, path: Path, extracted_us: int) -> None:
+    # a year of 9999 means unknown, and is dropped later; static rows are early
+    late = np.flatnonzero((events.time_us >= extracted_us) & (events.time_us < MAX_US))
+    if len(late):
+        raise EhrseqError(
+            f"{len(late)} rows are after the date of extraction",
+            where=f"{path}, row {late[0]}",
+            fix="correct data.extracted or the data",
+        )
+
+
+def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
+    time = events.time_us
+    early = np.count_nonzero(time < MIN_US)
+    if early == np.count_nonzero(time == STATIC) and time.max(initial=STATIC) < MAX_US:
+        return events
+    is_birth = events.is_code(BIRTH)
+    # an age over 120 in any case, but one that could overflow
+    ancient = is_birth & (time < _YEAR_1_US) & (time != STATIC)
+    time = np.where(ancient, _YEAR_1_US, time)
+    bad = (time != STATIC) & (((time < MIN_US) & ~is_birth) | (time >= MAX_US))
+    fixes["bad_year"] += int(bad.sum())
+    return replace(events, time_us=time).take(~bad)
+
+
+def _drop_late(events: Events, until_us: int, fixes: Counter[str]) -> Events:
+    """Drop rows after the data's end. Whoever had one was followed until then, unless it is an open end: a death."""
+    late = (events.time_us != STATIC) & (events.time_us > until_us)
+    if not late.any():
+        return events
+    fixes["after_end"] += int(late.sum())
+    followed = late & ~events.is_code(DEATH) & ~events.is_code(BIRTH)
+    return replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
+
+
+def _sort(events: Events, fixes: Counter[str]) -> Events:
+    subject, time = events.subject_id, events.time_us
+    backwards = (time[1:] < time[:-1]) & ~events.opens[1:]
+    runs = subject.take(events.starts)  # the subject of each run of rows
+    if not backwards.any() and np.all(np.diff(runs) > 0):
+        return events
+    fixes["not_contiguous"] += int((np.unique(runs, return_counts=True)[1] > 1).sum())
+    fixes["unsorted"] += len(np.unique(subject[1:][backwards]))
+    return events.take(np.lexsort((time, subject)))
+
+
+def _drop_duplicates(events: Events, fixes: Counter[str]) -> Events:
+    """Drop rows that equal another in subject, time, code, value and encounter; the first one stays."""
+    opens = events.opens.copy()
+    opens[1:] |= events.time_us[1:] != events.time_us[:-1]
+    moment = np.cumsum(opens) * len(events.codes) + events.code  # one number a moment and code
+    order = np.argsort(moment, kind="stable")  # nearly sorted already
+    twice = np.flatnonzero(~opens_run(moment.take(order)))
+    rows = order[np.union1d(twice - 1, twice)]  # that share subject, time and code with another
+    columns = [moment.take(rows), events.value.take(rows).view(np.int32)]
+    if events.encounter is not None:
+        columns.append(events.encounter.take(rows))
+    order = np.lexsort(columns[::-1])  # stable: of equals, the first comes first
+    same = ~opens_run(*(column[order] for column in columns))[1:]
+    if not same.any():
+        return events
+    keep = np.ones(len(events), dtype=bool)
+    keep[rows[order[1:][same]]] = False
+    fixes["duplicates"] += int(same.sum())
+    return events.take(keep)
+
+
+def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
+    """Refuse two births; drop impossible births and deaths, rows outside of a life, and who has only static rows."""
+    time_us, (subjects, row) = events.time_us, events.subjects
+    n = len(subjects)
+    timed, is_birth, is_death = time_us != STATIC, events.is_code(BIRTH), events.is_code(DEATH)
+    birth_us = first_time(events, is_birth, row, n)
+    if np.any(is_birth & timed & (time_us != birth_us[row])):
+        raise EhrseqError(
+            "a subject has two births",
+            where=str(path),
+            fix=f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births",
+        )
+    # before they could drop everything else
+    other_us = last_time(events, ~is_birth, row, n)
+    late_birth = is_birth & ((other_us != STATIC) & (birth_us > other_us))[row]
+    early_death = is_death & timed & (other_us >= birth_us)[row] & (time_us < birth_us[row])
+    kept = ~late_birth & ~early_death
+    birth_us = first_time(events, is_birth & kept, row, n)[row]
+    death_us = first_time(events, is_death & kept, row, n)[row]
+    before = kept & timed & (time_us < birth_us)
+    after = kept & timed & (death_us != STATIC) & (time_us > death_us)
+    kept &= ~before & ~after
+    static_only = kept & ~(np.bincount(row[kept & timed], minlength=n) > 0)[row]
+    fixes["late_birth"] += int(late_birth.sum())
+    fixes["early_death"] += int(early_death.sum())
+    fixes["before_birth"] += int(before.sum())
+    fixes["after_death"] += int(after.sum())
+    fixes["static_only"] += len(np.unique(row[static_only]))
+    kept &= ~static_only
+    return events if kept.all() else events.take(kept)

@@ -124,10 +124,9 @@ def outcome_labels(events: OutcomeEvents, rows: TaskRows, chosen: Ints) -> Liste
     row = np.repeat(np.arange(len(chosen)), np.diff(bounds))
     of_row = chosen[row]
     days = (events.outcome_us[item] - rows.prediction_us[of_row]) / DAY_US
-    entry, stop = rows.entry_days[of_row], rows.duration_days[of_row]
+    kept = np.flatnonzero(days <= rows.duration_days[of_row])
+    days = np.where(days > rows.entry_days[of_row], days, 0.0)
     code = events.outcome_codes[item].astype(np.int64)
-    kept = np.flatnonzero(days <= stop)
-    days = np.where(days > entry, days, 0.0)
     return ListedPairs(row[kept], code[kept], days[kept])
 
 
@@ -203,9 +202,11 @@ def choose_outcomes(
     any_of = np.logical_or.reduce(list(matched.values()))
     chosen = np.flatnonzero((subjects >= asked.min_subjects) & any_of & ~is_end)
     if not len(chosen):
-        what = f"no code has an event in {asked.min_subjects} training subjects"
-        fix = "lower outcomes.min_subjects, or correct outcomes.codes"
-        raise EhrseqError(what, where=f"task {task.name}, outcomes", fix=fix)
+        raise EhrseqError(
+            f"no code has an event in {asked.min_subjects} training subjects",
+            where=f"task {task.name}, outcomes",
+            fix="lower outcomes.min_subjects, or correct outcomes.codes",
+        )
     chosen = np.array(sorted(chosen.tolist(), key=lambda k: codes[k]))
     numbers = np.full(len(codes), -1, dtype=np.int32)
     numbers[chosen] = np.arange(len(chosen))

@@ -64,19 +64,24 @@ def joblib_backend(engine: str, processes: int | None, shards: Sequence[Path]) -
 
 def _dask_client(engine: str) -> Any:
     if (match := re.fullmatch(r"dask://(\S+)", engine)) is None:
-        fix = "use processes or dask://HOST:PORT"
-        raise EhrseqError(f"{engine!r} is no engine", where="--engine", fix=fix)
+        raise EhrseqError(
+            f"{engine!r} is no engine", where="--engine", fix="use processes or dask://HOST:PORT"
+        )
     try:
         from distributed import Client
     except ImportError as error:
-        fix = "pip install 'ehrsequencing[dask]'"
-        raise EhrseqError("needs distributed", where="--engine dask", fix=fix) from error
+        raise EhrseqError(
+            "needs distributed", where="--engine dask", fix="pip install 'ehrsequencing[dask]'"
+        ) from error
     connect: Callable[..., Any] = Client
     try:
         return connect(f"tcp://{match[1]}", timeout=_WAIT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
-        fix = "check the address, and that the scheduler runs the same package versions"
-        raise EhrseqError("no scheduler answers", where=f"--engine {engine}", fix=fix) from error
+        raise EhrseqError(
+            "no scheduler answers",
+            where=f"--engine {engine}",
+            fix="check the address, and that the scheduler runs the same package versions",
+        ) from error
 
 
 def call_in_order(
@@ -111,11 +116,11 @@ def call_in_order(
                     warnings.simplefilter("ignore", UserWarning)
                     results.close()
     except BrokenProcessPool as error:
-        what = "a process was killed during its work"
-        fix = (
-            "if memory ran out, use fewer cores (taskset -c 0 ehrseq prepare …): each has a process"
-        )
-        raise EhrseqError(what, where="prepare", fix=fix) from error
+        raise EhrseqError(
+            "a process was killed during its work",
+            where="prepare",
+            fix="if memory ran out, use fewer cores (taskset -c 0 ehrseq prepare …): each has a process",
+        ) from error
 
 
 _last: Any = None  # of a worker process: what it has read and looked up stays
@@ -129,9 +134,11 @@ def _call(work: Any, method: str, item: tuple[Any, ...]) -> Any:
         keep_freed_memory()
         _last = work
     if not work.folder.is_dir():
-        what = "a machine of the cluster does not see the output folder"
-        fix = "name an --out on a file system that all machines of the cluster share"
-        raise EhrseqError(what, where="--engine", fix=fix)
+        raise EhrseqError(
+            "a machine of the cluster does not see the output folder",
+            where="--engine",
+            fix="name an --out on a file system that all machines of the cluster share",
+        )
     try:
         return getattr(_last, method)(*item)
     except EhrseqError as error:

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.events import BIRTH, DAY_US, SECOND_US, STATIC, Events
-from ehrsequencing.records.fixes import MAX_US
+from ehrsequencing.records.events import BIRTH, DAY_US, MAX_US, SECOND_US, STATIC, Events
 
 MAX_CODE_BYTES = 1_000_000
 MAX_VALUE = 1e37
@@ -53,14 +52,12 @@ def read_table(
         encoded: Columns of text that come as dictionaries, without making a string of every row.
     """
     try:
-        options = {
-            "page_checksum_verification": True,
-            "read_dictionary": list(encoded),
-            "pre_buffer": False,
-        }
         with pq.ParquetFile(
-            path, **options
-        ) as file:  # a copy of the whole file first would help a remote one only
+            path,
+            page_checksum_verification=True,
+            read_dictionary=list(encoded),
+            pre_buffer=False,  # a copy of the whole file first would help a remote one only
+        ) as file:
             table = file.read(columns)
         if columns is None:
             table.validate(full=True)
@@ -100,9 +97,10 @@ def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
                 kind = _kind(types[name])
                 known, first = seen.setdefault(name, (kind, path))
                 if kind != known:
-                    what = f"column {name!r} is {kind} here and {known} in {first}"
                     raise EhrseqError(
-                        what, where=str(path), fix="write all shards with the same types"
+                        f"column {name!r} is {kind} here and {known} in {first}",
+                        where=str(path),
+                        fix="write all shards with the same types",
                     )
 
 
@@ -133,17 +131,19 @@ def read_events(
             subject or code, or a code cannot be a token.
     """
     names = columns_of(path)
-    wanted = [dialect.subject_id, dialect.time, dialect.code]
-    for part, name in zip(("subject_id", "time", "code"), wanted, strict=True):
+    needed = {"subject_id": dialect.subject_id, "time": dialect.time, "code": dialect.code}
+    for part, name in needed.items():
         if name not in names:
             raise _missing(part, name, names, path)
     if encounter_column is not None and encounter_column not in names:
-        fix = "set visits.column, or cut visits another way (visits.by=day)"
-        raise EhrseqError(f"has no column {encounter_column!r}", where=str(path), fix=fix)
-    wanted += [dialect.numeric_value] if dialect.numeric_value in names else []
-    wanted += [encounter_column] if encounter_column is not None else []
-    wanted += [DATE_ONLY] if DATE_ONLY in names else []
-    table = read_table(path, list(dict.fromkeys(wanted)), encoded=[dialect.code])
+        raise EhrseqError(
+            f"has no column {encounter_column!r}",
+            where=str(path),
+            fix="set visits.column, or cut visits another way (visits.by=day)",
+        )
+    optional = (dialect.numeric_value, encounter_column, DATE_ONLY)
+    wanted = dict.fromkeys([*needed.values(), *(name for name in optional if name in names)])
+    table = read_table(path, list(wanted), encoded=[dialect.code])
     return events_of_table(table, path, log, dialect=dialect, encounter_column=encounter_column)
 
 
@@ -156,13 +156,11 @@ def events_of_table(
     encounter_column: str | None = None,
 ) -> Events:
     """The events of rows that are in memory; `path` names them in messages. See `read_events`."""
-    names = table.column_names
     if not len(table):  # an empty shard may have untyped columns
-        none = np.zeros(0, np.int64)
-        small = none.astype(np.int32)
-        return Events(
-            none, none, small, (), np.zeros(0, np.float32), small if encounter_column else None
-        )
+        none, small = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        encounter = None if encounter_column is None else small
+        return Events(none, none, small, (), np.zeros(0, np.float32), encounter)
+    names = table.column_names
     subject_id = subject_ids(table[dialect.subject_id], path)
     code, codes = _codes(table[dialect.code], path)
     value = np.full(len(table), np.nan, dtype=np.float32)
@@ -170,18 +168,12 @@ def events_of_table(
         value = _values(table[dialect.numeric_value], path, log)
     time_us = _times(table[dialect.time], path, log, dialect)
     if DATE_ONLY in names:
-        is_birth = np.array([code_ == BIRTH or code_ in dialect.birth for code_ in codes])[code]
+        is_birth = np.array([name == BIRTH or name in dialect.birth for name in codes])[code]
         time_us = _end_of_dates(time_us, table[DATE_ONLY], is_birth, path)
-    return Events(
-        subject_id=subject_id.to_numpy(),
-        time_us=time_us,
-        code=code,
-        codes=codes,
-        value=value,
-        encounter=_encounters(table[encounter_column], encounter_column, path)
-        if encounter_column
-        else None,
-    )
+    encounter = None
+    if encounter_column is not None:
+        encounter = _encounters(table[encounter_column], encounter_column, path)
+    return Events(subject_id.to_numpy(), time_us, code, codes, value, encounter)
 
 
 def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path: Path) -> Ints:
@@ -190,8 +182,11 @@ def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path:
     What an import has put at the end of its day, or of a visit, is no midnight any more, and stays there.
     """
     if not pa.types.is_boolean(column.type):
-        what = f"column {DATE_ONLY!r} has type {column.type}"
-        raise EhrseqError(what, where=str(path), fix="convert it to bool, or rename it")
+        raise EhrseqError(
+            f"column {DATE_ONLY!r} has type {column.type}",
+            where=str(path),
+            fix="convert it to bool, or rename it",
+        )
     dated = np.asarray(pc.fill_null(column, False).to_numpy()) & (time_us != STATIC) & ~is_birth
     return np.where(dated & (time_us % DAY_US == 0), time_us + DAY_US - SECOND_US, time_us)
 
@@ -231,9 +226,11 @@ def read_subjects(path: Path, *, dialect: DialectConfig) -> Ints:
 
 def _missing(part: str, name: str, names: Sequence[str], path: Path) -> EhrseqError:
     likely = [other for other in names if _LIKELY[part] in other.lower()]
-    fix = f"MEDS needs subject_id, time and code; if it has another name here, set dialect.{part}"
     return EhrseqError(
-        f"has no column {name!r}", where=str(path), fix=fix + (f"={likely[0]}" if likely else "")
+        f"has no column {name!r}",
+        where=str(path),
+        fix=f"MEDS needs subject_id, time and code; if it has another name here, set dialect.{part}"
+        + (f"={likely[0]}" if likely else ""),
     )
 
 
@@ -250,9 +247,10 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
             fix="convert it to int64",
         )
     if column.null_count:
-        where = f"{path}, row {np.argmax(column.is_null().to_numpy())}"
         raise EhrseqError(
-            f"{column.null_count} rows have no subject_id", where=where, fix="remove or fill them"
+            f"{column.null_count} rows have no subject_id",
+            where=f"{path}, row {np.argmax(column.is_null().to_numpy())}",
+            fix="remove or fill them",
         )
     try:
         return column.cast(pa.int64())
@@ -269,32 +267,36 @@ def _times(column: pa.ChunkedArray, path: Path, log: Counter[str], dialect: Dial
         return np.full(len(column), STATIC, dtype=np.int64)
     is_stamp = pa.types.is_timestamp(kind)
     if not (is_stamp or pa.types.is_date(kind)):
-        fix = "convert it to timestamp[us] without a time zone"
-        raise EhrseqError(f"column 'time' has type {kind}", where=str(path), fix=fix)
-    if is_stamp and kind.tz is not None and dialect.time_zone is None:
-        fix = "name the zone of the hospital's clock, as in dialect.time_zone=Europe/Berlin"
-        raise EhrseqError(f"column 'time' has a time zone ({kind})", where=str(path), fix=fix)
-    whole = (
-        column.cast(pa.int32()).cast(pa.int64())
-        if pa.types.is_date32(kind)
-        else column.cast(pa.int64())
-    )
+        raise EhrseqError(
+            f"column 'time' has type {kind}",
+            where=str(path),
+            fix="convert it to timestamp[us] without a time zone",
+        )
+    zone = kind.tz if is_stamp else None
+    if zone is not None and dialect.time_zone is None:
+        raise EhrseqError(
+            f"column 'time' has a time zone ({kind})",
+            where=str(path),
+            fix="name the zone of the hospital's clock, as in dialect.time_zone=Europe/Berlin",
+        )
+    whole = column.cast(pa.int32()) if pa.types.is_date32(kind) else column
+    whole = whole.cast(pa.int64())
     unit = kind.unit if is_stamp else str(kind)
-    if is_stamp and unit == "us" and kind.tz is None:
+    if is_stamp and unit == "us" and zone is None:
         return np.asarray(pc.fill_null(whole, int(STATIC)).to_numpy(), dtype=np.int64)
-    missing = column.is_null().to_numpy()
     ticks = np.asarray(pc.fill_null(whole, 0).to_numpy(), dtype=np.int64)
-    factor = _TICK_US.get(unit, 1)
-    # beyond it a product could overflow; there a year is wrong in any case
-    limit = MAX_US // factor + 1
-    time = ticks // 1_000 if unit == "ns" else np.clip(ticks, -limit, limit) * factor
-    given = np.flatnonzero(~missing)
-    if is_stamp and kind.tz is not None:
+    if unit == "ns":
+        time = ticks // 1_000
+    else:  # beyond the limit a product could overflow; there a year is wrong in any case
+        limit = MAX_US // _TICK_US[unit] + 1
+        time = np.clip(ticks, -limit, limit) * _TICK_US[unit]
+    given = len(column) - column.null_count
+    if zone is not None:
         time = _local(time, dialect.time_zone or "UTC", path)
-        log["time_zone"] += len(given)
+        log["time_zone"] += given
     if unit != "us":
-        log["time_unit"] += len(given)
-    return np.where(missing, STATIC, time)
+        log["time_unit"] += given
+    return np.where(column.is_null().to_numpy(), STATIC, time)
 
 
 def _local(time_us: Ints, zone: str, path: Path) -> Ints:
@@ -303,9 +305,10 @@ def _local(time_us: Ints, zone: str, path: Path) -> Ints:
     try:
         clock = pc.local_timestamp(pa.array(time_us[known]).cast(pa.timestamp("us", zone)))
     except pa.ArrowInvalid as error:
-        fix = "install the system's time zone data (tzdata)"
         raise EhrseqError(
-            f"the time zone {zone} is not known to this machine", where=str(path), fix=fix
+            f"the time zone {zone} is not known to this machine",
+            where=str(path),
+            fix="install the system's time zone data (tzdata)",
         ) from error
     out = time_us.copy()
     out[known] = clock.cast(pa.int64()).to_numpy()
@@ -317,8 +320,9 @@ def _values(column: pa.ChunkedArray, path: Path, log: Counter[str]) -> Floats32:
     kind = column.type
     known = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
     if not (known or pa.types.is_null(kind)):
-        what = f"column 'numeric_value' has type {kind}"
-        raise EhrseqError(what, where=str(path), fix="convert it to float32")
+        raise EhrseqError(
+            f"column 'numeric_value' has type {kind}", where=str(path), fix="convert it to float32"
+        )
     given = len(column) - column.null_count
     if not pa.types.is_float32(kind):
         log["value_type"] += given
@@ -340,9 +344,10 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
             f"column 'code' has type {kind}", where=str(path), fix="convert it to strings"
         )
     if column.null_count:
-        where = f"{path}, row {np.argmax(column.is_null().to_numpy())}"
         raise EhrseqError(
-            f"{column.null_count} rows have no code", where=where, fix="remove or fill them"
+            f"{column.null_count} rows have no code",
+            where=f"{path}, row {np.argmax(column.is_null().to_numpy())}",
+            fix="remove or fill them",
         )
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.large_string()).dictionary_encode()
@@ -356,8 +361,11 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
     try:
         codes = tuple(names.to_pylist())
     except UnicodeDecodeError as error:
-        fix = "write the file again with UTF-8 strings"
-        raise EhrseqError("a code is not UTF-8", where=f"{path}, column code", fix=fix) from error
+        raise EhrseqError(
+            "a code is not UTF-8",
+            where=f"{path}, column code",
+            fix="write the file again with UTF-8 strings",
+        ) from error
     # a dictionary may hold entries that no row has
     is_used = np.bincount(code, minlength=len(codes)) > 0
     if not is_used.all():
@@ -380,8 +388,11 @@ def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
     for what, is_bad in reasons.items():
         bad = [number for number, name in enumerate(codes) if is_bad(name)]
         if bad:
-            where = f"{path}, row {np.argmax(np.isin(code, bad))}, column code"
-            raise EhrseqError(f"a code {what}", where=where, fix="rename or remove that code")
+            raise EhrseqError(
+                f"a code {what}",
+                where=f"{path}, row {np.argmax(np.isin(code, bad))}, column code",
+                fix="rename or remove that code",
+            )
 
 
 def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:
@@ -391,8 +402,10 @@ def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:
     if types.is_null(kind):
         return np.full(len(column), -1, dtype=np.int32)
     if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind)):
-        what, fix = f"column {name!r} has type {kind}", "encounter ids are text or integers"
-        raise EhrseqError(what, where=str(path), fix=fix)
-    encoded = plain.combine_chunks().dictionary_encode()
-    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-    return np.asarray(pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(), dtype=np.int32)
+        raise EhrseqError(
+            f"column {name!r} has type {kind}",
+            where=str(path),
+            fix="encounter ids are text or integers",
+        )
+    numbers = plain.dictionary_encode().combine_chunks().indices.cast(pa.int32())
+    return np.asarray(pc.fill_null(numbers, -1).to_numpy(), dtype=np.int32)

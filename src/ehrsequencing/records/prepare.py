@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, validated
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
@@ -30,15 +30,22 @@ from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parent
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events
-from ehrsequencing.records.imported import with_imported_visits
 from ehrsequencing.records.labels import write_cohort
-from ehrsequencing.records.meds import SPLITS, DayCounts, LateRows, MedsReader, count_days
+from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.prepared import SECTIONS
 from ehrsequencing.records.row_store import KeptRows, keep, ranges, read_kept
 from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
-from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey
+from ehrsequencing.records.survey import (
+    DayCounts,
+    Part,
+    Progress,
+    Steps,
+    Survey,
+    count_days,
+    survey,
+)
 from ehrsequencing.records.timelines import ArrayAppender, OutcomeEvents, TaskRows, Timelines
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -103,59 +110,61 @@ def fill(
     folder: Path, work: "ShardWork", *, jobs: int, progress: Progress | None, allow_empty: bool
 ) -> dict[str, Any]:
     """Write everything of a prepared set but its manifest into a folder; returns the manifest's facts."""
-    work.folder, reader, tasks = folder, work.reader, [one.task for one in work.builders]
+    work.folder, reader = folder, work.reader
     n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
     tick = Steps(reader, n_ranges, progress)
+
+    # shards → rows with reasons, and what the vocabulary is fitted on
     found = survey(reader, lambda: _FirstPass(work, jobs), tick)
-    fit, end_us, fixes = found.part.fit, reader.end_us(found.days), Counter(reader.fixes)
+    fit, fixes = found.part.fit, Counter(reader.fixes)
+    codes = list(fit.number)
+    known, suggest = [*codes, *work.parents], [*fit.common_codes(), *work.parents]
     for builder in work.builders:
-        builder.require_known(
-            [*fit.number, *work.parents], suggest=[*fit.common_codes(), *work.parents]
-        )
+        builder.require_known(known, suggest=suggest)
         builder.require_subjects(found.subject_id)
     vocabulary = fit.finish()
     vocabulary.save(folder)
-    codes = list(fit.number)
     write_json(folder / _KEPT / _CODES, codes)
 
-    tallies = [Tally(task) for task in tasks]
-    items = ((shards, end_us) for shards in ranges(found.part.kept, n_ranges))
+    # rows → visits, prediction times and labels, encoded
+    tallies = {builder.task.name: Tally(builder.task) for builder in work.builders}
+    items = ((shards, found.end_us) for shards in ranges(found.part.kept, n_ranges))
     with ExitStack() as stack:
-        writer, left = ArrayAppender(stack), n_ranges
+        writer = ArrayAppender(stack)
         for pieces in call_in_order(work, "encode", items, jobs=jobs):
             for piece in pieces:
                 fixes.update(piece.fixes)
                 _append(piece, folder, tallies, writer)
             tick()
-            left -= 1
-    for _ in range(left):  # there may be fewer ranges
+    while tick.done < tick.total:  # there may be fewer ranges
         tick()
 
-    for task, tally in zip(tasks, tallies, strict=True):
-        nobody = nobody_left(task, tally.as_json())
+    # each task's files
+    for task in work.tasks:
+        nobody = nobody_left(task, tallies[task.name].as_json())
         if nobody is not None and not allow_empty:
             raise EhrseqError(nobody[0], where=f"task {task.name}", fix=nobody[1])
-    for task, tally in zip(tasks, tallies, strict=True):
-        place, events = folder / "tasks" / task.name, folder / _KEPT / _OUTCOMES / task.name
-        choice = None
+    for task in work.tasks:
+        place, choice = folder / "tasks" / task.name, None
         if task.outcomes is not None:
+            events = folder / _KEPT / _OUTCOMES / task.name
             choice = choose_outcomes(place, events, task, codes, work.parents)
         write_cohort(folder, task.name)
         write_settings(place / "task.yaml", task)
-        write_json(place / "attrition.json", tally.as_json(choice))
+        write_json(place / "attrition.json", tallies[task.name].as_json(choice))
     shutil.rmtree(folder / _KEPT)
     write_settings(folder / "config.yaml", work.study, only=SECTIONS)
     fixes["absent_split"] = work.lookup.absent(found.subject_id)
     return {
-        **_facts(work, found, end_us),
+        **_facts(work, found),
         "vocabulary": vocabulary.digest,
-        "tasks": [task.name for task in tasks],
+        "tasks": [task.name for task in work.tasks],
         "known_training_rows": fit.known_share(vocabulary),
         "fixes": {name: count for name, count in fixes.items() if count},
     }
 
 
-def _facts(work: "ShardWork", found: "Survey[_FirstPass]", end_us: int) -> dict[str, Any]:
+def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
     """What the manifest says of the data set and the settings."""
     reader, days = work.reader, found.days
     return {
@@ -172,7 +181,7 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]", end_us: int) -> dict[
         },
         "years": days.years,
         "codes": len(found.part.fit.number),
-        "dataset_end_us": end_us,
+        "dataset_end_us": found.end_us,
         "late_rows": asdict(reader.late) if reader.late else None,
         "splits": split_source(reader.data, work.study.splits),
         "config": digest(work.study.model_dump(mode="json", include=SECTIONS)),
@@ -180,11 +189,16 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]", end_us: int) -> dict[
     }
 
 
+def _card(data: Path) -> dict[str, Any]:
+    """Content of `metadata/dataset.json`; empty without one."""
+    path = data / "metadata" / "dataset.json"
+    found = read_json(path) if path.is_file() else None
+    return found if isinstance(found, dict) else {}
+
+
 def data_name(data: Path) -> str:
     """What the data set calls itself, else its folder's name."""
-    card = data / "metadata" / "dataset.json"
-    found = read_json(card) if card.is_file() else None
-    name = found.get("dataset_name") if isinstance(found, dict) else None
+    name = _card(data).get("dataset_name")
     return name if isinstance(name, str) and name else data.name
 
 
@@ -199,14 +213,23 @@ class FittedShards:
 
 
 @dataclass(frozen=True)
-class EncodedShard:
-    """What the second pass makes of some subjects, by split in the order of `SPLITS`."""
+class EncodedTask:
+    """A task's part of `EncodedShard`, by split in the order of `SPLITS`."""
 
-    visits: list[Timelines]
-    rows: list[list[TaskRows]]  # per task
-    tallies: list[Tally]
+    tally: Tally
+    rows: list[TaskRows]
+    outcomes: list[
+        OutcomeEvents
+    ]  # of all codes, chosen at the end; empty for a task without `outcomes`
+
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """What the second pass makes of some subjects."""
+
+    visits: list[Timelines]  # by split in the order of `SPLITS`
+    tasks: list[EncodedTask]
     fixes: Counter[str]
-    outcomes: list[list[OutcomeEvents]]  # per task; empty for one without `outcomes`
 
 
 @dataclass(eq=False)
@@ -224,13 +247,22 @@ class ShardWork:
 
     @classmethod
     def of_study(cls, data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> "ShardWork":
-        """The work of a study on a data set."""
-        study = with_imported_visits(study, data)
+        """The work of a study on a data set; where it does not say how visits are cut, as the data's import noted."""
+        noted = _card(data).get(IMPORT_SETTINGS, {}).get("visits", {})
+        if noted and not {"by", "column"} & study.visits.model_fields_set:
+            values = study.visits.model_dump() | dict(noted)
+            visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")
+            study = study.model_copy(update={"visits": visits})
         reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
         excluded = excluded_codes(study, tasks, parents)
         lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
         builders = [CohortBuilder(task, parents=parents) for task in tasks]
         return cls(reader, lookup, study, builders, excluded, parents)
+
+    @property
+    def tasks(self) -> list[TaskConfig]:
+        """The questions."""
+        return [builder.task for builder in self.builders]
 
     def new_fit(self) -> VocabularyFit:
         """An empty fit."""
@@ -247,16 +279,14 @@ class ShardWork:
             subject_id, subject = events.subjects
             fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
             days.append(count_days(events))
-            rows = self.folder / _KEPT / f"{number}.rows"
-            kept.append(keep(events, rows, fit.numbers(events.codes)))
+            path = self.folder / _KEPT / f"{number}.rows"
+            kept.append(keep(events, path, fit.numbers(events.codes)))
         return FittedShards(kept, days, fit, reader.fixes)
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
-        return [
-            self._encode(events, dataset_end_us)
-            for events in read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
-        ]
+        pieces = read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
+        return [self._encode(events, dataset_end_us) for events in pieces]
 
     def _encode(self, events: Events, dataset_end_us: int) -> EncodedShard:
         """Encode visits and each task's prediction times; subjects come split by split."""
@@ -266,18 +296,17 @@ class ShardWork:
         split = self.lookup(record.subject_id)
         bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
         parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
-        rows, tallies, outcomes = [], [], []
+        tasks = []
         for builder in self.builders:
             cohort = builder.build(record, dataset_end_us=dataset_end_us)
             fixes["after_censoring"] += cohort.after_censoring
-            tallies.append(Tally(builder.task))
-            tallies[-1].add_cohort(cohort, split, record.visits)
-            encoded = encode_rows(record, cohort.rows, self._vocabulary)
-            rows.append([encoded.take(part) for part in parts])
-            found = None if builder.outcomes is None else builder.outcomes.find(record)
-            outcomes.append([] if found is None else [found.take(part) for part in parts])
-        visits = [timelines.take(part) for part in parts]
-        return EncodedShard(visits, rows, tallies, fixes, outcomes)
+            tally = Tally(builder.task)
+            tally.add_cohort(cohort, split, record.visits)
+            rows = encode_rows(record, cohort.rows, self._vocabulary)
+            found = builder.outcomes.find(record) if builder.outcomes else None
+            outcomes = [found.take(part) for part in parts] if found else []
+            tasks.append(EncodedTask(tally, [rows.take(part) for part in parts], outcomes))
+        return EncodedShard([timelines.take(part) for part in parts], tasks, fixes)
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:
@@ -311,15 +340,14 @@ class _FirstPass(Part):
 
 
 def _append(
-    shard: EncodedShard, folder: Path, tallies: Sequence[Tally], writer: ArrayAppender
+    shard: EncodedShard, folder: Path, tallies: Mapping[str, Tally], writer: ArrayAppender
 ) -> None:
     for split, timelines in zip(SPLITS, shard.visits, strict=True):
         writer.append(folder / "visits" / split, timelines)
-    parts = zip(tallies, shard.tallies, shard.rows, shard.outcomes, strict=True)
-    for total, tally, rows, events in parts:
-        total.merge(tally)
-        name = total.task.name
-        for split, own in zip(SPLITS, rows, strict=True):
-            writer.append(folder / "tasks" / name / split, own)
-        for split, found in zip(SPLITS, events, strict=False):  # of all codes; chosen at the end
+    for encoded in shard.tasks:
+        name = encoded.tally.task.name
+        tallies[name].merge(encoded.tally)
+        for split, rows in zip(SPLITS, encoded.rows, strict=True):
+            writer.append(folder / "tasks" / name / split, rows)
+        for split, found in zip(SPLITS, encoded.outcomes, strict=False):
             writer.append(folder / _KEPT / _OUTCOMES / name / split, found)

@@ -80,10 +80,8 @@ class Prepared:
 
     def attrition(self, name: str) -> dict[str, Any]:
         """Counts of a task, step by step."""
-        counts: dict[str, Any] = read_json(
-            self.folder / "tasks" / self.task(name).name / "attrition.json"
-        )
-        return counts
+        self.task(name)
+        return dict(read_json(self.folder / "tasks" / name / "attrition.json"))
 
     def identity(self, task: str) -> dict[str, str]:
         """Digests of what a run on a task learns from: its vocabulary, labels, codes, values and visits.

@@ -44,12 +44,14 @@ class SplitLookup:
         if self.assigned is None:
             return hash_splits(subject_ids, self.settings)
         ids, split = self.assigned
-        position = np.searchsorted(ids, subject_ids)
-        found = position < len(ids)
-        found[found] = ids[position[found]] == subject_ids[found]
-        if not found.all():
-            what = f"{int((~found).sum())} subjects of the data have no split"
-            raise EhrseqError(what, where=str(self.path), fix="add them, or use splits.by=hash")
+        position = np.minimum(np.searchsorted(ids, subject_ids), len(ids) - 1)
+        missing = int(np.sum(ids[position] != subject_ids)) if len(ids) else len(subject_ids)
+        if missing:
+            raise EhrseqError(
+                f"{missing} subjects of the data have no split",
+                where=str(self.path),
+                fix="add them, or use splits.by=hash",
+            )
         return split[position]
 
     def absent(self, subject_ids: Ints) -> int:
@@ -112,9 +114,11 @@ def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
     if len(outside) == len(shards):
         return "hash"
     if outside:
-        what = f"lies outside of data/{{{','.join(SPLITS)}}}, where other shards are, and there is no file of splits"
-        fix = "move it into the folder of its split, or use splits.by=hash"
-        raise EhrseqError(what, where=str(outside[0]), fix=fix)
+        raise EhrseqError(
+            f"lies outside of data/{{{','.join(SPLITS)}}}, where other shards are, and there is no file of splits",
+            where=str(outside[0]),
+            fix="move it into the folder of its split, or use splits.by=hash",
+        )
     return "folders"
 
 
@@ -132,8 +136,11 @@ def _from_file(path: Path) -> Assigned:
     if len(unknown := np.flatnonzero(split < 0)):
         word = words[int(unknown[0])].as_py()
         shown = f" {word!r}" if word in _OTHER_SPLITS else ""  # anything else may be a patient's
-        fix = f"use {', '.join(SPLITS)}"
-        raise EhrseqError(f"unknown split{shown}", where=f"{path}, row {unknown[0]}", fix=fix)
+        raise EhrseqError(
+            f"unknown split{shown}",
+            where=f"{path}, row {unknown[0]}",
+            fix=f"use {', '.join(SPLITS)}",
+        )
     ids, split = _sorted(ids, split)
     opens = opens_run(ids)
     if (opens_run(ids, split) & ~opens).any():
@@ -194,28 +201,29 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
     for path in find_shards(data):
         row_subject = read_subjects(path, dialect=dialect)
         if column not in columns_of(path):
-            fix = "name the site's in splits.column"
-            raise EhrseqError(f"has no column {column!r}", where=str(path), fix=fix)
+            raise EhrseqError(
+                f"has no column {column!r}", where=str(path), fix="name the site's in splits.column"
+            )
         cells = read_table(path, [column])[column]
         try:
             site = cells.cast(pa.string())
         except pa.ArrowException as error:
-            what, fix = (
+            raise EhrseqError(
                 f"column {column!r} has type {cells.type}",
-                "sites are text or whole numbers",
-            )
-            raise EhrseqError(what, where=str(path), fix=fix) from error
+                where=str(path),
+                fix="sites are text or whole numbers",
+            ) from error
         at_site = pc.fill_null(pc.is_in(site, value_set=pa.array(sites, pa.string())), False)
         seen.update(pc.unique(site.filter(at_site)).to_pylist())
         subject_id, row = np.unique(row_subject, return_inverse=True)
         ids.append(subject_id)
         is_there.append(np.bincount(row, weights=at_site.to_numpy(), minlength=len(subject_id)) > 0)
     if unseen := sorted(sites - seen):
-        where, what = (
-            f"splits.held_out_sites, column {column}",
+        raise EhrseqError(
             f"no row has the site {unseen[0]!r}",
+            where=f"splits.held_out_sites, column {column}",
+            fix="write sites as the column does",
         )
-        raise EhrseqError(what, where=where, fix="write sites as the column does")
     return _assigned(ids, is_there, settings)
 
 

@@ -1,32 +1,149 @@
 """The survey: one pass over all shards of a data set, before anything is made of its records.
 
-Every survey collects the subjects and the rows by day, which tell where the data ends. Whatever
-else a user needs is a `Part`. If a few rows lie far after all others (`meds.py`), the pass is made
-again without them.
+Every survey collects the subjects and the rows by day, which tell where the data ends. Whatever else a user needs is a
+`Part`. If a few rows lie far after all others, the pass is made again without them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import Events
-from ehrsequencing.records.meds import (
-    DayCounts,
-    MedsReader,
-    add_days,
-    count_days,
-    find_late_rows,
-    refuse_scattered,
-)
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, Events
+from ehrsequencing.records.meds import LateRows, MedsReader, refuse_scattered
 from ehrsequencing.records.vocabulary import Vocabulary
 
 Progress = Callable[[int, int], None]  # called with (pieces of work done, pieces to do)
+
+# A few rows long after all others (an open end written as 2099-12-31, a typing error) must not extend everybody's
+# follow-up. They are late if they are few, of few subjects, and follow a gap far longer than those between other rows,
+# since dates that were shifted person by person are spread thinly everywhere.
+FEWEST_SUBJECTS = 10  # with fewer, a late row looks like a thin record
+FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years counts
+GAP_DAYS = 365
+MOST_ROWS = 0.01  # share that late rows are at most; one row is always few
+MOST_SUBJECTS = 0.05  # share that their subjects are at most
+OPEN_DAY = 29_220  # 2050-01-01: no earlier death is taken for an open end
+TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
+
+
+@dataclass(frozen=True)
+class DayCounts:
+    """Rows on each day that has any, so that shards can be added up in any order."""
+
+    day: Ints  # (D,) int64 days since 1970, rising
+    rows: Ints  # (D,) rows but births
+    births: Ints  # (D,) births
+    deaths: Ints  # (D,) deaths, which `rows` count too
+    leaving: Ints  # (D,) subjects whose last row it is
+    last_us: int  # the latest time; `STATIC` without any
+    static: int  # rows without a time
+    with_number: int  # rows with a number
+
+    @property
+    def years(self) -> list[int]:
+        """The first and the last year with a row but births; empty without any."""
+        recorded = self.day[self.rows > 0]
+        return [_year(recorded[0]), _year(recorded[-1])] if len(recorded) else []
+
+
+def count_days(events: Events) -> DayCounts:
+    """Count a shard, which holds whole subjects."""
+    timed = np.flatnonzero(events.time_us != STATIC)
+    day = events.time_us[timed] // DAY_US
+    first = int(day.min(initial=0))
+    is_birth = events.is_code(BIRTH)[timed]
+    is_last = np.append(events.opens[1:], True)[timed]  # of its subject
+    rows, births, deaths, leaving = (
+        np.bincount(day[chosen] - first, minlength=int(day.max(initial=0)) - first + 1)
+        for chosen in (~is_birth, is_birth, events.is_code(DEATH)[timed], is_last)
+    )
+    kept = np.flatnonzero(rows + births)
+    return DayCounts(
+        day=kept + first,
+        rows=rows[kept],
+        births=births[kept],
+        deaths=deaths[kept],
+        leaving=leaving[kept],
+        last_us=int(events.time_us.max(initial=STATIC)),
+        static=len(events) - len(timed),
+        with_number=int(np.count_nonzero(~np.isnan(events.value))),
+    )
+
+
+def add_days(parts: Sequence[DayCounts]) -> DayCounts:
+    """The counts of all parts together."""
+    day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
+
+    def total(name: str) -> Ints:
+        counts = np.concatenate([getattr(part, name) for part in parts])
+        return np.bincount(place, weights=counts, minlength=len(day)).astype(np.int64)
+
+    return DayCounts(
+        day=day,
+        rows=total("rows"),
+        births=total("births"),
+        deaths=total("deaths"),
+        leaving=total("leaving"),
+        last_us=max(part.last_us for part in parts),
+        static=sum(part.static for part in parts),
+        with_number=sum(part.with_number for part in parts),
+    )
+
+
+def find_late_rows(days: DayCounts) -> LateRows | None:
+    """The late rows of a data set; None where there are none.
+
+    Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
+    """
+    recorded = days.day[days.rows > days.deaths]
+    if not len(recorded):
+        return None
+    # deaths written as 2099-12-31, however many: nobody has died yet
+    is_late = (days.day > recorded[-1] + SMALL_GAP_DAYS) & (days.day >= OPEN_DAY)
+    if not (is_late & (days.deaths > 0)).any():
+        is_late = _is_far_behind(days)
+    if not is_late.any():
+        return None
+    first = int(np.argmax(is_late))
+    with_rows = days.day[:first][days.rows[:first] > 0]
+    last = int(with_rows[-1] if len(with_rows) else days.day[first - 1])
+    return LateRows(
+        until_us=(last + 1) * DAY_US - 1,
+        rows=int((days.rows + days.births)[first:].sum()),
+        subjects=int(days.leaving[first:].sum()),
+        gap_days=int(days.day[first]) - last,
+        years=(_year(days.day[first]), _year(days.day[-1])),
+    )
+
+
+def _is_far_behind(days: DayCounts) -> Bools:
+    """(D,) which days hold few rows, of few subjects, after a gap that is longer than any usual one."""
+    n_subjects = int(days.leaving.sum())
+    out = np.zeros(len(days.day), dtype=bool)
+    if n_subjects < FEWEST_SUBJECTS:
+        return out
+    last_day = days.day[days.rows > 0][-1]
+    counted = days.rows + np.where(days.day > last_day, days.births, 0)
+    kept = np.flatnonzero(counted)
+    rows = np.cumsum(counted[kept])
+    gap, before, after = np.diff(days.day[kept]), rows[:-1], rows[-1] - rows[:-1]
+    few = max(1, int(MOST_ROWS * rows[-1]))
+    usual = int(gap[(before > few) & (after > few)].max(initial=0))
+    enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else SMALL_GAP_DAYS, TIMES_LONGER * usual)
+    staying = (n_subjects - np.cumsum(days.leaving) + days.leaving)[kept[1:]]  # then or later
+    few_subjects = max(1, int(MOST_SUBJECTS * n_subjects))
+    out[kept[1:]] = (after <= few) & (staying <= few_subjects) & (gap > enough)
+    return out
+
+
+def _year(day: int) -> int:
+    return int(np.datetime64(int(day), "D").astype("datetime64[Y]").astype(np.int64)) + 1970
 
 
 class Part:
@@ -52,6 +169,7 @@ class Survey(Generic[Counted]):
 
     subject_id: Ints  # (S,) all subjects, sorted
     days: DayCounts  # rows by day
+    end_us: int  # the data's end: as `data.extracted` says, else the last timestamp
     part: Counted  # what else was counted
 
 
@@ -80,17 +198,20 @@ def survey(
 
 
 def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Survey[Counted]:
-    ids, days = list[Ints](), list[DayCounts]()
+    ids, counts = list[Ints](), list[DayCounts]()
     for subject_id, of_shard in part.shards(reader):
         ids.append(subject_id)
-        days.append(of_shard)
+        counts.append(of_shard)
         tick()
     refuse_scattered(ids, reader.shards)
     every = np.sort(np.concatenate(ids))
     if not len(every):
-        what = "holds no subject with a timed row"
-        raise EhrseqError(what, where=str(reader.data), fix="check the data set")
-    return Survey(every, add_days(days), part)
+        raise EhrseqError(
+            "holds no subject with a timed row", where=str(reader.data), fix="check the data set"
+        )
+    days = add_days(counts)
+    end_us = days.last_us if reader.declared_us is None else reader.declared_us
+    return Survey(every, days, end_us, part)
 
 
 class Steps:
@@ -99,12 +220,17 @@ class Steps:
     def __init__(self, reader: MedsReader, after: int, progress: Progress | None) -> None:
         self.reader, self.after, self.progress, self.done = reader, after, progress, 0
 
+    @property
+    def total(self) -> int:
+        """Pieces to do; a second pass reads every shard again."""
+        passes = 1 if self.reader.late is None else 2
+        return passes * len(self.reader.shards) + self.after
+
     def __call__(self) -> None:
         """One more piece is done."""
         self.done += 1
         if self.progress is not None:
-            passes = 1 if self.reader.late is None else 2
-            self.progress(self.done, passes * len(self.reader.shards) + self.after)
+            self.progress(self.done, self.total)
 
 
 class TokenRows(Part):

@@ -68,15 +68,17 @@ class Timelines:
         visits, subject_offsets = _owned(self.subject_offsets, subjects)
         codes, visit_offsets = _owned(self.visit_offsets, visits)
         static, static_offsets = _owned(self.static_offsets, subjects)
-        new: dict[str, Any] = {
-            "subject_offsets": subject_offsets,
-            "visit_offsets": visit_offsets,
-            "static_offsets": static_offsets,
-        }
-        new |= {name: getattr(self, name)[subjects] for name in ("subject_id", "birth_us")}
-        new |= {name: getattr(self, name)[visits] for name in _OF_VISITS}
-        new |= {"codes": self.codes[codes], "values": _items(self.values, codes)}
-        return Timelines(**new, static_codes=self.static_codes[static])
+        return Timelines(
+            subject_id=self.subject_id[subjects],
+            birth_us=self.birth_us[subjects],
+            subject_offsets=subject_offsets,
+            **{name: getattr(self, name)[visits] for name in _OF_VISITS},
+            visit_offsets=visit_offsets,
+            codes=self.codes[codes],
+            values=_items(self.values, codes),
+            static_codes=self.static_codes[static],
+            static_offsets=static_offsets,
+        )
 
 
 @dataclass(frozen=True)
@@ -137,14 +139,16 @@ class TaskRows:
             row_offsets: (S+1,) new subject s owns the chosen rows `[offsets[s], offsets[s+1])`.
         """
         carry, carry_offsets = _owned(self.carry_offsets, chosen)
-        new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
-        new |= {
-            name: _items(getattr(self, name), carry) for name in ("carry_codes", "carry_values")
+        new: dict[str, Any] = {
+            "row_offsets": row_offsets,
+            "carry_offsets": carry_offsets,
+            "carry_codes": _items(self.carry_codes, carry),
+            "carry_values": _items(self.carry_values, carry),
         }
-        return TaskRows(
-            **new,
-            **{f.name: getattr(self, f.name)[chosen] for f in fields(self) if f.name not in new},
-        )
+        for field in fields(self):
+            if field.name not in new:
+                new[field.name] = getattr(self, field.name)[chosen]
+        return TaskRows(**new)
 
 
 @dataclass(frozen=True)
@@ -234,14 +238,12 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
     """The arrays of several groups of subjects, one group after another."""
     columns: dict[str, Any] = {}
     for field in fields(parts[0]):
-        arrays: list[NDArray[Any]] = [getattr(part, field.name) for part in parts]
+        arrays = [getattr(part, field.name) for part in parts]
         if field.name.endswith("_offsets"):
-            ends: Ints = np.cumsum([0, *(int(array[-1]) for array in arrays)])
-            arrays = [
-                np.zeros(1, np.int64),
-                *(array[1:] + ends[k] for k, array in enumerate(arrays)),
-            ]
-        columns[field.name] = np.concatenate(arrays)
+            lengths = np.concatenate([np.diff(array) for array in arrays])
+            columns[field.name] = np.r_[0, np.cumsum(lengths)].astype(np.int64)
+        else:
+            columns[field.name] = np.concatenate(arrays)
     return type(parts[0])(**columns)
 
 
@@ -258,29 +260,6 @@ def _items(array: NDArray[Any], items: Ints | slice) -> NDArray[Any]:
     return array[items] if isinstance(items, slice) else array.take(items, axis=0)
 
 
-_DTYPES: dict[str, Any] = {
-    "subject_id": np.int64,
-    "birth_us": np.int64,
-    "start_us": np.int64,
-    "end_us": np.int64,
-    "age_years": np.float32,
-    "delta_days": np.float32,
-    "codes": np.int32,
-    "values": np.float32,
-    "static_codes": np.int32,
-    "prediction_us": np.int64,
-    "index_us": np.int64,
-    "is_query": np.bool_,
-    "visits_before": np.int32,
-    "unfinished_codes": np.int32,
-    "duration_days": np.float64,
-    "entry_days": np.float64,
-    "cause": np.int8,
-    "carry_codes": np.int32,
-    "carry_values": np.float32,
-    "outcome_codes": np.int32,
-    "outcome_us": np.int64,
-}
 Stored = TypeVar("Stored", Timelines, TaskRows, OutcomeEvents)
 
 
@@ -289,32 +268,22 @@ class ArrayAppender:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._writers: dict[Path, dict[str, ArrayWriter]] = {}
+        self._writers: dict[Path, ArrayWriter] = {}
 
     def append(self, folder: Path, arrays: Timelines | TaskRows | OutcomeEvents) -> None:
         """Append every field to its file under `folder`; offsets go on where those before ended."""
-        if folder not in self._writers:
-            self._writers[folder] = {
-                field.name: self._open(folder, field.name, arrays) for field in fields(arrays)
-            }
-        for name, writer in self._writers[folder].items():
-            rows = getattr(arrays, name)
-            if name.endswith("_offsets"):
-                rows = rows[1:] + writer.last
+        for field in fields(arrays):
+            path, rows = folder / f"{field.name}.npy", getattr(arrays, field.name)
+            is_offsets = field.name.endswith("_offsets")
+            if path not in self._writers:
+                writer = ArrayWriter(path, rows.dtype, rows.shape[1:])
+                self._writers[path] = self._stack.enter_context(writer)
+                if is_offsets:
+                    writer.append(np.zeros(1, np.int64))
+            if is_offsets:
+                rows = rows[1:] + self._writers[path].last
             if len(rows):
-                writer.append(rows)
-
-    def _open(
-        self, folder: Path, name: str, arrays: Timelines | TaskRows | OutcomeEvents
-    ) -> ArrayWriter:
-        is_offsets = name.endswith("_offsets")
-        dtype = np.int64 if is_offsets else _DTYPES[name]
-        writer = self._stack.enter_context(
-            ArrayWriter(folder / f"{name}.npy", dtype, getattr(arrays, name).shape[1:])
-        )
-        if is_offsets:
-            writer.append(np.zeros(1, np.int64))
-        return writer
+                self._writers[path].append(rows)
 
 
 def open_arrays(kind: type[Stored], folder: Path) -> Stored:

@@ -84,33 +84,32 @@ def _collect(event: Ints, owner: Ints, time: Ints, label: Ints) -> Visits:
 
 def _encounter_labels(owner: Ints, time: Ints, encounter: Ints32) -> Ints:
     """A visit label per event: merged encounters; events without one join the span that holds them, else their day."""
-    n = len(owner)
-    label = np.full(n, -1, dtype=np.int64)
+    label = np.full(len(owner), -1, dtype=np.int64)
     named = np.flatnonzero(encounter >= 0)
     if len(named):
-        _, raw = np.unique(
-            np.stack([owner[named], encounter[named].astype(np.int64)]), axis=1, return_inverse=True
-        )
-        label[named] = _merge_overlaps(owner[named], time[named], raw.reshape(-1))
+        raw = _distinct(owner[named], encounter[named])
+        label[named] = _merge_overlaps(owner[named], time[named], raw)
         _join_spans(owner, time, label)
     loose = np.flatnonzero(label < 0)
     if len(loose):
-        day = time[loose] // DAY_US
-        _, raw = np.unique(np.stack([owner[loose], day]), axis=1, return_inverse=True)
-        label[loose] = raw.reshape(-1) + label.max(initial=-1) + 1
+        raw = _distinct(owner[loose], time[loose] // DAY_US)
+        label[loose] = raw + label.max(initial=-1) + 1
     return _merge_overlaps(owner, time, label)
+
+
+def _distinct(owner: Ints, key: Ints | Ints32) -> Ints:
+    """(n,) number of each distinct pair."""
+    pairs = np.stack([owner, key.astype(np.int64)])
+    return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _spans(owner: Ints, time: Ints, label: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Distinct labels with their subject, start and end."""
-    names, inverse = np.unique(label, return_inverse=True)
-    start = np.full(len(names), np.iinfo(np.int64).max)
-    end = np.full(len(names), np.iinfo(np.int64).min)
+    names, first, inverse = np.unique(label, return_index=True, return_inverse=True)
+    start, end = time[first], time[first]
     np.minimum.at(start, inverse, time)
     np.maximum.at(end, inverse, time)
-    subject = np.empty(len(names), dtype=np.int64)
-    subject[inverse] = owner
-    return names, subject, start, end
+    return names, owner[first], start, end
 
 
 def _merge_overlaps(owner: Ints, time: Ints, label: Ints) -> Ints:
@@ -142,10 +141,8 @@ def _join_spans(owner: Ints, time: Ints, label: Ints) -> None:
     order = np.lexsort((start, subject))
     names, subject, start, end = names[order], subject[order], start[order], end[order]
     loose = np.flatnonzero(~named)
-    for shift in (
-        1,
-        2,
-    ):  # the span that started last, and, at an instant where two touch, the one before it
+    # the span that started last, and, at an instant where two touch, the one before it
+    for shift in (1, 2):
         count, first = count_at_or_before(subject, start, owner[loose], time[loose])
         position = np.where(count >= shift, first + count - shift, 0)
         ok = (count >= shift) & (time[loose] <= end[position])

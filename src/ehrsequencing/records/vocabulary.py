@@ -1,4 +1,4 @@
-"""Codes and values → token ids, fitted on training subjects only (SCIENCE.md §1).
+"""Codes and values → token ids, fitted on training subjects only (docs/records.md).
 
 Token 0 is padding, 1 the unknown code. Then follow one unknown token per code type, the codes that enough training
 subjects have, and bins and summaries of those with numbers. A token's id decides what it is, never its name, since a

@@ -56,9 +56,10 @@ class VocabularyFit:
         self.settings, self.value_settings, self.excluded = settings, values, excluded
         self.parents = parents or {}
         if settings.rollup != "off" and not any(self.parents.values()):
-            fix = "write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off"
             raise EhrseqError(
-                "the data set names no parents of codes", where="vocabulary.rollup", fix=fix
+                "the data set names no parents of codes",
+                where="vocabulary.rollup",
+                fix="write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off",
             )
         # for a roll-up: training subjects per code, some of them where there are many
         self.carriers: dict[int, set[int]] = {}
@@ -129,13 +130,13 @@ class VocabularyFit:
             )
 
     def _numbers(self, codes: tuple[str, ...]) -> Ints:
-        new = [c for c in dict.fromkeys(codes) if c not in self.number]
-        self.number |= {c: number for number, c in enumerate(new, start=len(self.number))}
-        kinds = [
-            self.kinds.setdefault("" if self.excluded(c) else code_type(c), len(self.kinds))
-            for c in new
-        ]
-        self._kind = np.r_[self._kind, np.array(kinds, dtype=np.int64)]
+        kinds = []
+        for code in codes:
+            if code not in self.number:
+                self.number[code] = len(self.number)
+                kind = "" if self.excluded(code) else code_type(code)
+                kinds.append(self.kinds.setdefault(kind, len(self.kinds)))
+        self._kind = np.append(self._kind, np.array(kinds, dtype=np.int64))
         self.subjects = _longer(self.subjects, len(self.number))
         self.rows = _longer(self.rows, len(self.number))
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
@@ -322,19 +323,14 @@ def ancestors(
 
 def _heights(parents: Parents) -> dict[str, int]:
     """Longest way down from each node to a leaf; nodes of a cycle, which have none, are above all others."""
-    children = dict.fromkeys(chain(parents, *parents.values()), 0)
-    for ups in parents.values():
-        for up in set(ups):
-            children[up] += 1
-    height = dict.fromkeys(children, len(children))
-    ready = [node for node, count in children.items() if not count]
-    height.update(dict.fromkeys(ready, 0))
-    top: dict[str, int] = {}
-    for node in ready:  # grows while it is walked: a node is ready when all its children have been
-        height[node] = top.get(node, 0)
-        for up in set(parents.get(node, ())):
-            top[up] = max(top.get(up, 0), height[node] + 1)
-            children[up] -= 1
-            if not children[up]:
-                ready.append(up)
-    return height
+    below: dict[str, set[str]] = {node: set() for node in chain(parents, *parents.values())}
+    for code, ups in parents.items():
+        for up in ups:
+            below[up].add(code)
+    height: dict[str, int] = {}
+    ready, level = {node for node, under in below.items() if not under}, 0
+    while ready:
+        height.update(dict.fromkeys(ready, level))
+        above = {up for node in ready for up in parents.get(node, ())} - height.keys()
+        ready, level = {up for up in above if below[up] <= height.keys()}, level + 1
+    return dict.fromkeys(below, len(below)) | height

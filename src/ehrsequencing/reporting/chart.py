@@ -220,7 +220,7 @@ class Chart:
 
     def end_labels(self, ends: Sequence[tuple[float, str]]) -> None:
         """Names beside the right ends of lines, given as (y, name), moved apart so that they do not overlap."""
-        heights = _spread([self.y(y) for y, _ in ends], 13.0, self.y.stop + 4, self.y.start)
+        heights = _spread([self.y(y) for y, _ in ends], 15.0, self.y.stop + 4, self.y.start)
         for height, (y, words) in zip(heights, ends, strict=True):
             self.text(self.x.high, y, words, dx=6, dy=height - self.y(y) + 4)
 

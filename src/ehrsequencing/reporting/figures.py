@@ -10,7 +10,7 @@ from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
-from ehrsequencing.reporting.wording import duration, percent, plain, with_interval
+from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -108,8 +108,8 @@ def calibration(row: Mapping[str, Any], *, title: str, curve: Curve | None = Non
     found += [] if curve is None else [*curve.x, *curve.y]
     top = min(1.0, max(1.08 * max(found, default=0.0), 0.01))
     chart = Chart(320, 320, (0, top), (0, top), left=50)
-    chart.y_axis("observed", percent)
-    chart.x_axis("predicted", percent)
+    chart.y_axis("observed", percent_mark)
+    chart.x_axis("predicted", percent_mark)
     chart.line(0, 0, top, top, "reference")
     if curve is not None:
         chart.curve(curve)
@@ -141,7 +141,7 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
     end = max((x for c in scaled for x in c.x), default=1.0)
     chart = Chart(320, 260, (0.0, end), (-0.12 * top, top), left=50)
     chart.y_axis("net benefit per 100", plain)
-    chart.x_axis("act from a risk of", percent)
+    chart.x_axis("act from a risk of", percent_mark)
     chart.line(0, 0, end, 0, "axis")
     for c in reversed(scaled):
         # where it leaves downwards
@@ -190,8 +190,8 @@ def incidence(row: Mapping[str, Any]) -> Figure | None:
     top = max(v for g in groups for v in (*g["predicted"], *g["high"]) if v is not None)
     below = 58 + 15 * (len(groups) + 1)
     y = (0, min(1.0, 1.06 * top) or 0.01)
-    chart = Chart(540, 250 + below, (0, horizon / per), y, left=132, right=104, bottom=below)
-    chart.y_axis("", percent)
+    chart = Chart(540, 250 + below, (0, horizon / per), y, left=142, right=128, bottom=below)
+    chart.y_axis("", percent_mark)
     at = [day / per for day in row["tick_days"]]
     chart.x_axis(f"{unit} after the prediction", plain, at)
     chart.text(0, 0, "at risk", "strong end", dx=-24, dy=54)

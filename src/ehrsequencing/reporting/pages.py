@@ -3,11 +3,17 @@
 The lines that the commands print are here too.
 """
 
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from ehrsequencing.config import format_days
+from ehrsequencing.core.version import __version__
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.figures import forest
@@ -17,14 +23,20 @@ from ehrsequencing.reporting.wording import with_interval
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
 
-def _page(**content: Any) -> str:
-    page: dict[str, Any] = {"lines": (), "forests": {}}
+def _page(*, searchable: bool = False, **content: Any) -> str:
+    page: dict[str, Any] = {"lines": (), "forests": {}, "version": __version__}
+    page["search"] = ""
+    if searchable:
+        script = (Path(__file__).parent / "templates" / "search.js").read_text(encoding="utf-8")
+        code = b64encode(sha256(script.encode()).digest()).decode()
+        page |= {"search": Markup(script), "policy": f"script-src 'sha256-{code}'; "}
     return environment().get_template("page.html.jinja").render(page | content)
 
 
 # ------------------------------------------------------------------------------------------------------- pretraining
 
 TOP_K = 10  # of the recall that the answer is about
+LEARNED = "The pretrained model foresees codes better than a list of the most frequent ones"
 _GUESSED = {
     "masked_codes": "codes taken from a visit",
     "time_to_code": "codes recorded next",
@@ -61,19 +73,21 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
     if not found:
         return Verdict(
             False,
-            "Too little was measured on tuning subjects to say whether anything was learned.",
+            "Too few tuning subjects to say whether pretraining learned anything.",
             (),
         )
     gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in found.items()}
     learned = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
     parts = tuple(_part(name, found[name], gains[name]) for name in found)
     if not learned:
-        return Verdict(False, "Nothing was learned that frequencies do not tell.", parts)
+        return Verdict(
+            False, "Pretraining learned nothing beyond how frequent each code is.", parts
+        )
     if len(learned) == len(found):
-        return Verdict(True, "The model guesses better than frequencies do.", parts)
+        return Verdict(True, f"{LEARNED}.", parts)
     return Verdict(
         True,
-        f"The model guesses better than frequencies do in {' and '.join(learned)} alone.",
+        f"{LEARNED} in one of two exercises, {' and '.join(learned)}.",
         parts,
     )
 
@@ -83,8 +97,8 @@ def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     measures, measure = found["measures"], f"recall@{TOP_K}"
     ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
     return (
-        f"{name}: its first {TOP_K} guesses hold {ours} of the {_GUESSED.get(name, 'codes')}, and those of most "
-        f"frequent first {frequency}: a gain of {_percentage_points(gain)} percentage points."
+        f"{name}: {ours} of the {_GUESSED.get(name, 'codes')} are among its first {TOP_K} guesses, and {frequency} are"
+        f" among the {TOP_K} most frequent codes: a gain of {_percentage_points(gain)} percentage points."
     )
 
 
@@ -93,10 +107,7 @@ def _percentage_points(gain: Mapping[str, Any]) -> str:
     value, low, high = (
         None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
     )
-    if value is None:
-        return "an unknown number of"
-    around = "" if low is None or high is None else f" ({low:+.1f} to {high:+.1f})"
-    return f"{value:+.1f}{around}".replace("-", "−")
+    return with_interval(value, low, high, "+.1f")
 
 
 GUESSERS = {"model": "model", "frequency": "most frequent first"}  # in words
@@ -189,7 +200,7 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
 def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
     """The page of every outcome of a run as a string of HTML, without a script; `result` is of `evaluate_outcomes`."""
     rows, pooled = [], result["pooled"]
-    for row in result["outcomes"]:
+    for row in sorted(result["outcomes"], key=lambda row: -_count_of(row["events"])):
         numbers = (_estimate(row[name]) for name in ("auc", "c", "oe"))
         rows.append((row["code"], str(row["events"]), *numbers))
     if pooled["outcomes"]:
@@ -213,7 +224,14 @@ def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
         f"Every outcome · {result['split'].replace('_', '-')} split, {result['subjects']} subjects"
     )
     tables = [("All outcomes", columns, rows)]
-    return _page(title=title, kicker=kicker, lines=lines, tables=tables, notes=notes)
+    return _page(
+        searchable=True, title=title, kicker=kicker, lines=lines, tables=tables, notes=notes
+    )
+
+
+def _count_of(count: int | str) -> int:
+    """The number of a count, 0 of one that is withheld."""
+    return count if isinstance(count, int) else 0
 
 
 def _estimate(one: Mapping[str, float | None]) -> str:

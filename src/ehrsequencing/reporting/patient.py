@@ -9,9 +9,8 @@ from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Figure, ticks
-from ehrsequencing.reporting.wording import duration, percent, plain
+from ehrsequencing.reporting.wording import duration, number, percent, percent_mark, plain
 
-MINUS = "\N{MINUS SIGN}"
 WIDTH, MOST_LANES, LANE = 560.0, 5, 17.0
 _KINDS = {  # lanes in the field's words, by the prefix of a code
     "DX": "diagnoses",
@@ -128,15 +127,15 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     per, unit = (DAYS_PER_YEAR, "years") if end - start >= 2 * DAYS_PER_YEAR else (1.0, "days")
     top = max([*patient.risk, *(max(curve) for curve in patient.curves.values())])
     top = max([top, *(max(high) for _, high in patient.bands.values())])
-    top, head, plot = min(1.0, 1.1 * top) or 0.01, 30.0, 170.0
+    top, head, plot = min(1.0, 1.1 * top) or 0.01, 38.0, 170.0
     below = LANE * len(lanes) + 12
     chart = Chart(
         WIDTH,
         head + plot + below + 40,
         (start / per, end / per),
         (0, top),
-        left=92,
-        right=78,
+        left=112,
+        right=100,
         top=head,
         bottom=below + 40,
     )
@@ -153,7 +152,7 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
         chart.rows.append(
             (f"{at:.3g}", f"risk within {duration(patient.horizon_days)}", percent(risk))
         )
-    if chart.x(now / per) - chart.x.start > 125:
+    if chart.x(now / per) - chart.x.start > 160:
         chart.text(chart.x.low, top, f"risk within {duration(patient.horizon_days)}", dx=0, dy=-17)
     _curves(chart, patient, now, per)
     _happened(chart, patient, per)
@@ -220,7 +219,7 @@ def _frame(chart: Chart, now: float, lanes: int, label: str, top: float) -> None
     chart.bar((now, chart.x.high), top, 0, "future")
     for tick in ticks(0, top):
         chart.line(chart.x.low, tick, chart.x.high, tick, "grid")
-        chart.text(chart.x.low, tick, percent(tick), "end", dx=-6, dy=4)
+        chart.text(chart.x.low, tick, percent_mark(tick), "end", dx=-6, dy=4)
     turned = f"translate(12 {(chart.y.start + chart.y.stop) / 2:.1f}) rotate(-90)"
     chart.drawn.append(f'<text class="mid" transform="{turned}">risk</text>')
     base = LANE * lanes + 12
@@ -290,8 +289,8 @@ def _marks(
     start: float,
     per: float,
 ) -> None:
-    for number, (kind, marks) in enumerate(lanes):
-        dy = LANE * (number + 0.5) + 8
+    for lane, (kind, marks) in enumerate(lanes):
+        dy = LANE * (lane + 0.5) + 8
         y = chart.y.start + dy
         end = chart.x(patient.times_days[-1] / per)
         ends = f'x1="{chart.x.start:.1f}" y1="{y:.1f}" x2="{end:.1f}" y2="{y:.1f}"'
@@ -329,6 +328,6 @@ def _moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str,
         if part["code"] is None and part["codes"]:
             name = f"{part['codes']} other codes together"
         points = 100 * part["change"]
-        told.append(f"{name} {'+' if points > 0 else MINUS}{abs(points):.1f}")
+        told.append(f"{name} {number(points, '+.1f')}")
     kept = {name: row[name] for name in ("day", "before", "after")}
     return kept | {"codes": told, "more": max(len(parts) - 3, 0)}

@@ -372,6 +372,7 @@ def _context(told: Told, page: str) -> dict[str, Any]:
     common |= {"oracle": panels.oracle(m["oracle"])}
     common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
     common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
+    common["OTHER"] = DETAILS if page == ANSWER else ANSWER
     return common | names | own
 
 

@@ -11,7 +11,7 @@ from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.wording import interval, verdict
+from ehrsequencing.reporting.wording import interval, number, verdict
 
 Row = Mapping[str, Any]
 Case = dict[str, Any]
@@ -145,12 +145,14 @@ def _metric_cell(row: Row | None, chance: float | None) -> Cell:
     metric, value, low, high = row["metric"], row["value"], row["low"], row["high"]
     known = METRICS.get(metric)
     digits, scale = (4, 1.0) if known is None else (known.digits, known.scale)
-    around = interval(low, high, lambda end: f"{scale * end:z.{digits}f}")
+    around = interval(low, high, lambda end: number(scale * end, f"z.{digits}f"))
     target = None if known is None else known.target
     off = target is not None and low is not None and high is not None and not low <= target <= high
     off |= metric == "ks_p" and value < 0.05
     off |= chance is not None and value > chance
-    return Cell("value", f"{scale * value:z.{digits}f}", around or row.get("reason") or "", off)
+    return Cell(
+        "value", number(scale * value, f"z.{digits}f"), around or row.get("reason") or "", off
+    )
 
 
 def place_of(row: Row) -> tuple[Any, Any, Any]:
@@ -288,7 +290,7 @@ def _cell(row: Mapping[str, Any] | None, scale: float, sign: str = "") -> tuple[
     digits = 2 if scale == 1 else 1 if sign else 0
 
     def show(value: float) -> str:
-        return f"{scale * value:{sign}z.{digits}f}{'' if sign else unit}"
+        return number(scale * value, f"{sign}z.{digits}f") + ("" if sign else unit)
 
     return show(row["value"]) + (unit if sign else ""), interval(row["low"], row["high"], show)
 

@@ -227,7 +227,7 @@ def model_card(
     return f"""---
 {head}---
 
-# {run.task.name}
+# {run.task.heading}
 
 {_question(run.task)}
 

@@ -14,6 +14,7 @@ from ehrsequencing.reporting.scores import place_of
 from ehrsequencing.reporting.wording import (
     duration,
     from_landmark,
+    number,
     percent,
     size,
     verdict,
@@ -212,7 +213,7 @@ def blend_weights(m: Mapping[str, Any]) -> dict[str, list[str]]:
     """The weights of a blend as text: cause → one for each part."""
     by_cause: dict[str, list[str]] = {}
     for row in (m.get("blend") or {"weights": []})["weights"]:
-        weight = with_interval(row["value"], row["low"], row["high"], ".2f", "–")
+        weight = with_interval(row["value"], row["low"], row["high"], ".2f")
         by_cause.setdefault(row["cause"], []).append(weight)
     return by_cause
 
@@ -226,17 +227,22 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
     found = m.get("codes")
     if not found or not found["codes"]:
         return None
-    rows, named = list[tuple[str, str, str, str]](), dict[bool, list[str]]({True: [], False: []})
+    rows, named = (
+        list[tuple[str, str, str, str, str]](),
+        dict[bool, list[str]]({True: [], False: []}),
+    )
     for row in found["codes"]:
         value, low, high = (
             None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high")
         )
         share = "–" if row["share"] is None else f"{row['share']:.0%}"
         effect = with_interval(value, low, high, "+.2f")
-        rows.append((row["code"], row["description"] or "", share, effect))
+        against = row["against"] or ""
+        rows.append((row["code"], row["description"] or "", against, share, effect))
         is_sure = low is not None and high is not None and (low > 0 or high < 0)
-        if is_sure and abs(row["effect"]) >= LEAST_NAMED:
-            words = f"{row['description'] or row['code']} ({value:+.1f})"
+        if value is not None and is_sure and abs(row["effect"]) >= LEAST_NAMED:
+            compared = f" rather than {against}" if against else ""
+            words = f"{row['description'] or row['code']}{compared} ({number(value, '+.1f')})"
             named[row["effect"] > 0].append(words)
     return {
         "question": f"{found['cause']} by {duration(found['horizon_days'])}",

@@ -122,7 +122,7 @@ def _cell(row: Row | None) -> str:
     return (
         TOO_FEW
         if row.get("reason") == TOO_FEW
-        else with_interval(row["value"], row["low"], row["high"], ".3f", "–")
+        else with_interval(row["value"], row["low"], row["high"], ".3f")
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.metrics.registry import METRICS
 
+MINUS = "\N{MINUS SIGN}"
 Show = str | Callable[[float], str]  # how a number is printed: a format, or a function
 
 
@@ -76,19 +77,40 @@ def size(people: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ numbers
 
 
+def number(value: float, form: str) -> str:
+    """A number by a format, with a real minus: every number of the pages comes from here.
+
+    >>> number(-0.0204, ".2f"), number(0.3, "+.1f")
+    ('−0.02', '+0.3')
+    """
+    return f"{value:{form}}".replace("-", MINUS)
+
+
 def percent(value: float) -> str:
-    """A risk in percent, to three digits: `2.5%`."""
-    return f"{100 * value:.3g}%"
+    """A risk in percent with two digits, as the explorer prints it.
+
+    >>> percent(0.0251), percent(0.1234), percent(0.998), percent(0.00004)
+    ('2.5%', '12%', '>99%', '<0.01%')
+    """
+    scaled = 100 * value
+    if 99 < scaled < 100:
+        return ">99%"
+    if 0 < scaled < 0.01:
+        return "<0.01%"
+    return f"{scaled:.0f}%" if scaled >= 9.95 else f"{scaled:.2g}%"
+
+
+def percent_mark(value: float) -> str:
+    """A round percentage beside an axis: `12.5%`."""
+    return f"{plain(100 * value)}%"
 
 
 def plain(value: float) -> str:
     """A number without trailing zeros."""
-    return f"{value:.6g}"
+    return number(value, ".6g")
 
 
-def with_interval(
-    value: float | None, low: float | None, high: float | None, show: Show, to: str = " to "
-) -> str:
+def with_interval(value: float | None, low: float | None, high: float | None, show: Show) -> str:
     """A value with its interval, each printed by a format or a function.
 
     >>> with_interval(0.861, 0.85, 0.88, ".2f"), with_interval(0.861, None, None, ".1%"), with_interval(None, 0, 1, "")
@@ -96,23 +118,24 @@ def with_interval(
     """
     if value is None:
         return "undefined"
-    number = f"{value:{show}}" if isinstance(show, str) else show(value)
-    around = interval(low, high, show, to)
-    return f"{number} ({around})" if around else number
+    middle = number(value, show) if isinstance(show, str) else show(value)
+    around = interval(low, high, show)
+    return f"{middle} ({around})" if around else middle
 
 
-def interval(low: float | None, high: float | None, show: Show, to: str = " to ") -> str:
+def interval(low: float | None, high: float | None, show: Show) -> str:
     """`0.85 to 0.88`; empty where there is no interval."""
     if low is None or high is None:
         return ""
-    return to.join(f"{end:{show}}" if isinstance(show, str) else show(end) for end in (low, high))
+    ends = (number(end, show) if isinstance(show, str) else show(end) for end in (low, high))
+    return " to ".join(ends)
 
 
 def rounded(value: float, sign: str = "") -> str:
     """A number in prose: two significant digits, at most four after the point.
 
     >>> rounded(0.8612), rounded(0.0204), rounded(-0.2, "+"), rounded(12.3), rounded(0.0)
-    ('0.86', '0.020', '-0.20', '12', '0.0')
+    ('0.86', '0.020', '−0.20', '12', '0.0')
     """
     size = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:{sign}.{min(max(1 - size, 0), 4)}f}"
+    return number(value, f"{sign}.{min(max(1 - size, 0), 4)}f")

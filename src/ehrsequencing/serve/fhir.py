@@ -92,7 +92,7 @@ def router(service: Service) -> APIRouter:
         own = {
             "hook": "patient-view",
             "id": SERVICE,
-            "title": f"Risk: {service.predictor.run.task.name}",
+            "title": f"Risk: {service.predictor.run.task.heading}",
             "description": f"Predicted risk of {causes} from the patient's record",
             "prefetch": _PREFETCH,
         }

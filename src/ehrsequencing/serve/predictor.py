@@ -20,7 +20,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import cohort_steps
 from ehrsequencing.records.events import STATIC, Events, parse_date_us
-from ehrsequencing.records.fixes import fix
+from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
 from ehrsequencing.records.survey import TokenRows
 from ehrsequencing.serve.schemas import PredictRequest, Problem

@@ -147,6 +147,7 @@ def task_yaml(config: SimulationConfig) -> str:
     return f"""\
 # Time from enrolment, and from the end of every later visit, to the outcome; death competes.
 name: simulated
+title:      Outcome of simulated patients, with death competing
 index:      {{code: {ENROLMENT}, which: first}}
 outcome:    {{{outcome}: {OUTCOME_CODE}}}
 competing:  {{{death}: {DEATH_CODE}}}

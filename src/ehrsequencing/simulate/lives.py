@@ -6,8 +6,10 @@ on the rate and what is recorded, being alive on the frailty and what is recorde
 """
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 
@@ -16,8 +18,26 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints
 NEVER_DAYS = 100_000  # stands for an endless gap: longer than any life, yet finite, so that arithmetic stays finite
 
 
+class LastAxis:
+    """Arrays whose last axis is the life: they are chosen and joined along it."""
+
+    __slots__ = ()
+
+    def take(self, index: Ints | Bools) -> Self:
+        """Choose lives by number, in the order given, or by mask."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return type(self)(**{name: values[..., index] for name, values in columns.items()})
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Put lives one after another."""
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        columns = {name: [getattr(part, name) for part in parts] for name in names}
+        return cls(**{name: np.concatenate(some, axis=-1) for name, some in columns.items()})
+
+
 @dataclass(frozen=True, slots=True)
-class Lives:
+class Lives(LastAxis):
     """The states of n lives at the midnight after day `now`; the last axis of every array is the life.
 
     `visit_rate` and `frailty` are hidden from the record; all else can be read off it.
@@ -55,26 +75,9 @@ class Lives:
         """(n,) whether the last visit holds the acute event."""
         return np.equal(self.acute_day, self.day)
 
-    def take(self, index: Ints | Bools) -> "Lives":
-        """Choose lives by number, in the order given, or by mask."""
-        return Lives(
-            **{field.name: getattr(self, field.name)[..., index] for field in fields(self)}
-        )
-
-    @staticmethod
-    def join(parts: "list[Lives]") -> "Lives":
-        """Put lives one after another."""
-        names = [field.name for field in fields(Lives)]
-        return Lives(
-            **{
-                name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
-                for name in names
-            }
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class Draws(LastAxis):
     """The standard random numbers with which n lives move on to their next visit: (n,) each."""
 
     gap: Floats  # standard exponential: how long until the visit
@@ -109,21 +112,15 @@ class Draws:
         Each half is distributed as the other. What raises the hazard in one lowers it in the other, so their mean
         varies less than the mean of 2n independent draws (antithetic variates).
         """
-        turned = {"matched": ~self.matched, "order_step": -self.order_step, "lab": -self.lab}
-        same = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Draws(
-            **{
-                name: np.concatenate([values, turned.get(name, values)])
-                for name, values in same.items()
-            }
-        )
+        opposite = replace(self, matched=~self.matched, order_step=-self.order_step, lab=-self.lab)
+        return Draws.join([self, opposite])
 
 
 CLASSES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(LastAxis):
     """What the records of n lives, and their being at risk still, say about what is hidden."""
 
     rate: Floats  # (CLASSES, n) log likelihood of the visits so far, for each visit rate
@@ -133,20 +130,6 @@ class Evidence:
     def none(cls, lives: int) -> "Evidence":
         """Nothing known."""
         return cls(np.zeros((CLASSES, lives)), np.zeros((2, lives)))
-
-    def take(self, index: Ints | Bools) -> "Evidence":
-        """Choose lives by number, in the order given, or by mask."""
-        return Evidence(self.rate[:, index], self.hazard[:, index])
-
-    @staticmethod
-    def join(parts: "list[Evidence]") -> "Evidence":
-        """Put lives one after another."""
-        return Evidence(
-            *(
-                np.concatenate([getattr(part, name) for part in parts], axis=1)
-                for name in ("rate", "hazard")
-            )
-        )
 
 
 def class_values(spread: float) -> Floats:

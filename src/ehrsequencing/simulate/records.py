@@ -27,13 +27,12 @@ from ehrsequencing.simulate.codes import (
     OUTCOME_CODE,
     CodeTable,
 )
-from ehrsequencing.simulate.lives import Draws, Evidence, Lives
+from ehrsequencing.simulate.lives import Draws, Evidence, LastAxis, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR, SimulationConfig
 
-STUDY_END = (
-    date(2020, 1, 1) - date(1970, 1, 1)
-).days  # administrative censoring, at midnight; in days since 1970
+# administrative censoring, at midnight; in days since 1970
+STUDY_END = (date(2020, 1, 1) - date(1970, 1, 1)).days
 BLOCK = 256  # subjects; another number makes another simulation
 ENCOUNTER = "hadm_id"  # the extra column that names the stay a row belongs to
 _COURSES_STREAM, _RECORDS_STREAM, TRUTH_STREAM = range(3)
@@ -74,10 +73,8 @@ class Courses:
     def is_at_risk(self) -> Bools:
         """(V,) the visits from enrolment on, before anything strikes: their ends are the prediction times."""
         struck = np.minimum(self.outcome_days, self.death_days)
-        at_risk: Bools = (self.visits.day >= self.visits.enrolment_day) & (
-            self.visits.day < struck[self.subject]
-        )
-        return at_risk
+        enrolled = self.visits.day >= self.visits.enrolment_day
+        return np.asarray(enrolled & (self.visits.day < struck[self.subject]))
 
 
 def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) -> Courses:
@@ -228,7 +225,7 @@ def simulate_block(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(LastAxis):
     """Rows to be: subject number within the block, time, code number, value (NaN: none) and stay (0: none)."""
 
     subject: Ints
@@ -251,27 +248,20 @@ class _Rows:
             everyone + stay,
         )
 
-    @classmethod
-    def join(cls, parts: "list[_Rows]") -> "_Rows":
-        return cls(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__)
-        )
-
     def to_meds(self, codes: CodeTable, *, first_id: int, subjects: int) -> pa.Table:
         """Sort by subject, time and code number, and drop subjects beyond the number asked for."""
         order = np.lexsort((self.code, self.time_us, self.subject))
-        order = order[: np.searchsorted(self.subject[order], subjects)]
-        subject_id, time_us, value, stay = (
-            column[order]
-            for column in (first_id + self.subject, self.time_us, self.value, self.stay)
-        )
+        rows = self.take(order[: np.searchsorted(self.subject[order], subjects)])
+        subject_id = first_id + rows.subject
+        is_static = rows.time_us == _STATIC
+        value = rows.value.astype(np.float32)
         return pa.table(
             {
                 "subject_id": subject_id,
-                "time": pa.array(time_us, type=pa.timestamp("us"), mask=time_us == _STATIC),
-                "code": pa.array(codes.names).take(pa.array(self.code[order])),
-                "numeric_value": pa.array(value.astype(np.float32), mask=np.isnan(value)),
-                ENCOUNTER: pa.array(subject_id * _MOST_STAYS + stay, mask=stay == 0),
+                "time": pa.array(rows.time_us, type=pa.timestamp("us"), mask=is_static),
+                "code": pa.array(codes.names).take(pa.array(rows.code)),
+                "numeric_value": pa.array(value, mask=np.isnan(value)),
+                ENCOUNTER: pa.array(subject_id * _MOST_STAYS + rows.stay, mask=rows.stay == 0),
             }
         )
 

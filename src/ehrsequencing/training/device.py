@@ -1,31 +1,18 @@
-"""Where a training computes: the device, the precision, and several processes that train one model.
-
-Batches go to a GPU, and losses come back, without waiting for it. With `torchrun --nproc-per-node=2 -m ehrsequencing
-train …` all processes hold the same weights. Each computes the gradients of its share of a step's subjects, one
-`all_reduce` adds them up, and all take the same step. The loss is a sum over prediction times divided by a constant, so
-that the sum of the processes' gradients is the gradient of one process. torch's `DistributedDataParallel` averages
-instead, and needs the same number of backward passes in every process; here a long record is cut into parts.
-"""
+"""Where a training computes: the device and the precision. Batches and losses travel without a wait for the GPU."""
 
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ehrsequencing.batches.loader import Step
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.checkpoint import TrainingState
 
-WAIT = timedelta(hours=4)  # for one another: process 0 alone recalibrates and writes
 READ_STEPS = 20  # steps between two looks at the losses on a GPU
 Item = TypeVar("Item")
 
@@ -104,121 +91,3 @@ class Losses:
                 )
             state.loss_sum += value * self.scale
             state.row_count += int(rows)
-
-
-# ---- several processes
-
-
-@dataclass(frozen=True)
-class Processes:
-    """This process among those that train one model.
-
-    Attributes:
-        rank: Number of this process; process 0 alone prints, writes and saves.
-        count: How many there are.
-    """
-
-    rank: int = 0
-    count: int = 1
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.rank == 0
-
-    @property
-    def several(self) -> bool:
-        """Whether there are others."""
-        return self.count > 1
-
-    def share(self, subjects: Ints) -> Ints:
-        """This process's part (m,) of some subjects (n,), in their order.
-
-        >>> import numpy as np
-        >>> Processes(rank=1, count=2).share(np.array([4, 7, 1])).tolist()
-        [7]
-        """
-        return subjects[self.rank :: self.count]
-
-    def totals(self, *numbers: float) -> list[float]:
-        """Sums over the processes, in float64; no process goes on before all have called it."""
-        if not self.several:
-            return list(numbers)
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        summed = torch.tensor(numbers, dtype=torch.float64, device=device)
-        _all_reduce(summed)
-        return [float(number) for number in summed.tolist()]
-
-    def sum_gradients(
-        self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], numbers: Tensor
-    ) -> tuple[list[Tensor | None], Tensor]:
-        """Sums over the processes of gradients and of further numbers, in one message.
-
-        Args:
-            parameters: Of the model, in the same order in every process.
-            gradients: One for each; None where this process's batches do not depend on the parameter.
-            numbers: (n,) float32.
-
-        Returns:
-            The gradients' sums, None where no process has one (the optimiser then leaves the parameter alone); and
-            the sums of the numbers.
-        """
-        if not self.several:
-            return list(gradients), numbers
-        known = torch.tensor(
-            [float(gradient is not None) for gradient in gradients], device=numbers.device
-        )
-        flat = [
-            torch.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-        ]
-        message = torch.cat([numbers.float(), known, *(one.reshape(-1).float() for one in flat)])
-        _all_reduce(message)
-        sizes = [len(numbers), len(known), *(parameter.numel() for parameter in parameters)]
-        numbers, known, *sums = torch.split(message, sizes)
-        has_gradient = known.tolist() if None in gradients else [1.0] * len(sums)
-        summed: list[Tensor | None] = []
-        for parameter, total, has in zip(parameters, sums, has_gradient, strict=True):
-            summed.append(total.view_as(parameter).to(parameter.dtype) if has else None)
-        return summed, numbers
-
-
-ALONE = Processes()
-
-
-@contextmanager
-def joined_processes() -> Iterator[Processes]:
-    """Join the processes that torchrun has started, as its environment variables say; else this one is alone.
-
-    Raises:
-        EhrseqError: There are fewer GPUs than processes on this machine, or the others cannot be reached.
-    """
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1 or "RANK" not in os.environ:
-        yield ALONE
-        return
-    gpus, local_rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
-    if gpus and local_rank >= gpus:
-        what = f"{os.environ['LOCAL_WORLD_SIZE']} processes on a machine with {gpus} GPU(s)"
-        fix = "start one process for each GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES="
-        raise EhrseqError(what, where="torchrun --nproc-per-node", fix=fix)
-    if gpus:
-        torch.cuda.set_device(local_rank)
-    try:
-        dist.init_process_group("nccl" if gpus else "gloo", timeout=WAIT)
-    except RuntimeError as error:
-        what, fix = f"not all of the {count} processes could be reached", "see docs/scale.md"
-        raise EhrseqError(what, where="torchrun", fix=fix) from error
-    try:
-        yield Processes(int(os.environ["RANK"]), count)
-    finally:
-        dist.destroy_process_group()
-
-
-def _all_reduce(message: Tensor) -> None:
-    """Replace a tensor by its sum over the processes."""
-    try:
-        dist.all_reduce(message)
-    except RuntimeError as error:
-        fix = "find its message above (memory?), then repeat the command with --resume"
-        raise EhrseqError("another process has ended", where="ehrseq train", fix=fix) from error

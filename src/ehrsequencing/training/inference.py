@@ -5,16 +5,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.hazards import onset_risk
+from ehrsequencing.models.risks import onset_risk
 from ehrsequencing.records.timelines import TaskRecords
 
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
 OUTCOME_HAZARDS = 2**21  # hazards of outcomes that exist at once
 
 
+@torch.no_grad()
 def risk_of_rows(
     model: SurvivalModel,
     records: TaskRecords,
@@ -37,22 +38,24 @@ def risk_of_rows(
         NaN for queries that fall on no visit's end.
     """
     is_visit = model.config.head == "visit"
-    shape = (
-        (len(records), 1, 1)
-        if is_visit
-        else (len(records), model.config.causes, len(horizons_days))
-    )
-    out = np.full(shape, np.nan, dtype=np.float32)
-    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            if is_visit:
-                answers = model(step.batch).double().sigmoid()[:, None, None]
-            else:
-                days = [float(horizon) for horizon in horizons_days]
-                answers = model.risk(step.batch, horizons_days=days, start_days=start_days)
-            out[step.rows] = answers.numpy()[step.positions]
+    days = [float(horizon) for horizon in horizons_days]
+    shape = (1, 1) if is_visit else (model.config.causes, len(days))
+    out = np.full((len(records), *shape), np.nan, dtype=np.float32)
+    for step in steps(model, records, code_types=code_types):
+        if is_visit:
+            answers = model(step.batch).double().sigmoid()[:, None, None]
+        else:
+            answers = model.risk(step.batch, horizons_days=days, start_days=start_days)
+        out[step.rows] = answers.numpy()[step.positions]
     return out
+
+
+def steps(
+    model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
+) -> Iterator[Step]:
+    """The batches in which these functions answer."""
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    return loader.in_order(visit_budget=VISIT_BUDGET)
 
 
 def batches(
@@ -68,18 +71,18 @@ def batches(
     return np.array(first, dtype=np.int64), np.array(cost, dtype=np.int64)
 
 
+@torch.no_grad()
 def nll_of_rows(
     model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
 ) -> Floats:
     """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
     out = np.full(len(records), np.nan)
-    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]
+    for step in steps(model, records, code_types=code_types):
+        out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]
     return out
 
 
+@torch.no_grad()
 def outcome_risks(
     model: SurvivalModel,
     records: TaskRecords,
@@ -104,22 +107,21 @@ def outcome_risks(
     """
     assert model.outcomes is not None
     chosen, edges = torch.from_numpy(codes), model.config.edges_days
-    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     step_rows = max(1, OUTCOME_HAZARDS // max(len(codes) * model.config.bins, 1))
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            positions = torch.from_numpy(step.positions)
-            x, z = (state.index_select(0, positions) for state in model.states(step.batch))
-            for low in range(0, len(positions), step_rows):
-                part = slice(low, low + step_rows)
-                causes = model.hazard_logits(z[part], wide=x[part])
-                own = model.outcomes.log_hazards(z[part], chosen)
-                risk = onset_risk(
-                    own, causes, edges, horizons_days=horizons_days, start_days=start_days
-                )
-                yield step.rows[part], risk.float().numpy()
+    for step in steps(model, records, code_types=code_types):
+        positions = torch.from_numpy(step.positions)
+        x, z = (state.index_select(0, positions) for state in model.states(step.batch))
+        for low in range(0, len(positions), step_rows):
+            part = slice(low, low + step_rows)
+            causes = model.hazard_logits(z[part], wide=x[part])
+            own = model.outcomes.log_hazards(z[part], chosen)
+            risk = onset_risk(
+                own, causes, edges, horizons_days=horizons_days, start_days=start_days
+            )
+            yield step.rows[part], risk.float().numpy()
 
 
+@torch.no_grad()
 def states_of_rows(
     model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,12 +129,10 @@ def states_of_rows(
 
     The states of an ensemble are those of its members beside one another, (R, M d).
     """
-    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     states = torch.zeros(len(records), model.config.dim * model.config.members)
     logits = torch.zeros(len(records), model.config.causes, model.config.bins)
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            positions, rows = torch.from_numpy(step.positions), torch.from_numpy(step.rows)
-            x, z = (state.index_select(0, positions) for state in model.states(step.batch))
-            states[rows], logits[rows] = z, model.hazard_logits(z, wide=x)
+    for step in steps(model, records, code_types=code_types):
+        positions, rows = torch.from_numpy(step.positions), torch.from_numpy(step.rows)
+        x, z = (state.index_select(0, positions) for state in model.states(step.batch))
+        states[rows], logits[rows] = z, model.hazard_logits(z, wide=x)
     return states, logits

@@ -35,8 +35,9 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
-from ehrsequencing.training.device import ALONE, Losses, Processes, autocast, on_device
+from ehrsequencing.training.device import Losses, autocast, on_device
 from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import write_history
 
 
@@ -84,6 +85,10 @@ class Progress:
 ShowProgress = Callable[[Progress], None]
 
 
+def show_nothing(progress: Progress) -> None:
+    """Where nobody looks at the progress."""
+
+
 class Training:
     """One training of one module.
 
@@ -123,6 +128,12 @@ class Training:
         self.ema = ExponentialMovingAverage(
             module, self.averaged, decay=settings.ema, warmup=settings.ema_warmup
         )
+        # what a checkpoint holds
+        self.modules = {"module": module, "averaged": self.averaged, "best": self.best}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
+        if beside is not None:
+            self.modules["beside"] = beside.objective
+            self.optimizers["beside_optimizer"] = beside.optimizer
         self.checkpoints: Path | None = None
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
 
@@ -132,7 +143,7 @@ class Training:
         checkpoints: Path,
         *,
         resume: bool = False,
-        on_progress: ShowProgress | None = None,
+        on_progress: ShowProgress = show_nothing,
     ) -> TrainingState:
         """Train until the epochs or the patience are over; then `best` has the best weights.
 
@@ -179,11 +190,10 @@ class Training:
                     if is_checked and state.step < len(steps):
                         losses.read(state)
                         self.save_when_due(state)
-                    if on_progress is not None:
-                        rate = subjects_seen / max(time.monotonic() - started, 1e-9)
-                        mean = state.loss_sum / max(state.row_count, 1)
-                        counts = state.epoch + 1, settings.epochs, state.step, len(steps)
-                        on_progress(Progress(*counts, mean, last_tuning, rate))
+                    rate = subjects_seen / max(time.monotonic() - started, 1e-9)
+                    mean = state.loss_sum / max(state.row_count, 1)
+                    counts = state.epoch + 1, settings.epochs, state.step, len(steps)
+                    on_progress(Progress(*counts, mean, last_tuning, rate))
                     stop.leave_if_asked(partial(losses.read, state))
                 losses.read(state)
 
@@ -215,10 +225,9 @@ class Training:
                 self.save_when_due(state)
                 if self.processes.is_first:
                     write_history(out, state.history)
-                if on_progress is not None:
-                    counts = state.epoch, settings.epochs, row["steps"], row["steps"]
-                    mean, rate = row[f"train_{word}"], row["subjects_per_second"]
-                    on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
+                counts = state.epoch, settings.epochs, row["steps"], row["steps"]
+                mean, rate = row[f"train_{word}"], row["subjects_per_second"]
+                on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
         return state
 
     # ---- one step ----------------------------------------------------------------------------------------------------
@@ -305,7 +314,7 @@ class Training:
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint, in process 0."""
         if self.checkpoints is not None:
-            save_checkpoint(self.checkpoints, state, pack_tensors(self._modules, self._optimizers))
+            save_checkpoint(self.checkpoints, state, pack_tensors(self.modules, self.optimizers))
             self._saved_at = time.monotonic()
 
     def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
@@ -314,23 +323,9 @@ class Training:
         if found is None:
             return TrainingState()
         state, tensors = found
-        unpack_tensors(tensors, self._modules, self._optimizers)
+        unpack_tensors(tensors, self.modules, self.optimizers)
         state.finished = self.is_over(state)  # epochs and patience may have changed
         return state
-
-    @property
-    def _modules(self) -> dict[str, nn.Module]:
-        modules = {"module": self.module, "averaged": self.averaged, "best": self.best}
-        if self.beside is not None:
-            modules["beside"] = self.beside.objective
-        return modules
-
-    @property
-    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
-        if self.beside is not None:
-            optimizers["beside_optimizer"] = self.beside.optimizer
-        return optimizers
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:

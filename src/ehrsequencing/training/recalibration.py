@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from numpy.typing import NDArray
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.records.hazards import event_bin, exposure
@@ -59,54 +56,6 @@ class Recalibration:
                 causes, *columns, strict=True
             )
         }
-
-
-class Recalibrated(SurvivalModel):
-    """A model, or an ensemble, with recalibrated hazards; the model inside is not changed.
-
-    Args:
-        model: With the `horizon` head.
-        intercept: a, one a cause (E,) or one a cause and bin (E, K).
-        slope: b, likewise.
-
-    Raises:
-        EhrseqError: The model has the `visit` head.
-
-    Example:
-        >>> from ehrsequencing.config import ModelConfig
-        >>> from ehrsequencing.models.build import build_model
-        >>> model = build_model(ModelConfig(vocab_size=10, size="small", causes=2)).eval()
-        >>> mask = torch.ones(1, 1, 2, dtype=torch.bool)
-        >>> batch = VisitBatch.from_padded(mask.long(), mask, torch.full((1, 1), 60.0), torch.zeros(1, 1), mask.any(-1))
-        >>> double = Recalibrated(model, [0.0, np.log(2.0)], [1.0, 1.0])
-        >>> (double(batch) - model(batch)).exp().flatten()
-        tensor([1., 2.], grad_fn=...)
-    """
-
-    intercept: Tensor
-    slope: Tensor
-
-    def __init__(self, model: SurvivalModel, intercept: ArrayLike, slope: ArrayLike) -> None:
-        nn.Module.__init__(self)  # not the base's check: the model inside has passed it
-        if model.config.head == "visit":
-            fix = "use a model with head=horizon"
-            raise EhrseqError(
-                "the visit head has no hazards per day", where="ModelConfig.head=visit", fix=fix
-            )
-        self.config, self.model = model.config, model
-        for name, values in (("intercept", intercept), ("slope", slope)):
-            columns = np.asarray(values, dtype=np.float32).reshape(model.config.causes, -1)
-            self.register_buffer(name, torch.from_numpy(columns))
-        self.train(model.training)
-
-    def forward(self, batch: VisitBatch) -> Tensor:
-        """(N, causes, bins) log-hazards per day."""
-        logits: Tensor = self.model(batch)
-        return self.intercept + self.slope * logits
-
-    def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
-        """Log-hazards of some rows (R,)."""
-        return self.intercept + self.slope * self.model.logits_at(batch, rows)
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------
@@ -291,24 +240,15 @@ def recalibrate_head(
 def labelled_log_hazards(
     model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device
 ) -> tuple[Ints, Floats32]:
-    """What the fit is made on: labelled prediction times, of a split with more than `MOST_ROWS` those of a sample.
-
-    Args:
-        model: With the `horizon` head.
-        loader: The split.
-        visit_budget: Of one batch.
-        device: Where the model is.
-
-    Returns:
-        Rows of the task (r,), and their log-hazards per day (r, E, K).
-    """
-    chosen = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
-    is_labelled: Bools = ~np.isnan(loader.rows.duration_days)
+    """`log_hazards` of a split's labelled prediction times, of more than `MOST_ROWS` those of a sample."""
+    subjects = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
+    rows: Bools = ~np.isnan(loader.rows.duration_days)
     return log_hazards(
-        model, loader, visit_budget=visit_budget, device=device, subjects=chosen, rows=is_labelled
+        model, loader, visit_budget=visit_budget, device=device, subjects=subjects, rows=rows
     )
 
 
+@torch.no_grad()
 def log_hazards(
     model: SurvivalModel,
     loader: SubjectLoader,
@@ -324,20 +264,13 @@ def log_hazards(
     """
     model.eval()
     row, eta = [], []
-    with torch.no_grad():
-        for step in on_device(
-            loader.in_order(visit_budget=visit_budget, subjects=subjects), device
-        ):
-            wanted = slice(None) if rows is None else rows[step.rows]
-            row.append(step.rows[wanted])
-            eta.append(_logits(model, step.batch, step.positions[wanted]).float().cpu().numpy())
+    for step in on_device(loader.in_order(visit_budget=visit_budget, subjects=subjects), device):
+        wanted = slice(None) if rows is None else rows[step.rows]
+        at = to_device(torch.from_numpy(step.positions[wanted]), device)
+        if len(at) <= FEW_ROWS * step.batch.n_visits:
+            logits = model.logits_at(step.batch, at)
+        else:
+            logits = model(step.batch).index_select(0, at)
+        row.append(step.rows[wanted])
+        eta.append(logits.float().cpu().numpy())
     return np.concatenate(row), np.concatenate(eta)
-
-
-def _logits(model: SurvivalModel, batch: VisitBatch, positions: Ints) -> Tensor:
-    """Logits of some rows of a batch."""
-    rows = to_device(torch.from_numpy(positions), batch.codes.device)
-    if len(rows) <= FEW_ROWS * batch.n_visits:
-        return model.logits_at(batch, rows)
-    logits: Tensor = model(batch).index_select(0, rows)
-    return logits

@@ -1,9 +1,8 @@
-"""Folders of runs and pretrained models: started, resumed or refused, written, and read as a start of another run."""
+"""Folders of runs and pretrained models: started, resumed or refused, and written."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from ehrsequencing.core.outputs import (
     PRETRAINED,
     RUN,
     RUN_NEEDS,
-    SHARED_RUN,
     UNFINISHED_RUN,
     Kind,
     is_json_of,
@@ -39,28 +37,12 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import load_model
-from ehrsequencing.models.saved import read_config
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.vocabulary import Vocabulary
 
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
 MODEL_FILES = (*RUN_NEEDS, HISTORY)  # of a run and of a pretrained model
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
-_OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
-    "task",
-    "prepared",
-    "data",
-    "data_path",
-    "subjects",
-    "objectives",
-    "exclude",
-    "excluded_targets",
-    "vocabulary",
-    "codes",
-    "fingerprint",
-)
 
 
 @contextmanager
@@ -212,64 +194,6 @@ def write_run_files(
         files=[out / name for name in (*MODEL_FILES, *more)],
         required=(*RUN_NEEDS, *more),
     )
-
-
-# ---- a model to start from
-
-
-class Pretrained:
-    """A model to start from: the folder of `ehrseq pretrain`, or that of a finished run.
-
-    Raises:
-        EhrseqError: The folder is neither, is damaged, or holds an ensemble.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
-        self.is_run = self.manifest.get("kind") in (RUN.name, SHARED_RUN.name)
-        if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
-            fix = "name a folder that ehrseq pretrain or ehrseq train made"
-            raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)
-        self.config = read_config(folder)
-        if self.config.members > 1:
-            fix = "name a run of one model (training.members=1)"
-            raise EhrseqError(
-                "is an ensemble, which nothing can start from", where=str(folder), fix=fix
-            )
-        self.vocabulary = Vocabulary.load(folder)
-
-    @cached_property
-    def model(self) -> SurvivalModel:
-        """The model, in evaluation mode."""
-        return load_model(self.folder)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a run that starts from this model records of it."""
-        kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
-        weights = self.manifest["files"].get("model.safetensors")
-        own = {
-            "folder": str(self.folder.resolve()),
-            "kind": self.manifest["kind"],
-            "weights": weights,
-            **kept,
-        }
-        # what a run itself started from: the chain goes back to new weights
-        before = self.manifest.get("init")
-        return own if before is None else {**own, "init": before}
-
-
-def links(init: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The facts of every model that a run goes back to, the nearest first.
-
-    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
-    ['b', 'a']
-    """
-    link: Mapping[str, Any] | None = init
-    while link is not None:
-        yield link
-        link = link.get("init")
 
 
 def subjects_digest(subject_id: Ints) -> str:

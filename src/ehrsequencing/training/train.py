@@ -7,29 +7,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from ehrsequencing.batches.loader import Step, SubjectLoader
-from ehrsequencing.config import StudyConfig, TrainingConfig
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
-from ehrsequencing.core.signals import Stop
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model, load_model
-from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.ensemble import Ensemble, build_model, load_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.device import ALONE, Processes, autocast, on_device, training_device
-from ehrsequencing.training.loop import ShowProgress, Training
+from ehrsequencing.training.device import training_device
+from ehrsequencing.training.hazards_objective import HazardsObjective
+from ehrsequencing.training.loop import Progress, ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_folder import Pretrained, RunFolder, write_run_files
-from ehrsequencing.training.transfer import Transfer
+from ehrsequencing.training.run_folder import RunFolder, write_run_files
+from ehrsequencing.training.transfer import Pretrained, Transfer
 
 MAY_CHANGE = {  # settings that a resumed run may change
     "epochs",
@@ -37,80 +36,6 @@ MAY_CHANGE = {  # settings that a resumed run may change
     "checkpoint_steps",
     "checkpoint_seconds",
 }
-
-
-class HazardsObjective:
-    """Negative log-likelihood of a batch's labelled prediction times.
-
-        loss = Σ_rows NLL / divisor
-
-    The NLL is that of the model's head (`models/hazards.py`); a model with outcomes adds theirs (`models/outcomes.py`).
-
-    Args:
-        model: That is trained.
-        tuning: The tuning split.
-        decisive: (R,) which of its prediction times decide the early stop.
-        divisor: Prediction times expected in a step.
-        settings: Of the training.
-        processes: Each computes a part of the tuning NLL, and all get the mean over all parts.
-    """
-
-    word = "nll"
-
-    def __init__(
-        self,
-        model: SurvivalModel,
-        tuning: SubjectLoader,
-        decisive: Bools,
-        *,
-        divisor: float,
-        settings: TrainingConfig,
-        processes: Processes = ALONE,
-    ) -> None:
-        self.model, self.tuning, self.decisive, self.divisor = model, tuning, decisive, divisor
-        self.settings, self.processes = settings, processes
-
-    def loss(self, step: Step) -> Tensor:
-        """Summed NLL over `divisor`."""
-        return self.model.loss(step.batch, divisor=self.divisor)
-
-    def terms(self, step: Step) -> int:
-        """Prediction times of the batch."""
-        return len(step.rows)
-
-    def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
-        """The mean tuning NLL of the averaged weights, over all processes."""
-        assert isinstance(module, SurvivalModel)
-        return {"tuning_nll": self.tuning_nll(module, stop, self.processes)}
-
-    def tuning_nll(
-        self, model: SurvivalModel, stop: Stop | None = None, processes: Processes = ALONE
-    ) -> float:
-        """Mean NLL of a model at the decisive prediction times.
-
-        Args:
-            model: On its device.
-            stop: Asked after each batch.
-            processes: All must call it.
-
-        Raises:
-            Stopped: A signal has come.
-        """
-        model.eval()
-        device = next(model.parameters()).device
-        total, count = 0.0, 0.0
-        mine = processes.share(self.tuning.subjects)
-        steps = self.tuning.in_order(visit_budget=4 * self.settings.visit_budget, subjects=mine)
-        with torch.no_grad(), autocast(device, self.settings.precision):
-            for step in on_device(steps, device):
-                nll = model.nll(step.batch).double().cpu().numpy()
-                chosen = self.decisive[step.rows]
-                total += float(nll[step.positions[chosen]].sum())
-                count += int(chosen.sum())
-                if stop is not None:
-                    stop.leave_if_asked()
-        total, count = processes.totals(total, count)
-        return total / max(count, 1)
 
 
 class Trainer:
@@ -259,7 +184,7 @@ class Trainer:
             parts += ["init", self.transfer.fingerprint]
         return digest(parts)
 
-    def fit(self, *, resume: bool = False, on_progress: ShowProgress | None = None) -> None:
+    def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
         """Train to the early stop and write the run; with several processes, in all of them, and process 0 writes.
 
         Args:
@@ -279,9 +204,7 @@ class Trainer:
                 else:
                     self._fit_one(folder.checkpoints, resume=resume, on_progress=on_progress)
 
-    def _fit_one(
-        self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress | None
-    ) -> None:
+    def _fit_one(self, checkpoints: Path, *, resume: bool, on_progress: ShowProgress) -> None:
         """Train, recalibrate the best weights on the tuning split, and write the run."""
         state = self.training.run(
             self.out,
@@ -337,7 +260,7 @@ class Trainer:
         write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)
 
 
-def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None:
+def fit_members(whole: Trainer, on_progress: ShowProgress = show_nothing) -> None:
     """Fit `training.members` models with the seeds seed, seed + 1 …, and write them as one run.
 
     Each is a plain training in `checkpoints/member-…`. A finished member is kept, an interrupted one goes on.
@@ -359,7 +282,11 @@ def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None
             init=None if whole.transfer is None else whole.transfer.source,
             processes=whole.processes,
         )
-        member.fit(resume=True, on_progress=_as_member(on_progress, number + 1, count))
+
+        def show(progress: Progress, number: int = number) -> None:
+            on_progress(replace(progress, member=number + 1, members=count))
+
+        member.fit(resume=True, on_progress=show)
         if not whole.processes.is_first:
             continue
         model.load_state_dict(load_model(member.out).state_dict())
@@ -372,13 +299,6 @@ def fit_members(whole: Trainer, on_progress: ShowProgress | None = None) -> None
         nll = whole.tuning_nll(ensemble.to(whole.training.device))
         results = {"members": facts, "tuning_nll": nll}
         whole.write_run(ensemble.cpu(), history, results)
-
-
-def _as_member(show: ShowProgress | None, member: int, members: int) -> ShowProgress | None:
-    """The same progress, told as that of one member of several."""
-    if show is None:
-        return None
-    return lambda progress: show(replace(progress, member=member, members=members))
 
 
 def bootstrap_sample(subjects: Ints, *, seed: int) -> Ints:

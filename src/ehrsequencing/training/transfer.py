@@ -5,8 +5,9 @@ model never learned (the mark of queries, and the summaries that only queries ca
 the mode is.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from ehrsequencing.config import ModelConfig, TransferConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
+from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import load_model
+from ehrsequencing.models.saved import read_config
 from ehrsequencing.models.transformer import TransformerLayer
 from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.run_folder import Pretrained
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 _DECIDED_BY_DATA = {
@@ -40,6 +43,79 @@ _DECIDED_BY_DATA = {
     "members",
     "frozen",
 }
+
+
+_OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
+    "task",
+    "prepared",
+    "data",
+    "data_path",
+    "subjects",
+    "objectives",
+    "exclude",
+    "excluded_targets",
+    "vocabulary",
+    "codes",
+    "fingerprint",
+)
+
+
+# ---- a model to start from -------------------------------------------------------------------------------------------
+
+
+class Pretrained:
+    """A model to start from: the folder of `ehrseq pretrain`, or that of a finished run.
+
+    Raises:
+        EhrseqError: The folder is neither, is damaged, or holds an ensemble.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
+        self.is_run = self.manifest.get("kind") in (RUN.name, SHARED_RUN.name)
+        if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
+            fix = "name a folder that ehrseq pretrain or ehrseq train made"
+            raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)
+        self.config = read_config(folder)
+        if self.config.members > 1:
+            fix = "name a run of one model (training.members=1)"
+            raise EhrseqError(
+                "is an ensemble, which nothing can start from", where=str(folder), fix=fix
+            )
+        self.vocabulary = Vocabulary.load(folder)
+
+    @cached_property
+    def model(self) -> SurvivalModel:
+        """The model, in evaluation mode."""
+        return load_model(self.folder)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run that starts from this model records of it."""
+        kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
+        weights = self.manifest["files"].get("model.safetensors")
+        own = {
+            "folder": str(self.folder.resolve()),
+            "kind": self.manifest["kind"],
+            "weights": weights,
+            **kept,
+        }
+        # what a run itself started from: the chain goes back to new weights
+        before = self.manifest.get("init")
+        return own if before is None else {**own, "init": before}
+
+
+def links(init: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The facts of every model that a run goes back to, the nearest first.
+
+    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
+    ['b', 'a']
+    """
+    link: Mapping[str, Any] | None = init
+    while link is not None:
+        yield link
+        link = link.get("init")
 
 
 # ---- codes of two vocabularies ---------------------------------------------------------------------------------------
@@ -128,14 +204,6 @@ def _nearest_ancestor(
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Copied:
-    """What a model got from another one."""
-
-    whole: set[str] = field(default_factory=set)  # parameters that were copied
-    rows: dict[str, Bools] = field(default_factory=dict)  # code tables: which of their rows were
-
-
 class Transfer:
     """How one training starts from another model.
 
@@ -199,25 +267,30 @@ class Transfer:
             "overlap": match.overlap(vocabulary, weight),
         }
 
-    def _copy(self, model: SurvivalModel, match: Match) -> Copied:
-        """Copy every tensor that has a place here, row by row where the vocabulary decides the rows."""
-        copied = Copied()
+    def _copy(self, model: SurvivalModel, match: Match) -> dict[str, Bools]:
+        """Copy every tensor that has a place here, row by row where the vocabulary decides the rows.
+
+        Returns:
+            Name of the parameter → which of its rows were copied.
+        """
+        copied: dict[str, Bools] = {}
         ours = dict(model.named_parameters())
         for name, tensor in self.source.model.named_parameters():
             if name not in ours or name.startswith(("head.", "wide_head.", "table.")):
                 continue
             if name.endswith("query") and not self.source.is_run:
                 continue  # pretraining has no queries, so that it was never learned
-            if _is_code_table(name):
+            is_of_codes = name.startswith(("code_embedding.", "encoder.embedding.code."))
+            if is_of_codes and name.endswith((".table.weight", ".value_table.weight")):
                 self._copy_codes(name, ours[name], tensor, match, copied)
             elif ours[name].shape == tensor.shape and not name.endswith("type_table.weight"):
                 with torch.no_grad():
                     ours[name].copy_(tensor)
-                copied.whole.add(name)
+                copied[name] = np.ones(len(tensor), dtype=np.bool_)
         return copied
 
     def _copy_codes(
-        self, name: str, ours: Tensor, theirs: Tensor, match: Match, copied: Copied
+        self, name: str, ours: Tensor, theirs: Tensor, match: Match, copied: dict[str, Bools]
     ) -> None:
         """Rows of a table of codes, or of the terms of their numbers (several rows a token)."""
         vocabulary, source = self.prepared.vocabulary, self.source
@@ -235,9 +308,9 @@ class Transfer:
         origin = (match.source[found][:, None] * terms + np.arange(terms)).ravel()
         with torch.no_grad():
             ours[torch.from_numpy(to)] = theirs[torch.from_numpy(origin)].to(ours.dtype)
-        copied.rows[name] = np.repeat(is_found, terms)
+        copied[name] = np.repeat(is_found, terms)
 
-    def _add_adapters(self, model: SurvivalModel, copied: Copied) -> None:
+    def _add_adapters(self, model: SurvivalModel, copied: dict[str, Bools]) -> None:
         """Adapters of q, k, v, output and feed-forward, in the layers of the timeline and of the visit encoder.
 
         Only a copied matrix gets one: what was not copied learns all of its weights.
@@ -250,7 +323,7 @@ class Transfer:
             if not isinstance(module, TransformerLayer | VisitMLP):
                 continue
             for name, parts in lora.targets_of(module).items():
-                if f"{block}.{name}.weight" in copied.whole:
+                if f"{block}.{name}.weight" in copied:
                     targets[f"{block}.{name}"] = parts
         rank = self.settings.lora_rank
         most = min(lora.most_rank(model, name, parts) for name, parts in targets.items())
@@ -260,22 +333,16 @@ class Transfer:
         lora.add_adapters(model, targets, rank=rank)
 
 
-def _freeze(model: SurvivalModel, copied: Copied, trainable: set[str]) -> None:
+def _freeze(model: SurvivalModel, copied: dict[str, Bools], trainable: set[str]) -> None:
     """Leave only the head, adapters and what was not copied to be learned; of code tables, rows not copied."""
     for name, parameter in model.named_parameters():
-        if name in copied.rows:
-            free = torch.from_numpy(~copied.rows[name]).unsqueeze(1)
-            parameter.requires_grad_(bool(free.any()))
-            if parameter.requires_grad:
-                hook: Any = parameter.register_hook
-                hook(lambda gradient, free=free: gradient * free.to(gradient.device))
-        elif name.replace(".base.", ".") in copied.whole:  # .base: the matrix beside its adapters
-            parameter.requires_grad_(False)
-        else:  # adapters are new names
+        rows = copied.get(name.replace(".base.", "."))  # .base: the matrix beside its adapters
+        if rows is None:  # adapters are new names
             parameter.requires_grad_(name in trainable or name.endswith((".A", ".B")))
-
-
-def _is_code_table(name: str) -> bool:
-    """Whether a parameter has rows for each token."""
-    embedding = ("code_embedding.", "encoder.embedding.code.")
-    return name.startswith(embedding) and name.endswith((".table.weight", ".value_table.weight"))
+        elif rows.all():
+            parameter.requires_grad_(False)
+        else:
+            parameter.requires_grad_(True)
+            free = torch.from_numpy(~rows).unsqueeze(1)
+            hook: Any = parameter.register_hook
+            hook(lambda gradient, free=free: gradient * free.to(gradient.device))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from ehrsequencing.baselines.blend.weights import BlendRows, Points, blended_hazards, fit_weights
+from ehrsequencing.baselines.blend.weights import BlendRows, blended_hazards, fit_weights, points_at
 from ehrsequencing.records.hazards import exposure, horizon_nll
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
@@ -23,7 +23,7 @@ def drawn(entry: float = 0.0, n: int = 1500, seed: int = 0) -> tuple[list[np.nda
     keep = duration > entry
     parts, duration, cause = [part[keep] for part in parts], duration[keep], cause[keep]
     enters = np.full(len(duration), entry)
-    at_duration, at_entry = Points.at(parts, EDGES, duration), Points.at(parts, EDGES, enters)
+    at_duration, at_entry = points_at(parts, EDGES, duration), points_at(parts, EDGES, enters)
     subject = np.arange(len(duration)) // 2
     return parts, BlendRows(duration, enters, cause, subject, at_duration, at_entry, EDGES)
 
@@ -55,8 +55,8 @@ def test_a_useless_model_gets_no_weight_and_a_cause_without_events_equal_ones() 
     shuffled = parts[2][np.random.default_rng(1).permutation(len(rows))] * 30
     parts = [parts[0], parts[1], shuffled]
     rows = replace(
-        rows, at_duration=Points.at(parts, EDGES, rows.duration_days),
-        at_entry=Points.at(parts, EDGES, rows.entry_days), cause=np.where(rows.cause == 2, 0, rows.cause),
+        rows, at_duration=points_at(parts, EDGES, rows.duration_days),
+        at_entry=points_at(parts, EDGES, rows.entry_days), cause=np.where(rows.cause == 2, 0, rows.cause),
     )  # fmt: skip
     found = fit_weights(rows, n_causes=2, resamples=0)
     assert found.value[0, 2] == pytest.approx(0.0, abs=1e-9)

@@ -15,7 +15,7 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.training.pretraining import objectives

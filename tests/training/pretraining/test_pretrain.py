@@ -17,8 +17,9 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.reporting.pages import verdict_of
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.run_folder import Pretrained, subjects_digest
+from ehrsequencing.training.run_folder import subjects_digest
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 from helpers.training import Interrupted, raise_at
 
 TINY = (

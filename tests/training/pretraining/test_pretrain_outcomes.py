@@ -1,6 +1,5 @@
 """Pretraining for a task with many outcomes: none of them is a target, and the audit says so, through a chain too."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining import pretrain as pretrain_room
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.pretraining.targets import excluded_targets
-from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "model.outcome_rank=4", "training.grid_bins=4"),
@@ -83,7 +82,7 @@ def test_a_pretraining_that_predicts_outcomes_is_found(
     else:
         none = np.zeros(0, dtype=np.int64)
         monkeypatch.setattr(
-            pretrain_room, "excluded_targets", lambda *a, **k: replace(excluded_targets(*a, **k), outcomes=none)
+            pretrain_room, "excluded_targets", lambda *a, **k: excluded_targets(*a, **k) | {"outcomes": none}
         )
         source = pretrain(asked, tmp_path / "source")
     second = train(asked, tmp_path / "second", train(asked, tmp_path / "first", source))

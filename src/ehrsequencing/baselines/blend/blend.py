@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from ehrsequencing.baselines.blend.weights import BlendWeights, blended_hazards
@@ -19,19 +18,18 @@ from ehrsequencing.baselines.history import FeatureSpec
 from ehrsequencing.baselines.landmark_cox import CoxHazards, LandmarkCox, LinearDesign
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import Recalibrated
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.inference import VISIT_BUDGET, batches, nll_of_rows, risk_of_rows
-from ehrsequencing.training.recalibration import Recalibrated, log_hazards
+from ehrsequencing.training.recalibration import log_hazards
 
 BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"
 NETWORK = "network"
 PARTS = (NETWORK, BoostedVisits.name, LandmarkCox.name)  # the order of the weights
-_FORMAT = 2  # of both files: 2 has the weights as text
 _CHUNK_ROWS = 20_000  # prediction times answered at a time
 
 
@@ -88,7 +86,6 @@ class Blend:
             "boosted.cut_offsets": np.cumsum([0, *map(len, boosted.cuts)]),
             "boosted.part_of": boosted.part_of,
             "boosted.base": boosted.base,
-            "edges_days": np.array(self.edges_days),
         }
         fitted = {e: trees for e, trees in enumerate(boosted.trees) if trees is not None}
         for e, trees in fitted.items():
@@ -98,7 +95,6 @@ class Blend:
         data = save({name: np.array(array, order="C") for name, array in arrays.items()})
         write_bytes(folder / ARRAYS_FILE, data)
         facts = {
-            "format": _FORMAT,
             "parts": list(PARTS),
             "weights": {name: getattr(self.weights, name).tolist() for name in _OF_WEIGHTS},
             "features": {"boosted": asdict(boosted.columns), "cox": asdict(design.columns)},
@@ -114,45 +110,32 @@ class Blend:
             folder: The run, whose manifest has been checked.
             vocabulary: The run's.
             edges_days: Of the run's network.
-
-        Raises:
-            EhrseqError: A file is damaged, or does not belong to the run.
         """
-        text = read_json(folder / BLEND_FILE)
-        try:
-            arrays = load_file(folder / ARRAYS_FILE)
-            edges = tuple(arrays["edges_days"].tolist())
-            if text["format"] != _FORMAT or edges != tuple(edges_days):
-                raise ValueError("not of this network")
-            weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
-            bounds = arrays["boosted.cut_offsets"][1:-1]
-            base = arrays["boosted.base"]
-            trees = [
-                Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
-                if str(e) in text["trees"]
-                else None
-                for e in range(len(base))
-            ]
-            boosted = BoostedVisits(
-                vocabulary,
-                _spec(text["features"]["boosted"]),
-                np.split(arrays["boosted.cuts"], bounds),
-                arrays["boosted.part_of"],
-                base,
-                edges,
-                trees,
-            )
-            design = LinearDesign(
-                _spec(text["features"]["cox"]),
-                *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
-            )
-            if max(design.used.max(initial=0), design.marked.max(initial=0)) >= len(design.columns):
-                raise ValueError("names a feature that there is not")
-            mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
-            cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, edges)
-        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
-            where, fix = str(folder / BLEND_FILE), "copy the whole run folder, or train again"
-            raise EhrseqError("the files of the blend are damaged", where=where, fix=fix) from error
+        text, arrays = read_json(folder / BLEND_FILE), load_file(folder / ARRAYS_FILE)
+        edges = tuple(edges_days)
+        weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
+        base = arrays["boosted.base"]
+        trees = [
+            Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
+            if str(e) in text["trees"]
+            else None
+            for e in range(len(base))
+        ]
+        boosted = BoostedVisits(
+            vocabulary,
+            _spec(text["features"]["boosted"]),
+            np.split(arrays["boosted.cuts"], arrays["boosted.cut_offsets"][1:-1]),
+            arrays["boosted.part_of"],
+            base,
+            edges,
+            trees,
+        )
+        design = LinearDesign(
+            _spec(text["features"]["cox"]),
+            *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
+        )
+        mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
+        cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, edges)
         return cls(boosted, cox, weights, edges)
 
 

@@ -1,18 +1,14 @@
 """Training a blend: every part once for each fold of subjects, the weights out of fold, then every part on all.
 
-A finished fold is kept in the run's `checkpoints`, and an interrupted one goes on where its network stopped, so that a
-run that was killed ends with the same bytes.
+The networks are runs in the run's `checkpoints`: a finished one is kept, and an interrupted one goes on where it
+stopped, so that a run that was killed ends with the same bytes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
 
 from ehrsequencing.baselines.base import FittingData, HazardBaseline
 from ehrsequencing.baselines.blend.blend import (
@@ -25,30 +21,30 @@ from ehrsequencing.baselines.blend.blend import (
 )
 from ehrsequencing.baselines.blend.weights import (
     BlendRows,
-    Points,
     blended_hazards,
     fit_weights,
+    points_at,
 )
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json_lines, remove_folder, write_bytes
+from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import load_model
+from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.device import ALONE, Processes
-from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
+from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.resolve import study_for_cohort
-from ehrsequencing.training.run_folder import Pretrained, RunFolder
+from ehrsequencing.training.run_folder import RunFolder
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
-Show = Callable[[Progress], None]
 
 
 def trainer_of(
@@ -62,21 +58,10 @@ def trainer_of(
     """What trains a study in this process: a network, with `training.blend` a blend.
 
     What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
-
-    Raises:
-        EhrseqError: A blend is to start from another model.
     """
     study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
-    if not study.training.blend:
-        return Trainer(prepared, task_name, out, study=study, init=init)
-    if init is not None:
-        what = (
-            "a blend cannot start from another model: its weights are fitted on subjects whom no part has seen, "
-            "and that model may have seen them, their later visits included"
-        )
-        fix = "leave out --init, or train the network alone with training.blend=false"
-        raise EhrseqError(what, where="training.blend=true with --init", fix=fix)
-    return BlendTrainer(prepared, task_name, out, study=study)
+    kind = BlendTrainer if study.training.blend else Trainer
+    return kind(prepared, task_name, out, study=study, init=init)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
@@ -98,10 +83,12 @@ class BlendTrainer:
         task_name: Which of its tasks.
         out: Folder of the run.
         study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
+        init: Must be None.
         processes: Must be this one alone.
 
     Raises:
-        EhrseqError: The head is `visit`, a fold leaves too little to train on, or there are several processes.
+        EhrseqError: There is a model to start from, the head is `visit`, a fold leaves too little to train on, or
+            there are several processes.
     """
 
     def __init__(
@@ -111,8 +98,16 @@ class BlendTrainer:
         out: Path,
         *,
         study: StudyConfig,
+        init: Pretrained | None = None,
         processes: Processes = ALONE,
     ) -> None:
+        if init is not None:
+            what = (
+                "a blend cannot start from another model: its weights are fitted on subjects whom no part has seen, "
+                "and that model may have seen them, their later visits included"
+            )
+            fix = "leave out --init, or train the network alone with training.blend=false"
+            raise EhrseqError(what, where="training.blend=true with --init", fix=fix)
         if processes.several:
             fix = "start it without torchrun, or train the network alone"
             raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
@@ -127,17 +122,13 @@ class BlendTrainer:
         self.prepared, self.out, self.given = prepared, out, study
         self.network = Trainer(prepared, task_name, out, study=study)
         self.task, self.settings = self.network.task, study.training
+        self.started_from = None  # no part starts from another model
         self.study = self.network.study.model_copy(update={"training": study.training})
         self.network.study = self.study
         self.records = {split: prepared.records(task_name, split) for split in ("train", "tuning")}
         self.edges = self.network.config.edges_days
         counts = np.diff(self.records["train"].rows.row_offsets)
         self.folds = folds_of(counts, folds=self.settings.blend_folds, seed=self.settings.seed)
-
-    @property
-    def started_from(self) -> None:
-        """What the networks took from another model: nothing."""
-        return None
 
     @property
     def fingerprint(self) -> str:
@@ -148,19 +139,19 @@ class BlendTrainer:
             [self.network.fingerprint, "blend", folds, settings.seed, settings.tuning_trials]
         )
 
-    def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
+    def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
         """Train everything and write the run."""
         folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
         with folder.held(resume=resume) as is_finished:
             if not is_finished:
                 self._fit(folder.checkpoints, on_progress)
 
-    def _fit(self, checkpoints: Path, on_progress: Show | None) -> None:
+    def _fit(self, checkpoints: Path, on_progress: ShowProgress) -> None:
         found = [
             self._out_of_fold(checkpoints, number, fold, on_progress)
             for number, fold in enumerate(self.folds)
         ]
-        rows = self._rows({key: np.concatenate([one[key] for one in found]) for key in found[0]})
+        rows = BlendRows.joined(found)
         weights = fit_weights(rows, n_causes=len(self.task.causes), seed=self.settings.seed)
         whole = checkpoints / "network"
         model = self._train_network(whole, len(self.folds), None, on_progress)
@@ -169,71 +160,44 @@ class BlendTrainer:
         self.out.mkdir(parents=True, exist_ok=True)
         blend.save(self.out)
         manifest = read_manifest(whole, what=RUN.what)
-        facts = {key: manifest[key] for key in _OF_NETWORK if key in manifest}
-        of_blend = {
+        kept = ("best_epoch", "tuning_nll", "recalibration", "members")
+        facts = {key: manifest[key] for key in kept if key in manifest}
+        facts["fingerprint"] = self.fingerprint
+        facts["blend"] = {
             "parts": list(PARTS),
             "folds": len(self.folds),
             "tuning_nll": self._tuning_nll(model, blend),
         }
-        facts |= {"fingerprint": self.fingerprint, "blend": of_blend}
         history = read_json_lines(whole / HISTORY)
         self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
 
     def _out_of_fold(
-        self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None
-    ) -> dict[str, NDArray[Any]]:
-        """What parts that never saw a fold say of its subjects: from its file, or fitted now."""
-        path = checkpoints / f"fold-{number + 1}.safetensors"
-        mark = digest([self.fingerprint, number])
-        found = _read(path, mark)
-        if found is None:
-            network = checkpoints / f"fold-{number + 1}"
-            model = self._train_network(network, number, fold, on_progress)
-            train = self.records["train"]
-            others = self._fit_others(
-                train.take(np.setdiff1d(np.arange(len(train.timelines)), fold))
+        self, checkpoints: Path, number: int, fold: Ints, on_progress: ShowProgress
+    ) -> BlendRows:
+        """What parts that never saw a fold say of its subjects."""
+        model = self._train_network(checkpoints / f"fold-{number + 1}", number, fold, on_progress)
+        train = self.records["train"]
+        rest = np.setdiff1d(np.arange(len(train.timelines)), fold)
+        others = self._fit_others(train.take(rest))
+        step = max(1, -(-len(train) // MOST_ROWS))
+        found = []
+        for part, hazards in self._hazards(model, others, train.take(fold[::step])):
+            rows = part.rows
+            duration, entry = np.array(rows.duration_days), np.array(rows.entry_days)
+            found.append(
+                BlendRows(
+                    duration,
+                    entry,
+                    rows.cause.astype(np.int64),
+                    rows.subject,
+                    points_at(hazards, self.edges, duration),
+                    points_at(hazards, self.edges, entry),
+                    self.edges,
+                )
             )
-            step = max(1, -(-len(train) // MOST_ROWS))
-            found = self._points(model, others, train.take(fold[::step]))
-            write_bytes(path, save({**found, "mark": np.frombuffer(mark.encode(), dtype=np.uint8)}))
-            remove_folder(network)
-        found["subject"] = found["subject"] * len(self.folds) + number  # no two folds share one
-        return found
-
-    def _rows(self, found: dict[str, NDArray[Any]]) -> BlendRows:
-        at_duration, at_entry = (
-            Points(*(found[f"{name}.{column}"] for column in _OF_POINTS)) for name in _TIMES
-        )
-        return BlendRows(
-            found["duration_days"],
-            found["entry_days"],
-            found["cause"],
-            found["subject"],
-            at_duration,
-            at_entry,
-            self.edges,
-        )
-
-    def _points(
-        self, model: SurvivalModel, others: Sequence[HazardBaseline], records: TaskRecords
-    ) -> dict[str, NDArray[Any]]:
-        """What the likelihood needs of the parts' hazards at the prediction times of some subjects."""
-        points: dict[str, list[Points]] = {name: [] for name in _TIMES}
-        for part, hazards in self._hazards(model, others, records):
-            times = (part.rows.duration_days, part.rows.entry_days)
-            for name, days in zip(_TIMES, times, strict=True):
-                points[name].append(Points.at(hazards, self.edges, np.asarray(days)))
-        rows = records.rows
-        out: dict[str, NDArray[Any]] = {
-            "subject": rows.subject,
-            "cause": rows.cause.astype(np.int64),
-            "duration_days": np.array(rows.duration_days),
-            "entry_days": np.array(rows.entry_days),
-        }
-        for name, found in points.items():
-            for column in _OF_POINTS:
-                out[f"{name}.{column}"] = np.concatenate([getattr(one, column) for one in found])
-        return out
+        joined = BlendRows.joined(found)
+        # no two folds share a subject's number
+        return replace(joined, subject=joined.subject * len(self.folds) + number)
 
     def _hazards(
         self, model: SurvivalModel, others: Sequence[HazardBaseline], records: TaskRecords
@@ -263,15 +227,14 @@ class BlendTrainer:
         return dict(zip(("blend", *PARTS), mean.tolist(), strict=True))
 
     def _train_network(
-        self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None
+        self, folder: Path, number: int, fold: Ints | None, on_progress: ShowProgress
     ) -> SurvivalModel:
         trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold)
         members = self.settings.members
 
         def show(progress: Progress) -> None:
-            if on_progress is not None:
-                done = number * members + progress.member
-                on_progress(replace(progress, member=done, members=members * (len(self.folds) + 1)))
+            done = number * members + progress.member
+            on_progress(replace(progress, member=done, members=members * (len(self.folds) + 1)))
 
         trainer.fit(resume=True, on_progress=show)
         return load_model(folder)
@@ -288,18 +251,3 @@ class BlendTrainer:
             enough=self.prepared.study.vocabulary.min_subjects,
         )
         return BoostedVisits.fit(data, trials=settings.tuning_trials or 1), LandmarkCox(data)
-
-
-_TIMES = ("at_duration", "at_entry")
-_OF_POINTS = ("lower", "upper", "rate")
-# facts of its manifest that the run keeps
-_OF_NETWORK = ("best_epoch", "tuning_nll", "recalibration", "members")
-
-
-def _read(path: Path, mark: str) -> dict[str, NDArray[Any]] | None:
-    """The arrays of a finished fold; None where there are none of this very run."""
-    try:
-        found: dict[str, NDArray[Any]] = load_file(path)
-    except (OSError, SafetensorError):
-        return None
-    return found if found.pop("mark", np.zeros(0, np.uint8)).tobytes() == mark.encode() else None

@@ -65,43 +65,32 @@ def blended_hazards(
     return found
 
 
-@dataclass(frozen=True)
-class Points:
-    """What the likelihood of R rows needs of the models' hazards at one time t of each row.
+def points_at(
+    parts: Sequence[Floats], edges_days: Sequence[float], days: NDArray[np.floating]
+) -> Floats:
+    """What the likelihood needs of several models' hazards at one time t of each row.
 
-    Attributes:
-        lower: (R, E, models) log cumulative hazard at the edge before t; 0 where t lies in the first bin.
-        upper: (R, E, models) at the edge after t; 0 where t lies in the last bin.
-        rate: (R, E, models) hazard of the last bin, divided by the cumulative hazard where it starts.
+    Args:
+        parts: Of each model hazards (R, E, K) per day.
+        edges_days: The K − 1 inner edges.
+        days: (R,) t.
+
+    Returns:
+        (3, R, E, models): log cumulative hazard at the edge before t, 0 where t lies in the first bin; at the edge
+        after t, 0 where t lies in the last bin; hazard of the last bin over the cumulative hazard where it starts.
     """
-
-    lower: Floats
-    upper: Floats
-    rate: Floats
-
-    @classmethod
-    def at(
-        cls, parts: Sequence[Floats], edges_days: Sequence[float], days: NDArray[np.floating]
-    ) -> "Points":
-        """Of each model hazards (R, E, K), and a time (R,) of each row."""
-        at = event_bin(edges_days, np.asarray(days, dtype=np.float64))[:, None, None]
-        last = len(edges_days)
-        columns = []
-        for part in parts:
-            log = log_cumulative(part, edges_days)
-            before = np.take_along_axis(
-                log, np.broadcast_to(np.maximum(at - 1, 0), (*log.shape[:2], 1)), axis=2
-            )
-            after = np.take_along_axis(
-                log, np.broadcast_to(np.minimum(at, last - 1), (*log.shape[:2], 1)), axis=2
-            )
-            rate = part[..., -1:] * np.exp(-log[..., -1:])
-            columns.append((np.where(at > 0, before, 0.0), np.where(at < last, after, 0.0), rate))
-        return cls(*(np.concatenate(column, axis=2) for column in zip(*columns, strict=True)))
-
-    def take(self, rows: Ints) -> "Points":
-        """Some rows."""
-        return Points(self.lower[rows], self.upper[rows], self.rate[rows])
+    at = event_bin(edges_days, np.asarray(days, dtype=np.float64))[:, None, None]
+    last = len(edges_days)
+    columns = []
+    for part in parts:
+        log = log_cumulative(part, edges_days)
+        shape = (*log.shape[:2], 1)
+        lower = np.broadcast_to(np.maximum(at - 1, 0), shape)
+        upper = np.broadcast_to(np.minimum(at, last - 1), shape)
+        before = np.where(at > 0, np.take_along_axis(log, lower, axis=2), 0.0)
+        after = np.where(at < last, np.take_along_axis(log, upper, axis=2), 0.0)
+        columns.append(np.stack([before, after, part[..., -1:] * np.exp(-log[..., -1:])]))
+    return np.concatenate(columns, axis=3)
 
 
 @dataclass(frozen=True)
@@ -113,8 +102,8 @@ class BlendRows:
         entry_days: (R,) when exposure starts.
         cause: (R,) 0 = censored.
         subject: (R,) who.
-        at_duration: The models at the end of each row.
-        at_entry: The models when its exposure starts.
+        at_duration: (3, R, E, models) `points_at` the end of each row.
+        at_entry: (3, R, E, models) and when its exposure starts.
         edges_days: Of the grid.
     """
 
@@ -122,8 +111,8 @@ class BlendRows:
     entry_days: NDArray[np.floating]
     cause: NDArray[np.integer]
     subject: Ints
-    at_duration: Points
-    at_entry: Points
+    at_duration: Floats
+    at_entry: Floats
     edges_days: tuple[float, ...]
 
     def __len__(self) -> int:
@@ -136,9 +125,22 @@ class BlendRows:
             self.entry_days[rows],
             self.cause[rows],
             self.subject[rows],
-            self.at_duration.take(rows),
-            self.at_entry.take(rows),
+            self.at_duration[:, rows],
+            self.at_entry[:, rows],
             self.edges_days,
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["BlendRows"]) -> "BlendRows":
+        """The rows of several, one after another."""
+        return cls(
+            np.concatenate([part.duration_days for part in parts]),
+            np.concatenate([part.entry_days for part in parts]),
+            np.concatenate([part.cause for part in parts]),
+            np.concatenate([part.subject for part in parts]),
+            np.concatenate([part.at_duration for part in parts], axis=1),
+            np.concatenate([part.at_entry for part in parts], axis=1),
+            parts[0].edges_days,
         )
 
     def nll(self, cause: int, weights: Floats) -> Floats:
@@ -156,7 +158,7 @@ class BlendRows:
         value, gradient, hessian = (np.array(part) for part in total)
         had = np.flatnonzero(self.cause == cause)
         log = _log_hazard(
-            self.at_duration.take(had), self.edges_days, self.duration_days[had], cause, weights
+            self.at_duration[:, had], self.edges_days, self.duration_days[had], cause, weights
         )
         value[had] -= log[0]
         gradient[had] -= log[1]
@@ -184,11 +186,11 @@ def _outer(a: Floats, b: Floats) -> Floats:
 
 
 def _cumulative(
-    points: Points, edges: Sequence[float], days: Floats, cause: int, w: Floats
+    points: Floats, edges: Sequence[float], days: Floats, cause: int, w: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """H(t) of the blend, with its gradient and Hessian by w."""
     first, last, since, width = _place(edges, days)
-    a, b, r = (column[:, cause - 1] for column in (points.lower, points.upper, points.rate))
+    a, b, r = points[:, :, cause - 1]
     part = np.where(last, 0.0, since / width)
     low = np.where(first, 0.0, np.exp(a @ w)) * (1 - part)
     high = np.where(last, 0.0, np.exp(b @ w)) * part
@@ -204,11 +206,11 @@ def _cumulative(
 
 
 def _log_hazard(
-    points: Points, edges: Sequence[float], days: Floats, cause: int, w: Floats
+    points: Floats, edges: Sequence[float], days: Floats, cause: int, w: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Logarithm of λ(t) of the blend, with its gradient and Hessian by w."""
     first, last, _, width = _place(edges, days)
-    a, b, r = (column[:, cause - 1] for column in (points.lower, points.upper, points.rate))
+    a, b, r = points[:, :, cause - 1]
     low, high = np.where(first, 0.0, np.exp(a @ w)), np.where(last, 0.0, np.exp(b @ w))
     rise = np.where(last, 1.0, np.maximum(high - low, _LEAST))
     inside = (high[:, None] * b - low[:, None] * a) / rise[:, None]
@@ -258,7 +260,7 @@ def fit_weights(
         seed: Of the resamples.
         resamples: How many, where there are few rows.
     """
-    models = rows.at_duration.lower.shape[2]
+    models = rows.at_duration.shape[3]
     people, subject = np.unique(rows.subject, return_inverse=True)
     wanted = min(resamples, max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(rows), 1)))
     draws: list[Ints] = []

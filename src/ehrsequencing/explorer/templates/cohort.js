@@ -98,7 +98,8 @@ function refreshList() {
     if (risk >= low && risk <= high && matches(patient)) chosen.push(patient);
   }
   cohort.listed = sorted(chosen, ORDERS[state.order]);
-  byId("count").textContent = `${people(chosen.length)} of ${counted(data.count, "patient")}`;
+  const none = state.search.trim() ? `No patient has “${shortened(state.search.trim(), 40)}” in the name or the record` : "No patient has such a risk";
+  byId("count").textContent = chosen.length ? `${people(chosen.length)} of ${counted(data.count, "patient")}` : none;
   byId("rows").style.height = `${chosen.length * ROW_HEIGHT}px`;
   drawList(view);
 }

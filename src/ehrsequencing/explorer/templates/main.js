@@ -114,7 +114,7 @@ async function begin() {
   listen();
   await load();
   refreshCohort();
-  if (cohort.listed.length) selectPatient(cohort.listed[Math.floor(cohort.listed.length * 0.1)]);
+  if (cohort.listed.length) selectPatient(cohort.listed[0]); // the first row, which is in sight
   requestAnimationFrame(() => requestAnimationFrame(() => loadRemovals().then(refreshTime).then(() => (document.body.dataset.state = "ready"))));
   performance.mark("painted");
 }

@@ -94,7 +94,7 @@ function drawTimeline() {
   const outcome = data.cause[row] === about.not_known ? null : { day: dayOf(data.end_day[row]), cause: data.cause[row] };
   const days = [...times.map((time) => time[0]), ...visits.map((visit) => visit.day), outcome?.day ?? 0];
   const first = Math.min(...days.slice(0, 1), 0), last = Math.max(reduceMost(days), 1), lanes = lanesOf(visits), labs = labsOf(visits);
-  const [left, right, head, plot] = [130, 850, 26, 124], base = head + plot;
+  const [left, right, head, plot] = [130, 850, 40, 124], base = head + plot;
   const height = base + 12 + lanes.length * LANE + labs.length * LAB + 44, floor = height - 40;
   const x = scale(first, last, left, right), top = Math.min(1, 1.15 * reduceMost(times.map((time) => time[1]))) || 0.01, y = scale(0, top, base, head);
   const past = times.slice(0, state.time + 1), future = times.slice(state.time);
@@ -103,7 +103,7 @@ function drawTimeline() {
     sentence: timelineSentence(times, visits, outcome), marks: [
       mark("rect", { x: x(now), y: head, width: Math.max(0, right - x(now)), height: floor - head, class: "future" }),
       right - x(now) > 150 && words((x(now) + right) / 2, head + 13, "the future: not used", "mid muted"),
-      riskAxis(y, top, left, right), words(left, head - 10, `risk of ${shortened(about.causes[state.cause], 30)} within ${horizonWords()}`, "strong"),
+      riskAxis(y, top, left, right), words(left, 12, `risk of ${shortened(about.causes[state.cause], 30)} within ${horizonWords()}`, "strong"),
       polyline(stepsOf(future), x, y, "later"), polyline(stepsOf(past), x, y, ""),
       times.map(([day, risk], k) => mark("circle", { cx: x(day), cy: y(risk), r: k === state.time ? 5 : 2.6, class: k === state.time ? "m0 chosen" : k > state.time ? "m0 later" : "m0" })),
       struckTrajectory(x, y, start), lanes.map((lane, k) => drawnLane(lane, x, base + 12 + (k + 0.5) * LANE, now, left, right)),
@@ -151,7 +151,7 @@ function drawnLab([code, values], x, top, now, left, right) {
 const outcomeWords = (outcome) => (outcome.cause ? about.causes[outcome.cause - 1] : "end of follow-up");
 
 function happened(outcome, x, head, floor, left, right) {
-  if (!outcome) return words(right, head - 10, "what happened later is not known", "end muted");
+  if (!outcome) return words(right, 12, "what happened later is not known", "end muted");
   const at = x(outcome.day), isLeft = at > (left + right) / 2;
   return [
     line(at, head - 4, at, floor, outcome.cause ? "happened" : "ended"),

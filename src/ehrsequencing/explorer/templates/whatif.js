@@ -1,5 +1,5 @@
-// What if: strike a code or a visit through, and the curve moves. One removal is answered by the file, all others by
-// `ehrseq serve`, where the page comes from it.
+// What if: strike a code or a visit through, and the curve moves. One removal is answered by the file, several by
+// `ehrseq serve` where the page comes from it. Elsewhere several are the sum of the single answers, which is said.
 
 const MOST_SHOWN = 60;
 const codeCount = about.codes.length;
@@ -14,7 +14,20 @@ function struckAt(row) {
     const found = removedRisk(state.patient, [...state.struck][0], row);
     if (found) return found;
   }
-  return live.key === editKey() && live.risk ? live.risk[row - data.row_offsets[state.patient]] : null;
+  if (about.live) return live.key === editKey() && live.risk ? live.risk[row - data.row_offsets[state.patient]] : null;
+  return summedRisk(row);
+}
+
+/** Risks without several things, as if each changed the log of the cumulative hazard by as much as alone. */
+function summedRisk(row) {
+  const alone = [...state.struck].map((target) => removedRisk(state.patient, target, row));
+  if (alone.includes(null)) return null;
+  const scaled = (risk) => Math.log(-Math.log1p(-Math.min(Math.max(risk, 1e-9), 1 - 1e-9)));
+  return about.causes.map((_, cause) => about.horizons_days.map((_, horizon) => {
+    const start = scaled(riskAt(row, cause, horizon));
+    const moved = alone.reduce((sum, risks) => sum + scaled(risks[cause][horizon]) - start, 0);
+    return -Math.expm1(-Math.exp(start + moved));
+  }));
 }
 const struckRisk = () => struckAt(rowNow());
 
@@ -44,7 +57,7 @@ function candidates() {
   const found = state.kind === "visits" ? visitTargets(known) : codeTargets(known);
   for (const one of found) {
     const without = removedRisk(state.patient, one.target, row);
-    one.effect = without ? without[state.cause][state.horizon] - risk : NaN;
+    one.effect = without ? risk - without[state.cause][state.horizon] : NaN;
   }
   const text = state.filter.trim().toLowerCase();
   const kept = found.filter((one) => !text || `${one.words} ${one.name}`.toLowerCase().includes(text));
@@ -134,7 +147,6 @@ function strike(target) {
   if (target < 0) return;
   state.done.push([...state.struck]);
   if (!state.struck.delete(target)) {
-    if (!about.live) state.struck.clear(); // the file answers one removal at a time
     state.struck.add(target);
   }
   refreshEdit();
@@ -170,10 +182,12 @@ function drawEdit() {
   if (!state.struck.size) return box.replaceChildren(el("p", { class: "muted" }, "Choose a code or a visit to strike it through."));
   const names = [...state.struck].map(targetWords).join(", ");
   if (!struck) return box.replaceChildren(el("p", {}, el("s", {}, shortened(names, 200)), " ", unanswered()));
-  const without = struck[state.cause][state.horizon], why = unlikeness();
+  const without = struck[state.cause][state.horizon], why = unlikeness(), isSum = !about.live && state.struck.size > 1;
   box.classList.toggle("unlike", Boolean(why));
   box.replaceChildren(
-    el("p", {}, "Without ", el("s", {}, shortened(names, 200)), ": ", el("b", {}, percent(without)), ` instead of ${percent(risk)} within ${horizonWords()} (`, changeMark(without - risk), " points)."),
+    el("p", {}, el("s", {}, shortened(names, 200)), ` add${state.struck.size > 1 ? "" : "s"} ${isSum ? "about " : ""}`, changeMark(risk - without),
+      ` points to the risk within ${horizonWords()}: ${percent(risk)} with, `, el("b", {}, percent(without)), " without."),
+    isSum && el("p", { class: "why" }, `This adds what each does alone. Codes that act together differ: ${about.serve} computes it.`),
     why && el("p", { class: "why" }, `Read with caution: the edited record is unlike any seen, since ${why}.`),
   );
 }
@@ -181,7 +195,7 @@ function drawEdit() {
 function unanswered() {
   if (live.failed) return `The server did not answer: ${live.failed}.`;
   if (about.live) return "The server is computing …";
-  if (state.struck.size === 1 && about.edits === "latest" && rowNow() !== data.row_offsets[state.patient + 1] - 1)
+  if (about.edits === "latest" && rowNow() !== data.row_offsets[state.patient + 1] - 1)
     return `This file holds what-if answers at each patient's latest prediction only. ${about.serve} answers at every time.`;
   return `This file does not hold the answer. ${about.serve} answers every edit.`;
 }

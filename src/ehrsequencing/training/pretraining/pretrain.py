@@ -7,13 +7,13 @@ subjects are never read.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.parts import objective
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
@@ -25,19 +25,20 @@ from ehrsequencing.core.outputs import (
     PRETRAINED,
     UNFINISHED_PRETRAINING,
 )
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.device import training_device
-from ehrsequencing.training.loop import ShowProgress, Training
+from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
 from ehrsequencing.training.pretraining.objective import (
     ObjectiveInputs,
     PretrainingObjective,
 )
 from ehrsequencing.training.pretraining.targets import (
-    Excluded,
+    all_of,
     excluded_targets,
+    names_of,
     target_codes,
     training_rates,
     visit_rows,
@@ -82,11 +83,10 @@ class Pretrainer:
             raise EhrseqError(what, where="model.attention=bidirectional", fix=fix)
 
         # what may be predicted
-        self.excluded: Excluded | None = None
+        self.excluded: dict[str, Ints] = {}
         if task_name is not None and pretraining.exclude == "related":
             self.excluded = excluded_targets(prepared, task_name)
-        excluded = self.excluded.tokens if self.excluded is not None else np.zeros(0, np.int64)
-        self.codes = target_codes(prepared.vocabulary, excluded)
+        self.codes = target_codes(prepared.vocabulary, all_of(self.excluded))
         self.train, self.tuning = prepared.timelines("train"), prepared.timelines("tuning")
         self._refuse_hopeless()
 
@@ -140,7 +140,7 @@ class Pretrainer:
                 raise EhrseqError(f"no {name} subject has a visit", where=where, fix=fix)
         if len(self.codes) >= 2:
             return
-        if self.excluded is None or self.task_name is None:
+        if not self.excluded or self.task_name is None:
             fix = "prepare more records, or a lower vocabulary.min_subjects"
             raise EhrseqError("has fewer than two codes to predict", where=where, fix=fix)
         has_outcomes = self.prepared.task(self.task_name).outcomes is not None
@@ -163,7 +163,7 @@ class Pretrainer:
         )
 
     def fit(
-        self, *, resume: bool = False, on_progress: ShowProgress | None = None
+        self, *, resume: bool = False, on_progress: ShowProgress = show_nothing
     ) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
@@ -186,7 +186,7 @@ class Pretrainer:
             "subjects": len(self.loader),
             "tuning_subjects": len(self.tuning_loader),
             "targets": len(self.codes),
-            "left_out": 0 if self.excluded is None else len(self.excluded.tokens),
+            "left_out": len(all_of(self.excluded)),
             "best_epoch": state.best_epoch,
             "tuning_loss": state.best_nll,
             "seconds": round(sum(row["seconds"] for row in state.history), 1),
@@ -214,7 +214,7 @@ class Pretrainer:
             "seed": self.settings.seed,
             "objectives": self.weights,
             "exclude": self.study.pretraining.exclude,
-            "excluded_targets": None if self.excluded is None else self.excluded.names(vocabulary),
+            "excluded_targets": names_of(self.excluded, vocabulary) or None,
             "best_epoch": state.best_epoch,
             "tuning_loss": state.best_nll,
         }

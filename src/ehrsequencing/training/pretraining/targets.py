@@ -9,7 +9,7 @@ records without labels would be overstated. So the codes that name a task's outc
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -181,38 +181,9 @@ def training_rates(timelines: Timelines, codes: TargetCodes, *, seed: int) -> Ra
 # ---- codes that are no targets ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Excluded:
-    """Token ids (rising) of the codes that are no targets, by reason; a code has the first that applies."""
-
-    outcome: Ints
-    relatives: Ints
-    synonyms: Ints
-    # of `outcomes`, with their relatives
-    outcomes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    @property
-    def tokens(self) -> Ints:
-        """All of them."""
-        return np.unique(
-            np.concatenate([self.outcome, self.relatives, self.synonyms, self.outcomes])
-        )
-
-    def names(self, vocabulary: Vocabulary) -> dict[str, list[str]]:
-        """Reason → names of codes; `outcomes` only where there are some."""
-        reasons = (
-            "outcome",
-            "relatives",
-            "synonyms",
-            *(("outcomes",) if len(self.outcomes) else ()),
-        )
-        return {
-            reason: [vocabulary.tokens[token] for token in getattr(self, reason).tolist()]
-            for reason in reasons
-        }
-
-
-def excluded_targets(prepared: Prepared, task_name: str, *, data: Path | None = None) -> Excluded:
+def excluded_targets(
+    prepared: Prepared, task_name: str, *, data: Path | None = None
+) -> dict[str, Ints]:
     """The codes that pretraining for a task must not predict, counted on its training subjects.
 
     - The *outcome*: its codes.
@@ -229,6 +200,9 @@ def excluded_targets(prepared: Prepared, task_name: str, *, data: Path | None = 
         task_name: Its name.
         data: Folder of the MEDS data, for the ontology; default: where `prepare` found it. Without the folder there
             are no relatives but those that the vocabulary itself records.
+
+    Returns:
+        Reason → token ids (rising): `outcome`, `relatives`, `synonyms`, `outcomes`; each code once.
     """
     task, vocabulary = prepared.task(task_name), prepared.vocabulary
     folder = data or Path(prepared.manifest.get("data_path", ""))
@@ -236,16 +210,31 @@ def excluded_targets(prepared: Prepared, task_name: str, *, data: Path | None = 
     own = [pattern for patterns in task.outcome.values() for pattern in patterns]
     outcome, relatives = _by_ontology(own, vocabulary, parents)
     near = near_synonyms(prepared.records(task_name, "train"), vocabulary, causes=len(task.outcome))
-    relatives = np.setdiff1d(relatives, outcome)
-    synonyms = np.setdiff1d(near, np.concatenate([outcome, relatives]))
     patterns = () if task.outcomes is None else task.outcomes.codes
-    many = np.concatenate(_by_ontology(patterns, vocabulary, parents))
-    return Excluded(
-        outcome,
-        relatives,
-        synonyms,
-        np.setdiff1d(many, np.concatenate([outcome, relatives, synonyms])),
-    )
+    found = {
+        "outcome": outcome,
+        "relatives": relatives,
+        "synonyms": near,
+        "outcomes": np.concatenate(_by_ontology(patterns, vocabulary, parents)),
+    }
+    excluded: dict[str, Ints] = {}
+    for reason, tokens in found.items():  # a code has the first reason that applies
+        excluded[reason] = np.setdiff1d(tokens, all_of(excluded))
+    return excluded
+
+
+def all_of(excluded: Mapping[str, Ints]) -> Ints:
+    """Token ids (rising) that are excluded for any reason."""
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *excluded.values()]))
+
+
+def names_of(excluded: Mapping[str, Ints], vocabulary: Vocabulary) -> dict[str, list[str]]:
+    """Reason → names of codes; `outcomes` only where there are some."""
+    return {
+        reason: [vocabulary.tokens[token] for token in tokens.tolist()]
+        for reason, tokens in excluded.items()
+        if reason != "outcomes" or len(tokens)
+    }
 
 
 def _by_ontology(

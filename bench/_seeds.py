@@ -109,11 +109,18 @@ class Block(nn.Module):
         self.attention_norm, self.mlp_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.W1, self.W2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-        self.attention_scale, self.mlp_scale = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.ones(dim))
+        self.attention_scale, self.mlp_scale = (
+            nn.Parameter(torch.ones(dim)),
+            nn.Parameter(torch.ones(dim)),
+        )
 
     def forward(self, x: Tensor, *, mask: Tensor | None, causal: bool) -> Tensor:
         """(B, L, d) → (B, L, d)."""
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.attention_norm(x))
+            .unflatten(-1, (3, self.heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         x = x + self.attention_scale * self.out(mixed.transpose(1, 2).flatten(2))
         out: Tensor = x + self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x))))
@@ -175,7 +182,9 @@ class CodeEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.table = nn.Embedding(config.vocab_size, config.dim, padding_idx=0)
-        self.position_table = nn.Embedding(CODE_PLACES, config.dim) if config.code_position else None
+        self.position_table = (
+            nn.Embedding(CODE_PLACES, config.dim) if config.code_position else None
+        )
 
     def forward(self, codes: Tensor) -> Tensor:
         """(B, V, C) → (B, V, C, d)."""
@@ -234,7 +243,9 @@ class VisitTimeEmbedding(nn.Module):
         gap = (x.deltas.clamp(max=self.top_days) / self.gap_days).floor().long()
         gap = gap.masked_fill(x.deltas >= self.top_days, self.delta.table.num_embeddings - 1)
         index = torch.arange(x.ages.shape[1])
-        signals: Tensor = self.position(index) + self.age(_age_bin(x.ages, self.age_years)) + self.delta(gap)
+        signals: Tensor = (
+            self.position(index) + self.age(_age_bin(x.ages, self.age_years)) + self.delta(gap)
+        )
         return signals
 
 
@@ -267,7 +278,9 @@ class PaddedFlat(nn.Module):
         """(B, 1, 1 or L, L) `True` = seen; None where every token sees every other."""
         if self.bidirectional:
             return None if bool(x.mask.all()) else x.mask[:, None, None]
-        return ((x.visit_ids.unsqueeze(1) <= x.visit_ids.unsqueeze(2)) & x.mask.unsqueeze(1)).unsqueeze(1)
+        return (
+            (x.visit_ids.unsqueeze(1) <= x.visit_ids.unsqueeze(2)) & x.mask.unsqueeze(1)
+        ).unsqueeze(1)
 
 
 class FlatEncoder(Layers):
@@ -292,7 +305,11 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, x: PaddedTokens) -> Tensor:
         """(B, L, d)."""
-        e = self.code(x.codes) + self.age(_age_bin(x.ages, self.age_years)) + self.visit(x.visit_ids)
+        e = (
+            self.code(x.codes)
+            + self.age(_age_bin(x.ages, self.age_years))
+            + self.visit(x.visit_ids)
+        )
         normed: Tensor = self.norm(e + self.position(torch.arange(x.codes.shape[1])))
         return normed
 
