@@ -114,7 +114,8 @@ def score(
         >>> result, _ = score(
         ...     folder / "mine.parquet", folder / "data", task, study=study, prepared=folder / "prepared"
         ... )
-        >>> c = {row["model"]: row["value"] for row in result["metrics"] if row["metric"] == "c"}
+        >>> first = [row for row in result["metrics"] if row["cause"] == task.causes[0]]
+        >>> c = {row["model"]: row["value"] for row in first if row["metric"] == "c"}
         >>> round(c["mine"], 3), c["true hazards"] > 0.5
         (0.5, True)
         >>> shutil.rmtree(folder)
