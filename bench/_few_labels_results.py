@@ -16,7 +16,6 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import read_json, write_bytes
-from ehrsequencing.evaluation.few_labels import paired_gain
 
 FOLDER = Path(__file__).parent / "results" / "few_labels"
 DIGITS = 6
@@ -110,3 +109,24 @@ def joined(old: list[Row], new: list[Row]) -> list[Row]:
 def _pair(base: Floats, arm: Floats, subjects: Ints) -> Pair:
     gain, error = paired_gain(base, arm, subjects)
     return round(float(gain), DIGITS), round(float(error), DIGITS)
+
+
+def paired_gain(base: Floats, other: Floats, subject: Ints) -> tuple[float, float]:
+    """Mean of `base − other` over prediction times, and its standard error over subjects.
+
+    Args:
+        base: (R,) likelihoods of the model to compare with.
+        other: (R,) those of another model; a positive gain means that they are lower.
+        subject: (R,) whose prediction time it is.
+
+    Example:
+        >>> mean, error = paired_gain(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 1.0]), np.array([0, 0, 1]))
+        >>> round(mean, 3), round(error, 3)
+        (1.0, 0.667)
+    """
+    difference = base - other
+    mean, (_, owner) = float(difference.mean()), np.unique(subject, return_inverse=True)
+    residual = np.bincount(owner, weights=difference - mean)
+    count = len(residual)
+    error = float(np.sqrt(count / max(count - 1, 1) * np.square(residual).sum())) / len(difference)
+    return mean, error

@@ -12,7 +12,7 @@ from contenders.exchange import FACTS, PREDICTIONS
 from ehrsequencing.config import format_days
 from ehrsequencing.core.files import digest, read_json, sha256, write_json
 from ehrsequencing.evaluation.comparison import ORACLE
-from ehrsequencing.evaluation.file_risks import people
+from ehrsequencing.evaluation.population import people
 from ehrsequencing.evaluation.score import score
 
 COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "oe": "O/E"}

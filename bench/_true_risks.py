@@ -11,7 +11,10 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.evaluation.oracle import Truth, bin_hazards
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.hazards import cohort_hazards, exposure, horizon_nll
+from ehrsequencing.records.timelines import TaskRows
 
 EARLY_DAYS = (
     30.0  # mechanisms are those of the prediction time; they are sought in the risk soon after it
@@ -19,21 +22,88 @@ EARLY_DAYS = (
 
 
 def run_errors(folder: Path) -> dict[str, Any]:
-    """`true_risk_errors` of a finished run on its held-out subjects."""
+    """`true_risk_errors` and `gain_shares` of a finished run on its held-out subjects."""
     run = Run(folder)
-    held_out = Population.of_split(run.prepared(), run.task, "held_out")
+    prepared = run.prepared()
+    held_out = Population.of_split(prepared, run.task, "held_out")
     if held_out.source is None:
         raise SystemExit(f"{folder} does not know where its records are")
     truth = Truth.read(held_out.source, held_out.records, causes=run.task.causes)
     if truth is None:
         raise SystemExit(f"{held_out.source} holds no truth")
-    source = RunRisks(run)
-    return true_risk_errors(
+    source, rows = RunRisks(run), held_out.records.rows
+
+    def risk(days: Floats) -> Floats:
+        return source.risk(held_out.records, days, start_days=0.0)
+
+    shares = gain_shares(
         truth,
-        lambda days: source.from_zero(held_out.records, days),
-        subject=held_out.records.rows.subject,
-        task=run.task,
+        bin_hazards(risk(truth.edges_days[1:]), truth.edges_days),
+        run.nll(held_out.records),
+        train=prepared.rows(run.task.name, "train"),
+        rows=rows,
+        edges_days=source.edges_days,
     )
+    return shares | true_risk_errors(truth, risk, subject=rows.subject, task=run.task)
+
+
+def gain_shares(
+    truth: Truth,
+    hazards: Floats,
+    nll: Floats,
+    *,
+    train: TaskRows,
+    rows: TaskRows,
+    edges_days: Sequence[float],
+) -> dict[str, Any]:
+    """The share of the gain in NLL, from the cohort's own hazards λ⁰ to the truth λ*, that a model m reaches.
+
+    `gain_share` is by what happened, with its standard error by subject. `gain_share_expected` is by what the truth
+    expects; outcomes decide only who is at risk:
+
+        Σ ∫ Y (λ* log(m / λ⁰) − m + λ⁰)  /  Σ ∫ Y (λ* log(λ* / λ⁰) − λ* + λ⁰)
+
+    Noise of the truth makes the first too high and the second too low.
+
+    Args:
+        truth: Of the prediction times.
+        hazards: (R, E, K) the model's, per day, in the bins of the truth.
+        nll: (R,) the model's.
+        train: Training rows, on which λ⁰ is fitted.
+        rows: The evaluated rows.
+        edges_days: Grid of λ⁰ for the share by what happened.
+    """
+    n_causes, inner = truth.hazards.shape[1], truth.edges_days[1:-1].tolist()
+    own = train.entry_days, train.duration_days, train.cause
+    on_grid = cohort_hazards(edges_days, *own, n_causes=n_causes)
+    nll_null = horizon_nll(
+        on_grid,
+        edges_days,
+        duration_days=rows.duration_days,
+        cause=rows.cause,
+        entry_days=rows.entry_days,
+    )
+    nll_oracle = truth.nll(rows)
+    known = ~np.isnan(nll_oracle) & ~np.isnan(nll)
+    null, model, best = nll_null[known], nll[known], nll_oracle[known]
+    gain = null.mean() - best.mean()
+    share = (null.mean() - model.mean()) / gain
+    # the delta method for a ratio of means
+    _, error = mean_by_subject((null - model) - share * (null - best), rows.subject[known])
+    flat = cohort_hazards(inner, *own, n_causes=n_causes)
+    gains = np.zeros(2)
+    for some in truth.parts():
+        true = truth.hazards[some]
+        days = exposure(inner, rows.entry_days[some], rows.duration_days[some])
+        for place, said in enumerate((hazards[some], true)):
+            logs = np.log(np.maximum(said, 1e-12) / flat)
+            gains[place] += np.einsum("rek,rk->", true * logs - said + flat, days)
+    return {
+        "nll_null": float(null.mean()),
+        "gain_share": float(share),
+        "gain_share_se": error / abs(gain),
+        "gain_share_expected": float(gains[0] / gains[1]) if gains[1] > 0 else None,
+    }
 
 
 def true_risk_errors(

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from _true_risks import run_errors
+
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
 HORIZON_DAYS = 730.5
 COLUMNS = ("seed", "expected share", "share by what happened", "C, ours", "C, strongest baseline", "C, truth",
@@ -27,7 +29,7 @@ def judged(out: Path, seed: int) -> dict[str, Any]:
     print(f"$ {' '.join(command[1:])}", file=sys.stderr, flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads((folder / "run" / "metrics.json").read_text())
-    return found
+    return found | {"shares": run_errors(folder / "run")}
 
 
 def numbers(found: dict[str, Any]) -> list[float]:
@@ -44,9 +46,9 @@ def numbers(found: dict[str, Any]) -> list[float]:
         for row in found["differences"]
         if (row["metric"], row["model"], row["landmark_days"]) == ("nll", found["strongest"], None)
     )
-    oracle = found["oracle"]
-    three = [c[name] for name in (found["models"][0], found["strongest"], oracle["name"])]
-    return [oracle["gain_share_expected"], oracle["gain_share"], *three, nll]
+    three = [c[name] for name in (found["models"][0], found["strongest"], found["oracle"]["name"])]
+    shares = found["shares"]
+    return [shares["gain_share_expected"], shares["gain_share"], *three, nll]
 
 
 def table(found: dict[int, list[float]]) -> str:

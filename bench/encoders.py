@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from _true_risks import true_risk_errors
+from _true_risks import gain_shares, true_risk_errors
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import write_manifest
-from ehrsequencing.evaluation.oracle import Truth, oracle_table
+from ehrsequencing.evaluation.oracle import Truth, bin_hazards, oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.models.base import SurvivalModel
@@ -175,9 +175,18 @@ def judged(run: Run, prepared: Prepared) -> Row:
 
     source = RunRisks(run)
     train = prepared.rows(run.task.name, "train")
-    found = oracle_table(truth, source, records, nll_of_rows(run.model, records), train=train)
-    risk = partial(source.from_zero, records)
-    found |= true_risk_errors(truth, risk, subject=records.rows.subject, task=run.task)
+    nll, rows = nll_of_rows(run.model, records), records.rows
+    found = oracle_table(truth, source, records, nll)
+    risk = partial(source.risk, records, start_days=0.0)
+    found |= gain_shares(
+        truth,
+        bin_hazards(risk(truth.edges_days[1:]), truth.edges_days),
+        nll,
+        train=train,
+        rows=rows,
+        edges_days=source.edges_days,
+    )
+    found |= true_risk_errors(truth, risk, subject=rows.subject, task=run.task)
     chosen = {
         key: found[key]
         for key in ("gain_share", "gain_share_se", "beats_oracle_z", "prediction_times")

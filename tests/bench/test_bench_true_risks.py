@@ -134,12 +134,12 @@ def test_a_model_that_is_the_truth_has_no_error(
     study = load_study(None, ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1"])
     Trainer(Prepared(tmp_path / "set"), task.name, tmp_path / "run", study=study).fit()
 
-    def true_risk(source: RunRisks, records: TaskRecords, horizons_days: np.ndarray) -> np.ndarray:
+    def true_risk(source: RunRisks, records: TaskRecords, horizons_days: np.ndarray, **given: Any) -> np.ndarray:
         truth = Truth.read(sim_data, records, causes=source.task.causes)
         assert truth is not None
         return truth.risk(horizons_days)
 
-    monkeypatch.setattr(RunRisks, "from_zero", true_risk)
+    monkeypatch.setattr(RunRisks, "risk", true_risk)
     oracle = true_risks.run_errors(tmp_path / "run")
     assert all(row["rmse"] < 1e-12 and row["slope"] == pytest.approx(1.0) for row in oracle["risks"])
     assert all(value < 1e-6 for value in oracle["hazard_rmse_per_year"].values())

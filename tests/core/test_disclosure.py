@@ -1,8 +1,7 @@
-"""No count of 1 to 10 people stands in a shareable file, nor is it the difference of two printed counts."""
+"""No count of 1 to 10 people stands in a shareable file, nor is it the difference of two printed numbers."""
 
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ehrsequencing.api.paper import accuracy_table
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import disclosure
 from ehrsequencing.core.disclosure import (
     INDIVIDUAL,
-    SMALLEST_COUNT,
     enough_people,
     redact,
     shareable_count,
@@ -28,14 +27,34 @@ from ehrsequencing.evaluation.examples import wanted_trajectories
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.report import pages, render
+from ehrsequencing.reporting.report import PAGES, pages, render
+from ehrsequencing.reporting.share import model_card
+from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import WIDE, complete
-from helpers.report_page import Page
 
 COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_subjects", "no_event", "unknown", "people"}
-COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits"}
+COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits", "without_record_before", "first_record_later"}
+#: Whole numbers of a result that count no people: days, settings, models, checks, splits.
+NO_PEOPLE = {
+    "followup_median_days",
+    "median_days",
+    "low",
+    "high",
+    "epoch",
+    "parameters",
+    "tuning_trials",
+    "seeds",
+    "members",
+    "passed",
+    "failed",
+    "splits",
+    "dim",
+    "seed",
+}
+PRINTED_SO: dict[Any, list[int]] = {}
+for _people in range(200_000):
+    PRINTED_SO.setdefault(shareable_count(_people), []).append(_people)
 TWELVE = [
     (subjects, seed, kind)
     for subjects, seed in itertools.product((120, 312, 700), (0, 1))
@@ -77,38 +96,112 @@ def test_from_eleven_on_every_printed_number_stands_for_five_counts_or_more() ->
     assert worked_out(set(enumerate(told)), shareable_count) == []
 
 
+def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]:
+    """An exact result with every part that counts people."""
+    exact = complete(subjects=subjects, seed=seed, **kind) | {"trajectories": []}
+    landmarks, horizon = exact["landmarks_days"], exact["horizons_days"][-1]
+    groups = [
+        {"n": 40 + k, "predicted": [0.0, 0.1], "observed": [0.0, 0.1], "low": [0.0, 0.05], "high": [0.0, 0.2],
+         "events": [0, 12 + k], "at_risk": [40 + k, 23 - k, 4]}
+        for k in range(3)
+    ]  # fmt: skip
+    exact["incidence"] = [
+        {"landmark_days": at, "cause": cause, "horizon_days": horizon, "model": exact["models"][0],
+         "days": [0.0, horizon], "tick_days": [0.0, horizon / 2, horizon], "groups": groups}
+        for at in landmarks
+        for cause in exact["causes"]
+    ]  # fmt: skip
+    exact["records_before"] = [
+        {"landmark_days": at, "subjects": 60, "without_record_before": 7, "first_record_later": 3} for at in landmarks
+    ]
+    exact["external"] = {
+        "data": "elsewhere", "subjects": subjects // 7, "unknown_token_rate": 0.03, "seen_in_training": 4,
+        "training_unknown_token_rate": 0.02, "unmatched": [], "new_codes": [{"code": "DX//A", "subjects": 23}],
+    }  # fmt: skip
+    found: dict[str, Any] = json.loads(json.dumps(exact))
+    return found
+
+
+def moved(exact: Any, end: int, key: str = "") -> Any:
+    """The result with every count replaced by the least (0) or the largest (-1) that is printed in the same way."""
+    if isinstance(exact, dict):
+        return {
+            name: inner
+            if name == "calibration"
+            else moved(inner, end, key if key in COUNTS and name not in COUNTS else name)
+            for name, inner in exact.items()
+        }
+    if isinstance(exact, list):
+        return [moved(inner, end, key) for inner in exact]
+    is_count = key in COUNTS and isinstance(exact, int) and not isinstance(exact, bool)
+    return PRINTED_SO[shareable_count(exact)][end] if is_count else exact
+
+
+def shared_files(exact: dict[str, Any], run: Run) -> dict[str, str]:
+    """What may leave the hospital, by name: numbers, pages, card, terminal and table of a paper."""
+    told = redact(exact)
+    place = {
+        "cause": told["causes"][0],
+        "landmark": told["main"]["landmark_days"],
+        "horizon": told["main"]["horizon_days"],
+    }
+    return {
+        "metrics.json": json.dumps(told),
+        **pages(exact),
+        "README.md": model_card(run, told, "The audit found no leak."),
+        "terminal": "\n".join(metric_lines(told)),
+        "table 2": accuracy_table(told["metrics"], place, title="Accuracy").to_markdown(),
+    }
+
+
+def integers(told: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number of a result, with the name of what holds it."""
+    if isinstance(told, dict):
+        for name, inner in told.items():
+            yield from integers(inner, name if name not in ("train", "tuning", "held_out") else key)
+    elif isinstance(told, list):
+        for inner in told:
+            yield from integers(inner, key)
+    elif isinstance(told, int) and not isinstance(told, bool):
+        yield key, told
+
+
 @pytest.mark.parametrize(("subjects", "seed", "kind"), TWELVE)
-def test_no_small_count_is_told_nor_comes_out_by_subtraction(subjects: int, seed: int, kind: dict[str, Any]) -> None:
-    exact = json.loads(json.dumps(complete(subjects=subjects, seed=seed, **kind)))
-    told = json.loads(json.dumps(redact(exact)))
-    found = set(counts(exact, told))
+def test_no_shareable_file_depends_on_an_exact_count(
+    sim_run: Path, subjects: int, seed: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing printed, and no difference of two printed numbers, tells a count: all of them may be others.
+
+    Whether a *rate* is printed is decided by the exact count: here it always is.
+    """
+    exact = everything(subjects, seed, kind)
+    found = set(counts(exact, redact(exact)))
     assert len(found) > 20
     assert any(1 <= count <= 10 for count, _ in found)
     assert all(text == shareable_count(count) for count, text in found)
     assert worked_out(found, shareable_count) == []
+    told = redact(exact)
     assert redact(told) == told
-
-
-@pytest.mark.parametrize(("subjects", "seed", "kind"), TWELVE)
-def test_no_small_count_follows_from_all_files_together(subjects: int, seed: int, kind: dict[str, Any]) -> None:
-    """Numbers of people and rows in `metrics.json` and on both pages: each stands for five counts or more."""
-    exact = json.loads(json.dumps(complete(subjects=subjects, seed=seed, **kind) | {"trajectories": []}))
-    printed = {told for _, told in counts(exact, redact(exact)) if isinstance(told, int)}
-    for page in pages(exact).values():
-        text = Page(page).text
-        for pattern in (r"n\s=\s([\d,]+)", r"([\d,]+) (?:subjects|people|prediction times)", r"of ([\d,]+) subjects"):
-            printed |= {int(number.replace(",", "")) for number in re.findall(pattern, text) if number.strip(",")}
-    printed -= {FEWEST_SUBJECTS, FEWEST_EVENTS, SMALLEST_COUNT}  # limits that the pages name
-    assert len(printed) > 10
-    assert [number for number in printed if number and shareable_count(number) != number] == []
-    assert worked_out({(number, number) for number in printed}, shareable_count) == []
+    people = [(key, n) for key, n in integers(told) if key not in NO_PEOPLE]
+    assert len(people) > 30
+    assert [(key, n) for key, n in people if shareable_count(n) != n] == []
+    monkeypatch.setattr(disclosure, "shareable_rate", lambda rate, people: rate)
+    run = Run(sim_run)
+    least, largest = (shared_files(moved(exact, end), run) for end in (0, -1))
+    for name, text in least.items():
+        assert text == largest[name], name
 
 
 @pytest.mark.parametrize("rule", [lambda n: n, lambda n: "<11" if n in range(1, 11) else n])
-def test_the_reader_finds_what_is_left_open(rule: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = json.loads(json.dumps(complete(subjects=700, **WIDE)))
+def test_the_reader_finds_what_is_left_open(
+    sim_run: Path, rule: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = everything(700, 0, WIDE)
+    least, largest = moved(exact, 0), moved(exact, -1)
     monkeypatch.setattr(disclosure, "shareable_count", rule)
     assert worked_out(set(counts(exact, redact(exact))), rule)
+    one, other = (shared_files(found, Run(sim_run)) for found in (least, largest))
+    assert {name for name in one if one[name] != other[name]} >= {"metrics.json", *PAGES, "README.md"}
 
 
 @given(st.integers(1, 4000), st.integers(0, 4000))

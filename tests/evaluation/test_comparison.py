@@ -13,14 +13,12 @@ from ehrsequencing.evaluation import estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows, spread_thresholds
 from ehrsequencing.evaluation.estimates import (
-    ANY_CAUSE,
     difference_rows,
     metric_estimates,
-    metric_rows,
     nll_row,
     scope_estimates,
 )
-from ehrsequencing.evaluation.results import censoring, follow_up
+from ehrsequencing.evaluation.follow_up import censoring, follow_up
 from ehrsequencing.metrics import bootstrap
 from ehrsequencing.metrics.accuracy import brier
 from ehrsequencing.metrics.bootstrap import percentile_interval
@@ -60,7 +58,7 @@ def test_differences_are_paired() -> None:
     estimates = scope_estimates(scope, CAUSES)
     rows = difference_rows(scope, estimates, ours="right", rivals=["dull"])
     assert {(row["cause"], row["metric"]) for row in rows} == {
-        (cause, metric) for cause in (*CAUSES, ANY_CAUSE) for metric in ("c", "auc", "ipa", "brier")
+        (cause, metric) for cause in CAUSES for metric in ("c", "auc", "ipa", "brier")
     }
     whole = {
         model: metric_table(scope.duration_days, scope.cause, risk, HORIZONS) for model, risk in scope.risk.items()
@@ -112,22 +110,6 @@ def test_one_byte_holds_how_often_a_subject_is_drawn(monkeypatch: pytest.MonkeyP
     scope = replace(world(3, 90), draws=draws)
     assert {block.dtype for block in scope.blocks()} == {np.dtype(np.int32)}  # no sum of theirs overflows
     assert sum(int(block.sum()) for block in scope.blocks()) == int(whole[:, scope.subject].sum()) > 255
-
-
-def test_any_cause_is_the_table_of_the_causes_as_one() -> None:
-    scope = world(2, 120)
-    rows = metric_rows(scope, scope_estimates(scope, CAUSES))
-    merged = metric_table(
-        scope.duration_days, (scope.cause > 0).astype(int), scope.risk["dull"].sum(axis=1, keepdims=True), HORIZONS
-    )
-    for h, horizon in enumerate(HORIZONS):
-        for name in ("c", "auc", "brier", "oe"):
-            (row,) = [
-                r for r in rows
-                if (r["model"], r["cause"], r["metric"], r["horizon_days"]) == ("dull", ANY_CAUSE, name, horizon)
-            ]  # fmt: skip
-            assert row["value"] == pytest.approx(merged[name][0, h])
-            assert row["low"] is None
 
 
 def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:

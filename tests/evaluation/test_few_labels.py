@@ -12,7 +12,6 @@ from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.files import sha256
 from ehrsequencing.evaluation.few_labels import LEAST_TUNING, FewLabels
-from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 
@@ -69,17 +68,3 @@ def _ended(rows: TaskRows, these: Bools) -> TaskRows:
     days, cause = np.array(rows.duration_days), np.array(rows.cause)
     days[these], cause[these] = 1.0, 0
     return replace(rows, duration_days=days, cause=cause)
-
-
-@pytest.mark.slow
-def test_a_blend_of_few_labels_answers_all_held_out_times(
-    sim_prepared: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
-    few = labels_of(sim_prepared, sim_task, 60)
-    training = tiny_study.training.model_copy(update={"blend": True, "blend_folds": 2})
-    blended = tiny_study.model_copy(update={"training": training})
-    trainer_of(few, sim_task.name, tmp_path / "blend", study=blended).fit()
-    held_out = few.records(sim_task.name, "held_out")
-    nll = Run(tmp_path / "blend").answers.nll(held_out)
-    assert np.isfinite(nll).all()
-    assert len(nll) == len(held_out)

@@ -1,16 +1,20 @@
 """People, not rows: one frequent visitor is one person; one main place; who was never observed."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ehrsequencing.api.paper import cohort_table
 from ehrsequencing.evaluation.comparison import Comparison, main_place
 from ehrsequencing.evaluation.curves import calibration_rows, cells, decision_rows, incidence_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import over_time_rows
-from ehrsequencing.evaluation.observation import unobserved_tenths
-from ehrsequencing.evaluation.results import at_risk
+from ehrsequencing.evaluation.follow_up import at_risk, unobserved_tenths
+from ehrsequencing.records.prepared import Prepared
+from helpers.audit import hospital_rows, make_set
 from helpers.comparison import CAUSES, HORIZONS, world
+from helpers.meds import DAY_US, Row
 
 
 def at_index(people: int, rows_each: int, *, resamples: int = 0) -> Comparison:
@@ -29,6 +33,17 @@ def test_six_people_with_a_hundred_rows_have_no_curve() -> None:
     told = at_risk(scope, CAUSES)
     assert (told["subjects"], told["evaluated"]) == (6, [6, 6])
     assert max(told["events"]["outcome"]) <= 6
+
+
+def test_table_1_counts_people_with_several_indexes_once(tmp_path: Path) -> None:
+    rows = hospital_rows()
+    rows += [Row(row.subject, row.time + 300 * DAY_US, "INDEX") for row in rows if row.code == "INDEX" and row.time]
+    prepared = Prepared(make_set(tmp_path, rows, index={"code": "INDEX", "which": "every"}))
+    at_index = prepared.records("hospital", "train").at_landmark(0.0)
+    people = len(np.unique(prepared.rows("hospital", "train").subject[at_index]))
+    assert people < len(at_index)
+    table = cohort_table(prepared, "hospital", landmark=0.0, is_simulated=True).frame
+    assert table.loc["subjects", "train"] == f"{people:,}"
 
 
 def test_counts_and_bands_are_those_of_people() -> None:

@@ -20,8 +20,9 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
+from ehrsequencing.evaluation.follow_up import at_risk, follow_up
 from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
-from ehrsequencing.evaluation.results import at_risk, follow_up, without_few
+from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores, cause_verdict
@@ -174,7 +175,7 @@ def test_nobody_is_better_by_a_handful(n: int) -> None:
 def test_random_splits_that_judge_too_few_compare_nothing(events: int, subjects: int, few: bool) -> None:
     """Ten splits of a fifth judge .89 of the cohort, which has five times the events and subjects of one of them."""
     places = [Place(model, 0.0, "d", 365.0, "c") for model in (OURS, "Cox")]
-    means = [replace(place, landmark_days=None, horizon_days=None) for place in places]
+    means = [place._replace(landmark_days=None, horizon_days=None) for place in places]
     splits = [
         Split(
             seed, 160, 40, dict(zip([*places, *means], [0.9, 0.7 - 0.001 * seed] * 2, strict=True)),

@@ -9,7 +9,7 @@ import pytest
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import bootstrap
-from ehrsequencing.metrics.bootstrap import bootstrap_subjects, bootstrap_table, percentile_interval
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from helpers.metric_table import metric_table
 
 
@@ -50,24 +50,15 @@ def survivors(seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     return np.minimum(time, censored_at), cause, risk[:, None, None], np.array([1.5])
 
 
-def test_bootstrap_table_is_the_table_of_each_resample() -> None:
-    duration, cause, risk, horizons = survivors(0, 60)
-    ids = np.arange(60) // 2
-    table = bootstrap_table(lambda w: metric_table(duration, cause, risk, horizons, weights=w), ids, 5, 1)
-    for r, weights in enumerate(drawn(ids, 5, 1)):
-        one = metric_table(duration, cause, risk, horizons, weights=weights)
-        for name, values in table.items():
-            np.testing.assert_allclose(values[r], one[name], atol=1e-12)
-
-
 def test_four_rows_of_a_subject_are_not_four_subjects() -> None:
     duration, cause, risk, horizons = (np.repeat(part, 4, axis=0) if i < 3 else part
                                        for i, part in enumerate(survivors(0, 150)))  # fmt: skip
     subjects = np.repeat(np.arange(150), 4)
 
     def spread(ids: np.ndarray) -> float:
-        table = bootstrap_table(lambda w: metric_table(duration, cause, risk, horizons, weights=w), ids, 300, 0)
-        return float(table["brier"].std())
+        blocks = bootstrap_subjects(ids, 300, 0)
+        found = [metric_table(duration, cause, risk, horizons, weights=block)["brier"] for block in blocks]
+        return float(np.concatenate(found).std())
 
     # Drawing rows (the mutant) halves the standard error.
     assert spread(subjects) / spread(np.arange(600)) == pytest.approx(2.0, rel=0.2)
@@ -85,7 +76,8 @@ def test_intervals_cover(n_cohorts: int, n: int) -> None:
     covered: dict[str, list[bool]] = {"c": [], "brier": [], "oe": []}
     for seed in range(n_cohorts):
         arguments = survivors(seed, n)
-        table = bootstrap_table(lambda w, a=arguments: metric_table(*a, weights=w), np.arange(n), 200, seed)
+        (weights,) = bootstrap_subjects(np.arange(n), 200, seed)
+        table = metric_table(*arguments, weights=weights)
         for name, hits in covered.items():
             lower, upper = percentile_interval(table[name])
             hits.append(bool(lower[0, 0] <= truth[name][0, 0] <= upper[0, 0]))

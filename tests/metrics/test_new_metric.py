@@ -19,7 +19,7 @@ from ehrsequencing.reporting.terminal import metric_lines
 
 GINI = Metric(
     key="gini", name="Gini", meaning="2 AUC − 1: 1 ranks without an error, 0 is a coin",
-    of=lambda rows: 2 * cumulative_dynamic_auc(rows) - 1, better=1, compared=True, margin=0.04, tells_counts=False,
+    of=lambda rows: 2 * cumulative_dynamic_auc(rows) - 1, better=1, compared=True, margin=0.04,
 )  # fmt: skip
 
 

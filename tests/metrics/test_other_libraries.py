@@ -35,11 +35,11 @@ from sksurv.nonparametric import (
 from ehrsequencing.metrics import accuracy, discrimination
 from ehrsequencing.metrics.calibration import aalen_johansen_error, fit_logistic, spline_design
 from ehrsequencing.metrics.censoring import (
+    RiskSets,
     StepFunction,
     aalen_johansen,
     aalen_johansen_se,
     censoring_survival,
-    kaplan_meier,
 )
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.settings import examples
@@ -101,11 +101,12 @@ def test_kaplan_meier_and_censoring_curve() -> None:
     for sample in single_cause_samples():
         event, grid = sample.cause == 1, np.unique(sample.duration)
         weights = np.random.default_rng(0).integers(1, 4, size=len(event))
-        ours = kaplan_meier(sample.duration, event)
+        ours = RiskSets.count(sample.duration, sample.cause, 1, None).survival
         times, survival = kaplan_meier_estimator(event, sample.duration)
         agree(ours.at(times), survival)
         fitted = KaplanMeierFitter().fit(sample.duration, event, weights=weights)
-        agree(kaplan_meier(sample.duration, event, weights=weights).at(grid), fitted.predict(grid).to_numpy())
+        weighted = RiskSets.count(sample.duration, sample.cause, 1, weights).survival
+        agree(weighted.at(grid), fitted.predict(grid).to_numpy())
         g = censoring_survival(sample.duration, sample.cause)
         if not event.all():
             moved = survival_array(shifted(sample.duration, sample.cause), event)

@@ -118,14 +118,12 @@ def test_parts_may_be_empty_and_undefined() -> None:
         row.update(oe={"value": None, "low": None, "high": None}, auc=None)
     for row in metrics["differences"]:
         row.update(value=None, low=None, high=None)
-    metrics["inputs"]["drift"][0]["smd"] = metrics["inputs"]["drift"][1]["train"] = None
     metrics["checks"].update(events_per_parameter=None, parameters=None, seeds=None, members=None, audit=None)
-    metrics["instability"].update(mape=None, groups=[])
     metrics["follow_up"][0].update(median_days=None, low=None, high=None)
     Page(render(metrics))
     for name in ("differences", "smooth_calibration", "decision", "subgroups", "follow_up"):
         metrics[name] = []
-    metrics["inputs"] = {"by_split": {}, "drift": []}
+    metrics["inputs"] = {"by_split": {}}
     metrics["repeated_splits"].update(rows=[], differences=[])
     Page(render(metrics))
 
@@ -148,12 +146,14 @@ def test_metrics_of_small_subgroups_are_not_shown() -> None:
 
 def test_a_share_of_few_people_is_withheld() -> None:
     metrics = complete(subjects=2000)
-    metrics["inputs"]["drift"] = [{"feature": "rare", "train": 0.3, "judged": 4 / 300, "smd": 0.1234}]
+    rates = metrics["inputs"]["by_split"]["held_out"]
+    metrics["inputs"]["by_split"]["train"]["unknown_age_rate"] = 0.05
+    rates |= {"unknown_age_rate": 4 / rates["subjects"], "no_visit_before_rate": 0.3}
     found = tables.inputs(redacted := redact(metrics), count_texts(redacted))
     assert found is not None
-    rare = found["drift"][0]
-    assert rare["means"] == ["30%", "withheld"]
-    assert rare["words"] == "+0.10"
+    cells = {words: row[found["splits"].index("held_out")] for words, row in found["rows"]}
+    assert cells["prediction times without an age"] == "withheld"
+    assert cells["prediction times with no visit before them"] == "30%"
 
 
 @pytest.mark.parametrize("subjects", [700, 5000])

@@ -59,7 +59,8 @@ def cohort_table(
     for split in SPLITS:
         records = prepared.records(task, split)
         at = records.at_landmark(landmark)
-        subject = records.rows.subject[at]
+        subject, first = np.unique(records.rows.subject[at], return_index=True)
+        at = at[first]  # of somebody with several indexes, the first
         people = _People(len(at), is_simulated)
         duration, cause = records.rows.duration_days[at], records.rows.cause[at]
         cells = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from ehrsequencing.audit.source import Source
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_count
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
@@ -53,11 +53,6 @@ def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int])
         reason = f"{count_text(leaks)} of {count_text(of)} {what}"
         return Finding("leak", reason, tested, measured, 0.0)
     return Finding("passed", clean, tested, 0.0, 0.0)
-
-
-def count_text(count: int) -> str:
-    """A count for a reason: `1,312`, or `<11`, since audit.json may be shared."""
-    return f"{shown:,}" if isinstance(shown := shareable_count(count), int) else str(shown)
 
 
 @dataclass(frozen=True)
@@ -138,7 +133,9 @@ class AuditData:
         place = folder or Path(self.prepared.manifest.get("data_path", ""))
         try:
             ids = [self.records[name].timelines.subject_id[self.sample[name]] for name in SPLITS]
-            self.source = Source.read(self.prepared, place, wanted=np.unique(np.concatenate(ids)))
+            self.source = Source.read(
+                self.run, self.prepared, place, wanted=np.unique(np.concatenate(ids))
+            )
             self.why_no_source = None
         except EhrseqError as error:
             if folder is not None:

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.audit.data import AuditData, Check, Finding, count_text, judge
+from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.records.outcomes import with_outcome_events
-from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.training.inference import VISIT_BUDGET
 from ehrsequencing.training.recalibration import fit_recalibration, labelled_log_hazards
+from ehrsequencing.training.resolve import training_edges
 
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
@@ -49,28 +49,13 @@ def _vocabulary_is_same(used: Vocabulary, again: Vocabulary) -> bool:
     return all(np.allclose(a, b, rtol=SAME, atol=SAME) for a, b in pairs)
 
 
-def training_edges(data: AuditData) -> tuple[float, ...]:
-    """The inner edges of the hazard's bins that the training durations give."""
-    rows = data.records["train"].rows
-    duration, cause, subject = rows.duration_days, rows.cause, rows.subject
-    if data.run.outcomes:
-        records = data.prepared.outcome_records(data.task.name, "train")
-        duration, cause, subject = with_outcome_events(records)
-    return grid_edges(
-        duration,
-        cause,
-        horizons_days=data.task.horizons,
-        bins=data.run.study.training.grid_bins,
-        subject=subject,
-        enough=data.prepared.study.vocabulary.min_subjects,
-    )
-
-
 def _grid_is_same(data: AuditData) -> bool | None:
     """None for the visit head, which has no grid."""
     if data.run.is_visit_head:
         return None
-    used, again = np.array(data.model.config.edges_days), np.array(training_edges(data))
+    bins = data.run.study.training.grid_bins
+    used = np.array(data.model.config.edges_days)
+    again = np.array(training_edges(data.prepared, data.task, bins=bins))
     return used.shape == again.shape and np.allclose(used, again, rtol=SAME, atol=0.0)
 
 

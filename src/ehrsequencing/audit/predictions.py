@@ -114,7 +114,6 @@ def prefix_equality(data: AuditData) -> Finding:
         return Finding("not_tested", "no sampled time has a record before it", tested)
     moment_us = rows.prediction_us[cut]
     again = data.source.encode(
-        data.task,
         [parts[k] for k in usable],
         data.asked.subject_id[cut],
         end_us=int(moment_us.max()),
@@ -224,12 +223,10 @@ def labels_in_records(data: AuditData) -> Finding:
         drawn = data.sample[name]
         ids = data.records[name].timelines.subject_id[drawn]
         again = data.source.encode(
-            data.task,
             [data.source.records[who] for who in ids.tolist()],
             ids,
             end_us=data.source.dataset_end_us,
             labelled=True,
-            outcomes=data.run.outcomes,
         )
         stored = _labels(data.prepared.outcome_records(data.task.name, name).take(drawn))
         expected = _labels(again)

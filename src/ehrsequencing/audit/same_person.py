@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, count_text, judge
+from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge
 from ehrsequencing.core.arrays import Bools, Ints, Ints32
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.records.timelines import Timelines, joined
 
 FEWEST_RARE = 3  # distinct visits that only the people with this very record have

@@ -1,17 +1,16 @@
 """Reads the original records behind a prepared set: fits the vocabulary again, keeps the events of sampled subjects."""
 
-from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.encoding import encode_rows, encode_timelines
+from ehrsequencing.prediction.predict import Encoder
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.events import STATIC, Events
 from ehrsequencing.records.labels import IndexTimes
 from ehrsequencing.records.meds import LateRows, MedsReader
@@ -25,15 +24,13 @@ from ehrsequencing.records.vocabulary_fit import VocabularyFit
 class Source:
     """The MEDS records that a set was prepared from."""
 
-    prepared: Prepared  # the set
-    parents: dict[str, list[str]]  # parents of each code
-    excluded: CodeMatcher  # codes that make no token
+    encoder: Encoder  # encodes records as the run's training data was
     fit: VocabularyFit  # codes and values of the training subjects of the prepared set
     records: dict[int, Events]  # events of each sampled subject, by id
     dataset_end_us: int  # last timestamp, or the date of extraction
 
     @classmethod
-    def read(cls, prepared: Prepared, folder: Path, *, wanted: Ints) -> "Source":
+    def read(cls, run: Run, prepared: Prepared, folder: Path, *, wanted: Ints) -> "Source":
         """One pass over the shards.
 
         Raises:
@@ -44,8 +41,10 @@ class Source:
         late = manifest.get("late_rows")
         reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
         parents = read_parents(folder)
-        excluded = CodeMatcher(manifest["excluded"], parents=parents)
-        fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
+        encoder = Encoder(run, parents)
+        fit = VocabularyFit(
+            study.vocabulary, study.values, excluded=encoder.excluded, parents=parents
+        )
         training = prepared.timelines("train").subject_id
         records: dict[int, Events] = {}
         subjects = 0
@@ -68,40 +67,23 @@ class Source:
                 where=str(folder),
                 fix="name the records that were prepared with --data",
             )
-        return cls(prepared, parents, excluded, fit, records, end_us)
+        return cls(encoder, fit, records, end_us)
 
-    def encode(
-        self,
-        task: TaskConfig,
-        parts: list[Events],
-        ids: Ints,
-        *,
-        end_us: int,
-        labelled: bool,
-        outcomes: Sequence[str] = (),
-    ) -> TaskRecords:
+    def encode(self, parts: list[Events], ids: Ints, *, end_us: int, labelled: bool) -> TaskRecords:
         """Records of one subject each, encoded as `prepare` (with labels) and predictions in use encode records.
 
         Args:
-            task: The question.
             parts: The records; they become subjects 0, 1, 2 …
             ids: (n,) whose they are, for a task whose index times stand in a file.
             end_us: End of the data.
             labelled: Whether follow-up ends and outcomes are looked for.
-            outcomes: The codes of many outcomes whose events are looked for as well.
         """
-        record = make_record(
-            join(parts), excluded=self.excluded, settings=self.prepared.study.visits
-        )
-        builder = CohortBuilder(task, parents=self.parents)
+        run, builder = self.encoder.run, copy(self.encoder.builder)
+        record = make_record(join(parts), excluded=self.encoder.excluded, settings=run.study.visits)
         if builder.index_times is not None:
             builder.index_times = IndexTimes(*builder.index_times.of(ids))
         cohort = builder.build(record, dataset_end_us=end_us, labelled=labelled)
-        vocabulary = self.prepared.vocabulary
-        timelines, _ = encode_timelines(record, vocabulary)
-        rows = encode_rows(record, cohort.rows, vocabulary)
-        events = builder.outcomes.find_known(record, outcomes) if builder.outcomes else None
-        return TaskRecords(timelines, rows, events)
+        return self.encoder.encode(record, cohort.rows)
 
 
 def _split(events: Events) -> dict[int, Events]:

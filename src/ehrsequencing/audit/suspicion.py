@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from ehrsequencing.audit.data import AuditData, Check, Finding
-from ehrsequencing.audit.fitted import training_edges
 from ehrsequencing.audit.source import join
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.cox import CoxRegression, CoxRows
@@ -18,8 +17,11 @@ from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.resolve import training_edges
 
-CENTRED = 1e-5  # distance of a record's mean from 0, in its standard deviations
+CENTRED = (
+    1e-3  # distance of a record's mean from 0, in its standard deviations: values may be rounded
+)
 CENTRED_SHARE = 0.5  # of the records: a leak
 FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
 TELLING_AUC = 0.98
@@ -207,9 +209,8 @@ def importance(data: AuditData, suspects: tuple[int, ...]) -> Importance | None:
 def _fit(data: AuditData, hidden: Bools) -> dict[str, float]:
     """Of the model that does not know the `hidden` (V,) tokens."""
     records = {name: _without(part, hidden) for name, part in data.records.items()}
-    fitting = FittingData(
-        data.task, data.vocabulary, records["train"], records["tuning"], training_edges(data)
-    )
+    edges = training_edges(data.prepared, data.task, bins=data.run.study.training.grid_bins)
+    fitting = FittingData(data.task, data.vocabulary, records["train"], records["tuning"], edges)
     model, judged = LandmarkCox(fitting), records[data.split]
     chosen = fitting.draw(np.arange(len(judged)), MOST_ROWS)
     horizon = data.task.horizons[-1]

@@ -9,7 +9,8 @@ from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.cli.console import shown
 from ehrsequencing.config import load_study
 from ehrsequencing.core.files import write_json
-from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
+from ehrsequencing.evaluation.few_labels import FewLabels
+from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pages import pretraining_lines
@@ -71,7 +72,7 @@ def run_pretraining_demo(
             trainer.fit(resume=folders[name].is_dir(), on_progress=show)
     held_out = prepared.records(task, "held_out")
     scratch, pretrained = (Run(folders[name]).answers.nll(held_out) for name in starts)
-    gain, error = paired_gain(scratch, pretrained, held_out.rows.subject)
+    gain, error = mean_by_subject(scratch - pretrained, held_out.rows.subject)
     found = {
         "labelled": labels.n,
         "labelled_with_event": labels.events,

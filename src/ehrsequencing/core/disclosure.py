@@ -174,7 +174,7 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    numbers = ("history", "baselines", "blend", "codes", "instability")
+    numbers = ("history", "baselines", "blend", "codes")
     shown |= {name: result[name] for name in numbers if name in result}
     facts = {name: result[name] for name in _FACTS if name in result}
     return {"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)}
@@ -293,28 +293,13 @@ def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
 
 
 def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
-    """Rates of each split, and differences between the splits; shares of few people are left out."""
+    """Rates of each split; shares of few people are left out."""
     rates = {split: _counted(row) for split, row in found["by_split"].items()}
     for split, row in rates.items():
         row["prediction_times"] = shareable_count(row["prediction_times"])
         for name in row.keys() & {"unknown_age_rate", "no_visit_before_rate"}:
             row[name] = shareable_rate(row[name], subjects[split])
-    drift = [_drifted(row, min(subjects.values())) for row in found.get("drift") or []]
-    return {"by_split": rates, "drift": drift}
-
-
-def _drifted(row: Row, people: int) -> dict[str, Any]:
-    """Means of an input on both sides; one decimal of their difference where a share is left out."""
-    means = {
-        name: row[name] if row["feature"].endswith("(rank)") else shareable_rate(row[name], people)
-        for name in ("train", "judged")
-    }
-    is_whole = row["smd"] is None or None not in means.values()
-    return {
-        **means,
-        "feature": row["feature"],
-        "smd": row["smd"] if is_whole else round(row["smd"], 1),
-    }
+    return {"by_split": rates}
 
 
 def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Evaluation: a run beside its baselines, and beside the truth of a simulation, on the same prediction times.
 
-Reading order: `population` (the subjects), `comparison` (the rows that are compared), `estimates` (metrics with
-intervals, paired differences), `evaluate` (all of it for one run), then `context`, `curves`, `subgroups`, `drift`,
-`oracle`, `external` (other data), `repeated_splits`.
+From data to the result: `population` (the people) and `risk_source` (runs, baselines, files; the truth is in `oracle`)
+give `comparison` (one table of rows a landmark) with `follow_up` (who is followed how long). `estimates`, `curves` and
+`subgroups` turn rows into numbers with intervals over people. `evaluate` puts one result together, `results` writes it.
+`external`, `score`, `repeated_splits`, `pooling` and `outcome_table` are other questions answered with the same parts.
 """

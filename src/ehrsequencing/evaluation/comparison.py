@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32, row_blocks, scratch
+from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import CensoringByRow, StepFunction, SubjectClock
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -201,19 +201,6 @@ class Comparison:
     def without_resamples(self) -> "Comparison":
         """The same scope, for point estimates only."""
         return replace(self, draws=self.draws[:0])
-
-    def all_cause(self) -> "Comparison":
-        """The same rows with all causes as one: any event, and the sum of the risks."""
-        risk = {
-            name: scratch(len(values), 1, values.shape[2]) for name, values in self.risk.items()
-        }
-        for name, values in self.risk.items():
-            for some in row_blocks(len(values)):
-                np.minimum(values[some].sum(axis=1, keepdims=True), 1.0, out=risk[name][some])
-        expected = {
-            name: values.sum(axis=1, keepdims=True) for name, values in self.expected.items()
-        }
-        return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk, expected=expected)
 
 
 def fewer_draws(draws: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:

@@ -11,26 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
+from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.config.files import read_yaml
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.core.version import __version__
-from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.drift import drift, input_rates, instability
-from ehrsequencing.evaluation.observation import unobserved_tenths
+from ehrsequencing.evaluation.follow_up import unobserved_tenths
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RiskSource
+from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.models.saved import WEIGHTS_FILE
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.vocabulary import Vocabulary
 
 # key in the file (examples/tripod.yaml): (title with the item of TRIPOD+AI or the domain of PROBAST+AI, what is asked)
 QUESTIONS = {
@@ -124,7 +123,7 @@ _PREFIX = 16  # hexadecimal digits of a hash that are shown
 class Context:
     """A source of risks, its population, and the prepared set that it was trained on (None where that is gone)."""
 
-    risks: RiskSource
+    source: EvaluatedRisks
     population: Population
     prepared: Prepared | None
 
@@ -133,40 +132,30 @@ class Context:
         """Counts of the splits that the model was made from, and of the population."""
         made: dict[str, Mapping[str, Any]] = {}
         if self.prepared is not None:
-            made = self.prepared.attrition(self.risks.task.name)["splits"]
-            if (
-                self.population.split not in SPLITS
-            ):  # other data: the held-out subjects have no part in it
-                made = {name: part for name, part in made.items() if name != "held_out"}
+            made = dict(self.prepared.attrition(self.source.task.name)["splits"])
+            if self.population.split not in SPLITS:
+                made.pop("held_out")  # other data: the held-out subjects have no part in it
         return {**made, self.population.split: self.population.counts}
 
     def records(self, split: str) -> TaskRecords:
         """Visits and prediction times of one of the splits."""
         if split == self.population.split or self.prepared is None:
             return self.population.records
-        return self.prepared.records(self.risks.task.name, split)
+        return self.prepared.records(self.source.task.name, split)
 
     def frame(self) -> dict[str, Any]:
         """Task, data, flow, training: what the report opens and closes with."""
-        run, task, told = self.risks.run, self.risks.task, self.risks.name
-        history, is_recalibrated, weights = [], False, None
-        if run is not None:
-            told, weights = run.folder.name, run.manifest["files"].get(WEIGHTS_FILE)
-            is_recalibrated = "recalibration" in run.manifest.get("members", [run.manifest])[0]
-            is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
-            history = read_json_lines(run.folder / HISTORY) if is_kept else []
+        task, population = self.source.task, self.population
         return {
             "title": task.heading,
-            "run": told,
-            "weights": weights,
-            "split": self.population.split,
+            "split": population.split,
             "created": date.today().isoformat(),
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": task.model_dump(mode="json"),
             "question": question(task),
             "data": {
-                "name": self.population.data,
-                "simulated": is_simulation(self.population.source),
+                "name": population.data,
+                "simulated": is_simulation(population.source),
                 "subjects": {
                     name: part["steps"][-1]["subjects"] for name, part in self.splits.items()
                 },
@@ -180,49 +169,64 @@ class Context:
             "causes": list(task.causes),
             "horizons_days": list(task.horizons),
             "landmarks_days": list(task.landmarks),
-            "attrition": self.population.attrition["steps"],
+            "attrition": population.attrition["steps"],
             "events": {name: part["events"] for name, part in self.splits.items()},
-            "records_before": self.population.counts.get("records_before"),
-            "history": [{**row, "train_loss": row["train_nll"]} for row in history],
-            "config": self.risks.config,
-            "oracle": None,
+            "records_before": population.counts.get("records_before"),
+            "config": self.source.config,
             "external": None,
             "recalibration": None,
             "repeated_splits": None,
-            "blend": None,
-            "recalibrated_in_training": is_recalibrated,
+            **self._training(),
         }
 
-    def inputs(self, *, landmark_days: float | None, seed: int) -> dict[str, Any]:
-        """Content of `inputs`: rates of every split, and drift from training to the population at one landmark."""
-        vocabulary = self.risks.vocabulary
-        moved = []
-        if self.prepared is not None and landmark_days is not None:
-            train = self.records("train")
-            moved = drift(
-                train, self.population.records, vocabulary, landmark_days=landmark_days, seed=seed
-            )
-        rates = {name: input_rates(self.records(name), vocabulary) for name in self.splits}
-        return {"by_split": rates, "drift": moved}
+    def _training(self) -> dict[str, Any]:
+        """What only a run has: its name, weights and history."""
+        run = self.source.run
+        if run is None:
+            return {
+                "run": self.source.name,
+                "weights": None,
+                "history": [],
+                "recalibrated_in_training": False,
+            }
+        files = run.manifest["files"]
+        is_kept = HISTORY in files and HISTORY not in run.altered
+        history = read_json_lines(run.folder / HISTORY) if is_kept else []
+        return {
+            "run": run.folder.name,
+            "weights": files.get(WEIGHTS_FILE),
+            "history": [{**row, "train_loss": row["train_nll"]} for row in history],
+            "recalibrated_in_training": "recalibration"
+            in run.manifest.get("members", [run.manifest])[0],
+        }
+
+    def inputs(self) -> dict[str, Any]:
+        """Content of `inputs`: how complete the inputs of every split are."""
+        vocabulary = self.source.vocabulary
+        return {
+            "by_split": {name: input_rates(self.records(name), vocabulary) for name in self.splits}
+        }
 
     def checks(self, *, trials: int | None) -> dict[str, Any]:
         """Content of `checks`; `trials` is what people tell of their tuning."""
-        run = self.risks.run
-        names = dict.fromkeys(
-            [*(SPLITS if self.prepared is not None else ()), self.population.split]
-        )
+        names = dict.fromkeys((*(SPLITS if self.prepared else ()), self.population.split))
         ids = {name: self.records(name).timelines.subject_id for name in names}
-        found = {
+        found: dict[str, Any] = {
             "split_overlap": split_overlap(ids),
-            "time_zero": time_zero(self.risks.task),
+            "time_zero": time_zero(self.source.task),
             "tuning_trials": trials,
+            "audit": None,
+            "parameters": None,
+            "members": None,
+            "predictor_cutoff": UNKNOWN_CUTOFF,
+            "seeds": [],
         }
+        run = self.source.run
         if run is None:
-            unknown = dict.fromkeys(("audit", "parameters", "members"))
-            return {**found, **unknown, "predictor_cutoff": UNKNOWN_CUTOFF, "seeds": []}
-        audit, training = audit_summary(run.folder), run.study.training
-        return {
-            **found,
+            return found
+        audit = audit_summary(run.folder)
+        training = run.study.training
+        return found | {
             "predictor_cutoff": predictor_cutoff(audit),
             "audit": audit,
             "parameters": int(run.manifest["parameters"]),
@@ -230,38 +234,10 @@ class Context:
             "seeds": list(range(training.seed, training.seed + training.members)),
         }
 
-    def surroundings(
-        self,
-        comparisons: Sequence[Comparison],
-        *,
-        settings: EvaluationConfig,
-        trials: int | None,
-        main: tuple[float | None, float],
-    ) -> dict[str, Any]:
-        """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability.
-
-        Inputs and instability are those at the main landmark.
-        """
-        run, unstable, (first, horizon) = self.risks.run, None, main
-        at_landmarks = [one for one in comparisons if one.landmark_days is not None]
-        if run is not None and first is not None:
-            unstable = instability(
-                run,
-                self.population.records,
-                chosen=self.population.records.at_landmark(first),
-                horizon_days=horizon,
-            )
-        return {
-            "censoring": results.censoring(comparisons, model=settings.censoring),
-            "follow_up": [results.follow_up(comparison) for comparison in at_landmarks],
-            "inputs": self.inputs(landmark_days=first, seed=settings.seed),
-            "checks": self.checks(trials=trials),
-            "instability": unstable,
-        }
-
     def warnings(self, comparisons: Sequence[Comparison]) -> list[str]:
         """What a reader must know of the cohort and of what could not be compared."""
-        task, population, found = self.risks.task, self.population, list[str]()
+        task, population = self.source.task, self.population
+        found: list[str] = []
         if self.prepared is not None:
             found += task_warnings(task, self.prepared.attrition(task.name))
         if population.counts["events"][task.causes[0]] < FEW_EVENTS:
@@ -274,9 +250,48 @@ class Context:
             if landmark not in there
         ]
         for comparison in comparisons:
-            found += comparison.warnings(self.risks.name)
+            found += comparison.warnings(self.source.name)
             found += unobserved_tenths(comparison, population.records)
         return found
+
+
+def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float | int | None]:
+    """How complete the inputs are: of subjects with a prediction time, what they had by their last one.
+
+    Args:
+        records: Visits and prediction times.
+        vocabulary: The one that encoded them.
+
+    Returns:
+        `subjects`, `prediction_times`; `unknown_token_rate` and `numeric_value_rate` (of tokens in visits),
+        `unknown_age_rate` and `no_visit_before_rate` (of prediction times), `codes_per_visit`, `visits_per_subject`;
+        None where there is nothing to divide by.
+    """
+    lines, rows = records.timelines, records.rows
+    subjects = np.flatnonzero(np.diff(rows.row_offsets))
+    last = rows.row_offsets[subjects + 1] - 1
+    first_visit = lines.subject_offsets[subjects]
+    stop_visit = first_visit + rows.visits_before[last]
+    begin, end = lines.visit_offsets[first_visit], lines.visit_offsets[stop_visit]
+    unknown = numeric = 0
+    for start, stop in zip(begin.tolist(), end.tolist(), strict=True):
+        unknown += int(vocabulary.is_unknown(lines.codes[start:stop]).sum())
+        numeric += int((~np.isnan(lines.values[start:stop, 0])).sum())
+    tokens, visits = int((end - begin).sum()), int((stop_visit - first_visit).sum())
+
+    def rate(part: int, whole: int) -> float | None:
+        return part / whole if whole else None
+
+    return {
+        "subjects": len(subjects),
+        "prediction_times": len(rows),
+        "unknown_token_rate": rate(unknown, tokens),
+        "unknown_age_rate": rate(int(np.isnan(rows.age_years).sum()), len(rows)),
+        "no_visit_before_rate": rate(int((rows.visits_before == 0).sum()), len(rows)),
+        "codes_per_visit": rate(tokens, visits),
+        "visits_per_subject": rate(visits, len(subjects)),
+        "numeric_value_rate": rate(numeric, tokens),
+    }
 
 
 def split_overlap(subject_ids: Mapping[str, Ints]) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.calibration import incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
-from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
+from ehrsequencing.metrics.registry import in_columns, taken, values
 from ehrsequencing.records.attrition import too_few
 
-ANY_CAUSE = "any cause"
 BIASED = "biased under resampling"  # why a row has no interval
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
 # resamples that share one sorting, up to so many rows that they would fill the memory:
@@ -78,6 +77,9 @@ class Estimate:
     def minus(self, other: "Estimate") -> "Estimate":
         """The difference; each resample holds the same subjects for both."""
         return replace(self, value=self.value - other.value, samples=self.samples - other.samples)
+
+
+Estimates = dict[str, dict[str, dict[str, Estimate]]]  # cause → model → metric
 
 
 def estimate(
@@ -167,33 +169,24 @@ def _work_blocks(scope: Comparison) -> Iterator[Any]:
 
 def scope_estimates(
     scope: Comparison, causes: Sequence[str], *, progress: Callable[[str], None] = lambda _: None
-) -> dict[str, dict[str, dict[str, Estimate]]]:
-    """Every model's metrics per cause, and of all causes as one where there are several.
+) -> Estimates:
+    """Every model's metrics per cause: cause name → model → metric → estimate, (1, horizons) each.
 
     Args:
         scope: The rows.
         causes: Names.
         progress: Called with a line before each model's metrics.
-
-    Returns:
-        Cause name (`ANY_CAUSE` the last) → model → metric → estimate, (1, horizons) each.
     """
-    out: dict[str, dict[str, dict[str, Estimate]]] = {name: {} for name in causes}
+    out: Estimates = {name: {} for name in causes}
     for number, model in enumerate(scope.risk, start=1):
         progress(f"intervals {scope.where}, model {number} of {len(scope.risk)}")
         for name, found in metric_estimates(scope, model, taken("everywhere", "causes")).items():
             for e, cause in enumerate(causes):
                 out[cause].setdefault(model, {})[name] = found.of_cause(e)
-    if len(causes) > 1:
-        progress(f"intervals {scope.where}, {ANY_CAUSE}")
-        together, metrics = scope.all_cause(), taken("everywhere")
-        out[ANY_CAUSE] = {model: metric_estimates(together, model, metrics) for model in scope.risk}
     return out
 
 
-def metric_rows(
-    scope: Comparison, estimates: dict[str, dict[str, dict[str, Estimate]]]
-) -> list[dict[str, Any]]:
+def metric_rows(scope: Comparison, estimates: Estimates) -> list[dict[str, Any]]:
     """Long rows of `metrics`: model by model."""
     models = list(next(iter(estimates.values())))
     return [
@@ -207,7 +200,7 @@ def metric_rows(
 
 def difference_rows(
     scope: Comparison,
-    estimates: dict[str, dict[str, dict[str, Estimate]]],
+    estimates: Estimates,
     *,
     ours: str,
     rivals: Iterable[str],
@@ -224,8 +217,7 @@ def difference_rows(
         row
         for rival in rivals
         for cause, found in estimates.items()
-        for name in (metric.key for metric in in_columns(METRICS.values()) if metric.compared)
-        if name in found[ours]
+        for name in (metric.key for metric in in_columns(taken("everywhere")) if metric.compared)
         for row in long_rows(
             scope,
             found[ours][name].minus(found[rival][name]),

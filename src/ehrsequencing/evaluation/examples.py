@@ -16,7 +16,7 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RiskSource
+from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.explain import Question, SubjectRecord, change, subject_records
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.metrics.censoring import conditional_risk
@@ -44,7 +44,7 @@ def wanted_trajectories(population: Population, settings: EvaluationConfig) -> i
 
 
 def trajectories(
-    source: RiskSource,
+    source: EvaluatedRisks,
     population: Population,
     risk: Floats,
     *,
@@ -125,7 +125,7 @@ def _visits(
     row: dict[str, Any],
     subject: int,
     records: TaskRecords,
-    source: RiskSource,
+    source: EvaluatedRisks,
     known: dict[str, str],
 ) -> dict[str, Any]:
     """What was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
@@ -154,7 +154,7 @@ def _visits(
 
 
 def _curves(
-    row: dict[str, Any], subject: int, records: TaskRecords, source: RiskSource, run: Run
+    row: dict[str, Any], subject: int, records: TaskRecords, source: EvaluatedRisks, run: Run
 ) -> dict[str, Any]:
     """Whole curves from a few prediction times, and the band of the members where there are several."""
     alone = records.take(np.array([subject]))
@@ -223,7 +223,7 @@ def _move(question: Question, record: SubjectRecord, row: int) -> dict[str, Any]
     return {"before": round(moved.before, 5), "after": round(moved.now, 5), "parts": parts}
 
 
-def _of_members(alone: TaskRecords, days: Floats, source: RiskSource, run: Run) -> list[Floats]:
+def _of_members(alone: TaskRecords, days: Floats, source: EvaluatedRisks, run: Run) -> list[Floats]:
     """The curves of each member, as the model's own."""
 
     def curve_of(number: int) -> Floats:

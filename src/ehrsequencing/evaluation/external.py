@@ -18,18 +18,16 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder, refuse_overlap
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
-from ehrsequencing.evaluation.drift import input_rates
+from ehrsequencing.evaluation.context import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.file_risks import people
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.population import Population, people
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import LateRows, MedsReader
 from ehrsequencing.records.prepare import data_name
@@ -80,43 +78,39 @@ def read_external(
     """
     reader = MedsReader(data, facts, run.study.visits)
     progress("reading the new data")
-    found, excluded, task = survey(reader, CodeCounts), run.excluded(data), run.task
-    codes, parents = found.part.subjects, read_parents(data)
-    unknown, unmatched = (
-        found.part.unknown(run.vocabulary, excluded),
-        _unmatched(task, codes, parents),
-    )
+    found, parents, task = survey(reader, CodeCounts), read_parents(data), run.task
+    encoder, codes = Encoder(run, parents), found.part.subjects
+    unknown = found.part.unknown(run.vocabulary, encoder.excluded)
+    unmatched = _unmatched(task, codes, parents)
     if any(not text.startswith("competing.") for text in unmatched):
-        known = f"{len(unknown)} of its {sum(not excluded(code) for code in codes)} codes are unknown to the run"
-        what = (
-            f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)}), and {known}"
-        )
+        whole = sum(not encoder.excluded(code) for code in codes)
+        known = f"{len(unknown)} of its {whole} codes are unknown to the run"
+        what = f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)})"
         fix = "map its codes to those of the data that the run was trained on"
-        raise EhrseqError(what, where=str(data), fix=fix)
-    end_us, builder, tally = found.end_us, CohortBuilder(task, parents=parents), Tally(task)
+        raise EhrseqError(f"{what}, and {known}", where=str(data), fix=fix)
+    end_us, tally = found.end_us, Tally(task)
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
-            record = make_record(events, excluded=excluded, settings=run.study.visits)
-            cohort = builder.build(record, dataset_end_us=end_us)
+            record = make_record(events, excluded=encoder.excluded, settings=run.study.visits)
+            cohort = encoder.builder.build(record, dataset_end_us=end_us)
             no_split = np.zeros(len(record.subject_id), dtype=np.int8)
             tally.add_cohort(cohort, no_split, record.visits)
-            visits = encode_timelines(record, run.vocabulary)[0]
-            yield TaskRecords(visits, encode_rows(record, cohort.rows, run.vocabulary))
+            yield replace(encoder.encode(record, cohort.rows), outcomes=None)
 
     with private_folder() as folder:  # its files may be removed while they are mapped
-        records = _in_order(_mapped(parts(), folder / "by-shard"), folder / "by-id")
+        records = _mapped(parts(), folder / "by-shard")
+        order = np.argsort(records.timelines.subject_id, kind="stable")
+        if (np.diff(order) != 1).any():  # how shards were cut decides nothing
+            some = (records.take(order[k : k + _CHUNK]) for k in range(0, len(order), _CHUNK))
+            records = _mapped(some, folder / "by-id")
     counts = tally.as_json()
-    # where the tally put everybody
-    attrition = {
-        **counts,
-        "splits": {SPLIT: counts["splits"]["train"]},
-    }
+    counts["splits"] = {SPLIT: counts["splits"]["train"]}  # where the tally put everybody
     population = Population(
         split=SPLIT,
         data=data_name(data),
         records=records,
-        attrition=attrition,
+        attrition=counts,
         source=data,
         dataset_end_us=end_us,
     )
@@ -130,19 +124,8 @@ def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
         for part in parts:
             appender.append(folder / "visits", part.timelines)
             appender.append(folder / "rows", part.rows)
-    return TaskRecords(
-        open_arrays(Timelines, folder / "visits"), open_arrays(TaskRows, folder / "rows")
-    )
-
-
-def _in_order(records: TaskRecords, folder: Path) -> TaskRecords:
-    """The subjects in the order of their ids, which does not depend on how shards were cut."""
-    ids = records.timelines.subject_id
-    if (ids[1:] > ids[:-1]).all():
-        return records
-    order = np.argsort(ids, kind="stable")
-    some = (records.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-    return _mapped(some, folder)
+    lines = open_arrays(Timelines, folder / "visits")
+    return TaskRecords(lines, open_arrays(TaskRows, folder / "rows"))
 
 
 def _unmatched(
@@ -196,16 +179,10 @@ def validate(
     source = RunRisks(run)
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
-    if prepared is not None and not prepared.is_dir():
-        raise EhrseqError(
-            "is no folder", where=str(prepared), fix="name the run's prepared set with --prepared"
-        )
     store = Prepared(own) if own.is_dir() else None
-    if store is None and settings.recalibrate:
-        fix = "name it with --prepared, or leave out --recalibrate"
-        raise EhrseqError(
-            "the prepared set has moved: its tuning split is needed", where=str(own), fix=fix
-        )
+    if store is None and (prepared is not None or settings.recalibrate):
+        fix = "name the set that the run was trained on with --prepared, or leave out --recalibrate"
+        raise EhrseqError("the prepared set is not there", where=str(own), fix=fix)
     if out is None:
         refuse_shared(run_folder, run.manifest)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
@@ -235,20 +212,18 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
     """The `external` key of `metrics.json`, and what a reader must be warned of."""
     population, task = found.population, run.task
     rate = input_rates(population.records, run.vocabulary)["unknown_token_rate"]
-    there, seen = None, None
-    if store is not None:
+    there = seen = None
+    warnings = []
+    if store is None:
+        what = f"There are no baselines: {run.manifest['prepared']} is gone."
+        warnings.append(f"{what} Name it with --prepared.")
+    else:
         there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
-    warnings = []
-    if store is None:
-        warnings.append(
-            f"There are no baselines: {run.manifest['prepared']} is gone. Name it with --prepared."
-        )
-    if rate is not None and rate > (there or 0.0) + MUCH_UNKNOWN:
-        warnings.append(
-            f"{rate:.0%} of the tokens are unknown to the run: it cannot use what it does not know."
-        )
+    if (rate or 0.0) > (there or 0.0) + MUCH_UNKNOWN:
+        what = f"{rate:.0%} of the tokens are unknown to the run"
+        warnings.append(f"{what}: it cannot use what it does not know.")
     if seen:
         text = "subject ids also occur in the run's training data: if they are the same people, this is not"
         warnings.append(f"{people(seen)} {text} external validation.")
@@ -258,16 +233,17 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
             "the data's end. Set data.extracted to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
+    common = [
+        {"code": code, "subjects": count}
+        for code, count in found.unknown.items()
+        if count >= SMALLEST_COUNT
+    ]
     return {
         "data": population.data,
         "subjects": population.counts["steps"][-1]["subjects"],
         "unknown_token_rate": rate,
         "training_unknown_token_rate": there,
-        "new_codes": [
-            {"code": code, "subjects": count}
-            for code, count in found.unknown.items()
-            if count >= SMALLEST_COUNT
-        ][:MOST_CODES],
+        "new_codes": common[:MOST_CODES],
         "unmatched": found.unmatched,
         "seen_in_training": seen,
     }, warnings

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.training.resolve import subjects_with_event
@@ -60,24 +60,3 @@ class FewLabels(Prepared):
         """That of the set, and whose labels are known."""
         found = super().identity(task)
         return found if self.n is None else {**found, "labelled": f"{self.n} of seed {self.seed}"}
-
-
-def paired_gain(base: Floats, other: Floats, subject: Ints) -> tuple[float, float]:
-    """Mean of `base − other` over prediction times, and its standard error over subjects.
-
-    Args:
-        base: (R,) likelihoods of the model to compare with.
-        other: (R,) those of another model; a positive gain means that they are lower.
-        subject: (R,) whose prediction time it is.
-
-    Example:
-        >>> mean, error = paired_gain(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 1.0]), np.array([0, 0, 1]))
-        >>> round(mean, 3), round(error, 3)
-        (1.0, 0.667)
-    """
-    difference = base - other
-    mean, (_, owner) = float(difference.mean()), np.unique(subject, return_inverse=True)
-    residual = np.bincount(owner, weights=difference - mean)
-    count = len(residual)
-    error = float(np.sqrt(count / max(count - 1, 1) * np.square(residual).sum())) / len(difference)
-    return mean, error

@@ -18,10 +18,12 @@ from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, RowFinder
-from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
+from ehrsequencing.metrics.bootstrap import mean_by_subject
+from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.models.risks import cumulative_incidence
-from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
+from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
@@ -104,7 +106,16 @@ class Truth:
 
     def nll(self, rows: TaskRows) -> Floats:
         """(R,) NLL of the true hazards, Σ_e ∫ λ*_e over the exposure − log λ*_cause(duration); NaN without a truth."""
-        return _nll(self.hazards, self.edges_days[1:-1].tolist(), rows)
+        inner, found = self.edges_days[1:-1].tolist(), np.empty(len(rows))
+        for some in row_blocks(len(rows)):
+            found[some] = horizon_nll(
+                self.hazards[some],
+                inner,
+                duration_days=rows.duration_days[some],
+                cause=rows.cause[some],
+                entry_days=rows.entry_days[some],
+            )
+        return found
 
     def risk(self, horizons_days: Floats) -> Floats:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
@@ -119,6 +130,22 @@ class Truth:
             ).numpy()
             risk[some] = np.where(known[some, None, None], found, np.nan)
         return risk
+
+
+@dataclass(frozen=True)
+class TruthRisks(RiskSource):
+    """The truth as a source of risks, given no event in the blanking period."""
+
+    truth: Truth
+    blanking_days: float
+
+    def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
+        """See `RiskSource`."""
+        return conditional_risk(self.truth.risk, horizons_days, start_days=self.blanking_days)
+
+    def nll(self, records: TaskRecords) -> Floats:
+        """See `RiskSource`."""
+        return self.truth.nll(records.rows)
 
 
 def other_settings(data: Path, task: TaskConfig) -> list[str]:
@@ -223,126 +250,39 @@ def _slopes_of_logs(truth: Truth, least: Floats) -> Floats:
     return np.asarray(np.linalg.lstsq(gram, moment, rcond=None)[0], dtype=np.float64)
 
 
-def expected_gain_share(
-    model: Floats, truth: Truth, *, train: TaskRows, rows: TaskRows
-) -> float | None:
-    """The share of the gain by what the truth expects, not by what happened.
-
-        Σ ∫ Y (λ* log(m / λ⁰) − m + λ⁰)  /  Σ ∫ Y (λ* log(λ* / λ⁰) − λ* + λ⁰)
-
-    with λ⁰ the cohort's own hazards in the bins of the truth. Outcomes decide only who is at risk. Noise of the truth
-    makes the divisor too large by ½ Σ ∫ Y λ* ε² and that of `gain_share` too small by as much (see `foresight`): of an
-    honest model this share is too low and the other too high.
-
-    Args:
-        model: (R, E, K) hazards per day in the bins of the truth.
-        truth: The truth.
-        train: Training rows, on which λ⁰ is fitted.
-        rows: The evaluated rows.
-
-    Returns:
-        The share; None where the truth is λ⁰.
-    """
-    inner, n_causes = truth.edges_days[1:-1].tolist(), truth.hazards.shape[1]
-    null = cohort_hazards(
-        inner, train.entry_days, train.duration_days, train.cause, n_causes=n_causes
-    )
-    gained = best = 0.0
-    for some in truth.parts():
-        true, span = (
-            truth.hazards[some],
-            exposure(inner, rows.entry_days[some], rows.duration_days[some]),
-        )
-        of_model, of_truth = (
-            float(
-                np.einsum(
-                    "rek,rk->",
-                    true * np.log(np.maximum(said, _NO_HAZARD) / null) - said + null,
-                    span,
-                )
-            )
-            for said in (model[some], true)
-        )
-        gained, best = gained + of_model, best + of_truth
-    return gained / best if best > 0 else None
-
-
-def oracle_gap(
-    nll_model: Floats,
-    nll_oracle: Floats,
-    *,
-    foresight: Floats,
-    train: TaskRows,
-    rows: TaskRows,
-    edges_days: Sequence[float],
-    n_causes: int,
+def beside_the_truth(
+    nll_model: Floats, nll_oracle: Floats, *, foresight: Floats, subject: Ints
 ) -> dict[str, Any]:
-    """Share of the NLL gain from the cohort's own hazards (null) to the truth (oracle) that a model reaches.
+    """The NLL of a model beside that of the truth, and whether it is better than the truth can be.
 
     A model is leaking where its NLL is better than the truth's by more than `LEAK_Z` standard errors *and* it foresees
-    events: the first alone a good model reaches too, where the truth is noisy. `beats_oracle_z` is the smaller of both.
+    events: the first alone a good model reaches too, where the truth is noisy.
 
     Args:
         nll_model: (R,) the model's NLL.
         nll_oracle: (R,) the truth's, NaN where unknown.
         foresight: (R,) what `foresight` says of the model, NaN where unknown.
-        train: Training rows, on which the null hazards are fitted.
-        rows: The evaluated rows.
-        edges_days: Grid of the null hazards.
-        n_causes: Number of causes.
+        subject: (R,) whose prediction time it is.
 
     Returns:
-        `nll_null`, `nll_model`, `nll_oracle` (means), `gain_share` with its standard error by subject, and
-        `beats_oracle_z`: how many standard errors the model is better than the truth, above 3 it is leaking; the
-        smaller of `nll_z` (by the NLL) and `foresight_z`.
+        `nll_model`, `nll_oracle` and `nll_difference` (means, the model less the truth) with its standard error by
+        subject, `nll_difference_se`; `nll_z` and `foresight_z`, how many standard errors the model is better by either,
+        and `beats_oracle_z`, the smaller of both: above 3 it is leaking.
     """
-    hazards = cohort_hazards(
-        edges_days, train.entry_days, train.duration_days, train.cause, n_causes=n_causes
-    )
-    nll_null = _nll(hazards, edges_days, rows)
     known = ~np.isnan(nll_oracle) & ~np.isnan(nll_model)
-    subject = rows.subject[known]
-    null, model, oracle = nll_null[known], nll_model[known], nll_oracle[known]
-    gain, best = null.mean() - model.mean(), null.mean() - oracle.mean()
-    share = gain / best
-    # The delta method for a ratio of means; rows of one subject are summed first, since they belong together.
-    influence = _by_subject((null - model) - share * (null - oracle), subject) / (len(null) * best)
-    nll_z, foresight_z = _z(oracle - model, subject), _z(foresight[known], subject)
+    less, se = mean_by_subject(nll_model[known] - nll_oracle[known], subject[known])
+    seen, seen_se = mean_by_subject(foresight[known], subject[known])
+    nll_z, foresight_z = -less / max(se, 1e-12), seen / max(seen_se, 1e-12)
     return {
-        "nll_null": float(null.mean()),
-        "nll_model": float(model.mean()),
-        "nll_oracle": float(oracle.mean()),
-        "gain_share": float(share),
-        "gain_share_se": float(np.sqrt(np.sum(influence**2))),
+        "nll_model": float(nll_model[known].mean()),
+        "nll_oracle": float(nll_oracle[known].mean()),
+        "nll_difference": less,
+        "nll_difference_se": se,
         "beats_oracle_z": min(nll_z, foresight_z),
         "nll_z": nll_z,
         "foresight_z": foresight_z,
         "prediction_times": int(known.sum()),
     }
-
-
-def _nll(hazards: Floats, edges_days: Sequence[float], rows: TaskRows) -> Floats:
-    """(R,) NLL of hazards (R, E, K) of the rows, or (E, K) for all."""
-    found = np.empty(len(rows))
-    for some in row_blocks(len(rows)):
-        found[some] = horizon_nll(
-            hazards if hazards.ndim == 2 else hazards[some],
-            edges_days,
-            duration_days=rows.duration_days[some],
-            cause=rows.cause[some],
-            entry_days=rows.entry_days[some],
-        )
-    return found
-
-
-def _z(values: Floats, subject: Ints) -> float:
-    """Mean in its standard errors, by subject."""
-    se = float(np.sqrt(np.sum(_by_subject(values - values.mean(), subject) ** 2))) / len(values)
-    return float(values.mean() / max(se, 1e-12))
-
-
-def _by_subject(values: Floats, subject: Ints) -> Floats:
-    return np.asarray(np.bincount(subject, weights=values), dtype=np.float64)
 
 
 def _lines(batch: pa.RecordBatch, finder: RowFinder) -> tuple[Ints, Ints]:
@@ -367,7 +307,7 @@ def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, li
 
 
 def oracle_table(
-    truth: Truth, source: RunRisks, records: TaskRecords, nll: Floats, *, train: TaskRows
+    truth: Truth, source: RunRisks, records: TaskRecords, nll: Floats
 ) -> dict[str, Any]:
     """Content of `oracle`.
 
@@ -376,24 +316,14 @@ def oracle_table(
         source: The run.
         records: The prediction times.
         nll: (R,) the run's NLL.
-        train: Training prediction times, on which the hazards of no knowledge are fitted.
     """
     rows = records.rows
-    risk = source.from_zero(records, truth.edges_days[1:])
+    risk = source.risk(records, truth.edges_days[1:], start_days=0.0)
     hazards = bin_hazards(risk, truth.edges_days)
-    gap = oracle_gap(
-        nll,
-        truth.nll(rows),
-        foresight=foresight(hazards, truth, rows),
-        train=train,
-        rows=rows,
-        edges_days=source.edges_days,
-        n_causes=len(source.task.causes),
+    sees = foresight(hazards, truth, rows)
+    return {"name": ORACLE} | beside_the_truth(
+        nll, truth.nll(rows), foresight=sees, subject=rows.subject
     )
-    return gap | {
-        "name": ORACLE,
-        "gain_share_expected": expected_gain_share(hazards, truth, train=train, rows=rows),
-    }
 
 
 def oracle_warnings(found: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import count_text
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.meds import SPLITS
@@ -154,3 +154,12 @@ def _places(values: Ints, wanted: Ints) -> Ints:
         return np.full(len(wanted), -1, dtype=np.int64)
     place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
     return np.where(values[place] == wanted, place, -1)
+
+
+def people(count: int) -> str:
+    """A count that may be about few people, as it may be shared.
+
+    >>> people(3), people(1234)
+    ('Fewer than 11', '1,235')
+    """
+    return count_text(count) if count >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -88,27 +88,7 @@ def corrected_interval(
     return mean, mean - float(half), mean + float(half)
 
 
-def judged_by_splits(counts: Sequence[float], share: float) -> float:
-    """How many of the cohort at least one of several random splits holds out, from what each holds out on average.
-
-    A split holds out a share p of the cohort, and so p of those counted: the cohort has mean(counts) / p of them, and
-    J splits miss each with the chance (1 − p)^J.
-
-    Args:
-        counts: A number a split: its held-out subjects, or those of them with the event.
-        share: Held-out share p of all subjects.
-
-    Example:
-        Four splits with five events each of a fifth of the cohort: 25 events, of which 1 − .8⁴ = 59 % are held out.
-
-        >>> round(judged_by_splits([5, 5, 5, 5], 0.2), 2)
-        14.76
-    """
-    return float(np.mean(counts)) / share * (1.0 - (1.0 - share) ** len(counts))
-
-
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """What a number belongs to; a mean over all cells has neither landmark nor horizon."""
 
     model: str
@@ -144,12 +124,7 @@ class Split:
             # not regressions, for which a split has too few events
             is_averaged = row["metric"] in METRICS and METRICS[row["metric"]].taken != "causes"
             if row["landmark_days"] is not None and is_averaged:
-                place = Place(
-                    *(
-                        row[key]
-                        for key in ("model", "landmark_days", "cause", "horizon_days", "metric")
-                    )
-                )
+                place = Place(*(row[name] for name in Place._fields))
                 values[place] = np.nan if row["value"] is None else float(row["value"])
                 counts[place] = row["events"], row["subjects"]
         sizes = stored["train_subjects"], stored["held_out_subjects"]
@@ -164,14 +139,9 @@ def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
     models = {place.model for place in values if METRICS[place.metric].compared}
     cells: dict[Place, list[float]] = {}
     for place, value in values.items():
-        if place.horizon_days is None:
-            continue
-        twins = [
-            Place(m, place.landmark_days, place.cause, place.horizon_days, place.metric)
-            for m in models
-        ]
-        if all(not np.isnan(values.get(twin, np.nan)) for twin in twins):
-            mean_place = Place(place.model, None, place.cause, None, place.metric)
+        twins = [values.get(place._replace(model=model), np.nan) for model in models]
+        if place.horizon_days is not None and not np.isnan(twins).any():
+            mean_place = place._replace(landmark_days=None, horizon_days=None)
             cells.setdefault(mean_place, []).append(value)
     return {place: float(np.mean(found)) for place, found in cells.items()}
 
@@ -187,23 +157,22 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
     def line(place: Place, values: Floats) -> dict[str, Any]:
         mean, low, high = corrected_interval(values, ratio)
         few = _too_few(splits, place, share=ratio / (1.0 + ratio))
-        limits = {"low": None, "high": None} if few else {"low": number(low), "high": number(high)}
-        reason = TOO_FEW if few else None
-        return vars(place) | {
+        return place._asdict() | {
             "mean": number(mean),
             "median": None if np.isnan(mean) else number(np.nanmedian(values)),
-            **limits,
+            "low": None if few else number(low),
+            "high": None if few else number(high),
             "values": [*map(number, values)],
-            "reason": reason,
+            "reason": TOO_FEW if few else None,
         }
 
     differences = []
     for place in places:
         if place.model != OURS and METRICS[place.metric].compared:
-            less = column(Place(OURS, *list(vars(place).values())[1:])) - column(place)
-            better = METRICS[place.metric].better
-            won, known = np.sum(better * less > 0), np.sum(~np.isnan(less))
-            differences.append(line(place, less) | {"wins": int(won), "of": int(known)})
+            less = column(place._replace(model=OURS)) - column(place)
+            better = METRICS[place.metric].better * less
+            counts = {"wins": int(np.sum(better > 0)), "of": int(np.sum(~np.isnan(less)))}
+            differences.append(line(place, less) | counts)
     return {
         "splits": len(splits),
         "seeds": [split.seed for split in splits],
@@ -215,24 +184,20 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
 
 
 def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
-    """Whether all splits together hold out too few for a comparison; of a mean over cells, in every one of them."""
-    cells = [place]
-    if place.landmark_days is None:
-        seen = dict.fromkeys(
-            cell for split in splits for cell in split.counts if cell.horizon_days is not None
-        )
-        cells = [
-            c
-            for c in seen
-            if (c.model, c.cause, c.metric) == (place.model, place.cause, place.metric)
-        ]
-    counts = [[split.counts[cell] for split in splits if cell in split.counts] for cell in cells]
-    judged = [
-        [judged_by_splits(column, share) for column in zip(*of_cell, strict=True)]
-        for of_cell in counts
-        if of_cell
-    ]
-    return bool(judged) and all(bool(too_few(*of_cell)) for of_cell in judged)
+    """Whether all splits together hold out too few for a comparison; of a mean over cells, in every one of them.
+
+    A split holds out a share p of the cohort and so of those counted: the cohort has mean / p of them, and J splits
+    miss each with the chance (1 − p)^J.
+    """
+    reached = (1.0 - (1.0 - share) ** len(splits)) / share
+    judged: dict[Place, list[tuple[int, int]]] = {}
+    for split in splits:
+        for cell, counts in split.counts.items():
+            mean_place = cell._replace(landmark_days=None, horizon_days=None)
+            if cell == place or (mean_place == place and cell.horizon_days is not None):
+                judged.setdefault(cell, []).append(counts)
+    means = [reached * np.mean(counts, axis=0) for counts in judged.values()]
+    return bool(means) and all(bool(too_few(*mean)) for mean in means)
 
 
 def repeated_splits(
@@ -267,18 +232,17 @@ def repeated_splits(
             model.
     """
     run = Run(run_folder)
+    RunRisks(run)  # refuses the visit head
     if not 0 <= first_seed < 2**31:
         fix = "use a number from 0 on, as in 1234"
         raise EhrseqError("is not a seed", where="--split-seed", fix=fix)
     if splits < 2:
         what = "an interval over splits needs two splits"
         raise EhrseqError(what, where="--splits", fix="use 25")
-    RunRisks(run)  # refuses the visit head
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
-        raise EhrseqError(
-            what, where=f"--splits, {run_folder}", fix="repeat the splits of a run without --init"
-        )
+        fix = "repeat the splits of a run without --init"
+        raise EhrseqError(what, where=f"--splits, {run_folder}", fix=fix)
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
@@ -287,10 +251,11 @@ def repeated_splits(
     if data is not None:
         _require_own_records(run, store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
-    study, found = _study_of(run, store), []
-    for number_, seed in enumerate(range(first_seed, first_seed + splits)):
+    study = _study_of(run, store)
+    found = []
+    for done, seed in enumerate(range(first_seed, first_seed + splits)):
 
-        def stage(what: str, done: int = number_) -> None:
+        def stage(what: str, done: int = done) -> None:
             progress(done, splits, f"split {done + 1} of {splits}: {what}")
 
         stored = one_split(
@@ -328,13 +293,8 @@ def _require_own_records(run: Run, store: Prepared, records: Path) -> None:
 def saved_splits(run_folder: Path) -> dict[str, Any] | None:
     """The repeated splits of this very run, None where there are none."""
     path = run_folder / FOLDER / SUMMARY
-    if not path.is_file():
-        return None
-    kept = read_json(path)
-    is_own = (
-        isinstance(kept, dict)
-        and kept.get("fingerprint") == Run(run_folder).manifest["fingerprint"]
-    )
+    kept = read_json(path) if path.is_file() else {}
+    is_own = kept.get("fingerprint") == Run(run_folder).manifest["fingerprint"]
     return dict(kept["repeated_splits"]) if is_own else None
 
 
@@ -383,7 +343,7 @@ def one_split(
     fingerprint = split_fingerprint(study, settings, origin)
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
-        if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:
+        if stored.get("fingerprint") == fingerprint:
             return stored
     set_folder = folder / "prepared"
     stage("preparing")
@@ -433,16 +393,13 @@ def _judge(
     run = Run(run_folder)
     judged = Population.of_split(parts, run.task, "held_out").drawn(settings)
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
-    sizes = {
-        name: part["steps"][-1]["subjects"]
-        for name, part in parts.attrition(run.task.name)["splits"].items()
-    }
+    splits = parts.attrition(run.task.name)["splits"]
+    sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
     rows = evaluation.metric_rows(progress=stage)
     own = run.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
-    tuning |= {
-        one.model.name: one.tuning_nll for one in evaluation.fitted
-    } | evaluation.likelihood_of_parts()
+    tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
+    tuning |= evaluation.likelihood_of_parts()
     return {
         "train_subjects": sizes["train"] + sizes["tuning"],
         "held_out_subjects": sizes["held_out"],

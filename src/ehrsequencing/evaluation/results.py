@@ -12,16 +12,10 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.baselines.blend.blend import PARTS
-from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.metrics.bootstrap import interval_around
-from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.attrition import FEWEST_SUBJECTS, too_few
-
-THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
+from ehrsequencing.records.attrition import too_few
 
 
 def number(value: Any) -> float | None:
@@ -81,76 +75,12 @@ def metric_row(
     return place | {"metric": metric, "value": number(value), **limits, **counts, "reason": reason}
 
 
-def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
-    """How many were at risk at a landmark, how long they were followed, and how many are evaluated by each horizon.
-
-    `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
-    """
-    median, parts = median_follow_up_days(scope.duration_days, scope.cause), scope.parts()
-    events = np.concatenate([part.subjects_with_event() for part in parts], axis=1).tolist()
-    return {
-        "landmark_days": scope.landmark_days,
-        "subjects": scope.subjects,
-        "evaluated": [part.subjects for part in parts for _ in part.horizons_days],
-        "followup_median_days": number(median),
-        "events": dict(zip(causes, events, strict=True)),
-    }
-
-
 def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Long rows without the numbers that single subjects would decide; a likelihood needs no events."""
     few = (row["reason"] == TOO_FEW and row["metric"] != "nll" for row in rows)
     return [
         {**row, "value": None} if lacks else dict(row) for row, lacks in zip(rows, few, strict=True)
     ]
-
-
-def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
-    """How censoring is corrected for, and the smallest chance of being followed, G: the largest weight is 1 / G."""
-    places = [
-        (scope.landmark_days, float(horizon), float(g))
-        for scope in scopes
-        for horizon, g in zip(scope.horizons_days, scope.smallest_g(), strict=True)
-    ]
-    thin = [(g, horizon) for _, horizon, g in places if g < THIN_FOLLOW_UP]
-    note = ""
-    if thin:
-        g, horizon = min(thin)
-        each = f"each remaining subject represents {1 / g:.0f}" if g else "nobody is left"
-        note = (
-            f"Few subjects are followed long enough: at {len(thin)} of {len(places)} combinations of landmark and "
-            f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "
-            f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
-        )
-    smallest = [
-        {
-            "landmark_days": landmark,
-            "horizon_days": horizon,
-            "g": number(g),
-            "thin": bool(g < THIN_FOLLOW_UP),
-        }
-        for landmark, horizon, g in places
-    ]
-    return {"model": model, "smallest_g": smallest, "note": note}
-
-
-def follow_up(scope: Comparison) -> dict[str, Any]:
-    """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
-    median = median_follow_up_days(scope.duration_days, scope.cause)
-    few = scope.subjects < FEWEST_SUBJECTS
-    blocks = [] if few else scope.blocks()
-    samples = [
-        median_follow_up_days(scope.duration_days, scope.cause, weights=weights)
-        for weights in blocks
-    ]
-    low, high = interval_around(median, np.concatenate(samples) if samples else ())
-    return {
-        "landmark_days": scope.landmark_days,
-        "median_days": number(median),
-        "low": number(low),
-        "high": number(high),
-        "reason": TOO_FEW if few else None,
-    }
 
 
 SHARED = "metrics.json"

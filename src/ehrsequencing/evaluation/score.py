@@ -3,12 +3,26 @@
 A file of predictions and MEDS data go in. The records are prepared for the task, with labels and splits
 by the same code as `ehrseq prepare`. The predictions of one split are matched to them, baselines are fitted on the
 training split, and `Evaluation` compares both on the same rows.
+
+| what is wrong | what happens |
+|---|---|
+| a column, a cause of the task or a horizon of the task is missing | error |
+| a risk outside [0, 1], or not a number | error |
+| two rows for one prediction time, cause and horizon | error |
+| a prediction time with some of its causes and horizons | error |
+| `start_days` that is not the task's blanking | error |
+| somebody at risk at a landmark has no prediction | error |
+| a prediction time between landmarks has no prediction | warning with the count; only landmarks are evaluated |
+| prediction times outside the split or cohort, causes that are not the task's | ignored; warning with the count |
+| risks that fall with the horizon, causes that sum to more than 1 | warning with the count; no likelihood |
 """
+
+from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +30,25 @@ import numpy as np
 
 from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, refuse_other_task
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap, sha256
 from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.file_risks import FileRisks, Matched, match, people
-from ehrsequencing.evaluation.population import Population, drawn_subjects
+from ehrsequencing.evaluation.population import Population, RowFinder, drawn_subjects, people
 from ehrsequencing.evaluation.results import write_result
+from ehrsequencing.evaluation.risk_source import FileRisks
 from ehrsequencing.evaluation.trained_baselines import FLAT
-from ehrsequencing.prediction.prediction_file import SUFFIXES, read_predictions
+from ehrsequencing.metrics.outcomes import ROUNDING
+from ehrsequencing.prediction.prediction_file import SUFFIXES, RiskTable, read_predictions
 from ehrsequencing.records.prepare import data_name, prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.resolve import training_edges
 
 _SECTIONS = {"data", "visits", "values", "vocabulary", "splits", "evaluation"}  # that matter here
+_SAME_DAYS = 1e-6  # relative difference up to which two horizons are the same
 _PREPARED = "prepared"  # the set that is made inside the output, and removed again
 
 
@@ -54,8 +70,8 @@ def score(
     """Evaluate a file of predictions, and write the result into a folder of its own, which appears when complete.
 
     Args:
-        predictions: Risks of any model: a file in the format of `predictions.parquet`. The table in `file_risks` says
-            what is refused and what is ignored.
+        predictions: Risks of any model: a file in the format of `predictions.parquet`. The table above says what is
+            refused and what is ignored.
         data: The MEDS data set that they are about.
         task: The question.
         out: The folder; default: `NAME-score` beside the file.
@@ -98,7 +114,8 @@ def score(
         >>> result, _ = score(
         ...     folder / "mine.parquet", folder / "data", task, study=study, prepared=folder / "prepared"
         ... )
-        >>> c = {row["model"]: row["value"] for row in result["metrics"] if row["metric"] == "c"}
+        >>> first = [row for row in result["metrics"] if row["cause"] == task.causes[0]]
+        >>> c = {row["model"]: row["value"] for row in first if row["metric"] == "c"}
         >>> round(c["mine"], 3), c["true hazards"] > 0.5
         (0.5, True)
         >>> shutil.rmtree(folder)
@@ -121,7 +138,6 @@ def score(
         chosen = drawn_subjects(population.records, study.evaluation)
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
         population = population.take(chosen)
-        train = store.rows(task.name, "train")
         settings = store.study.model_copy(update={"evaluation": study.evaluation})
         source = FileRisks(
             name=name or stem,
@@ -130,14 +146,7 @@ def score(
             study=settings,
             config=settings.model_dump(mode="json", include=_SECTIONS),
             vocabulary=store.vocabulary,
-            edges_days=grid_edges(  # as training makes it
-                train.duration_days,
-                train.cause,
-                horizons_days=task.horizons,
-                bins=study.training.grid_bins,
-                subject=train.subject,
-                enough=store.study.vocabulary.min_subjects,
-            ),
+            edges_days=training_edges(store, task, bins=study.training.grid_bins),
             horizons_days=found.horizons_days,
             values=risk,
             labels=population.records,
@@ -162,6 +171,124 @@ def score(
         draw(result, temporary)
         write_manifest(temporary, {**SCORE.facts, "predictions": result["score"]["sha256"]})
     return result, folder
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The risks of a file at the prediction times of a cohort.
+
+    Attributes:
+        horizons_days: (H,) every horizon of the file, rising.
+        risk: (R, causes, H), NaN at prediction times without one.
+        warnings: What was ignored.
+    """
+
+    horizons_days: Floats
+    risk: Floats
+    warnings: list[str]
+
+    @property
+    def answered(self) -> Bools:
+        """(R,) which prediction times have a prediction."""
+        return np.asarray(~np.isnan(self.risk[:, 0, 0]), dtype=np.bool_)
+
+
+def match(
+    table: RiskTable,
+    records: TaskRecords,
+    task: TaskConfig,
+    *,
+    path: Path,
+) -> Matched:
+    """Find the risks of each prediction time, and refuse what cannot be evaluated.
+
+    Args:
+        table: The file.
+        records: The prediction times that are evaluated.
+        task: The question.
+        path: The file, for messages.
+
+    Raises:
+        EhrseqError: See the table at the top of this file.
+    """
+    where, causes, warnings = str(path), task.causes, list[str]()
+    if not ((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING)).all():
+        bad = int((~((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING))).sum())
+        raise EhrseqError(
+            f"{bad:,} risks are outside 0..1",
+            where=where,
+            fix="a risk is a probability, not percent",
+        )
+    if table.start_days is None and task.blanking:
+        fix = f"give it the column start_days: risks must be given no event in the {format_days(task.blanking)}"
+        raise EhrseqError(
+            "does not tell from when its risks count",
+            where=where,
+            fix=f"{fix} of the task's blanking",
+        )
+    if table.start_days is not None and abs(table.start_days - task.blanking) > _SAME_DAYS:
+        what = f"its risks are given no event for {format_days(table.start_days)}, the task's for"
+        raise EhrseqError(
+            f"{what} {format_days(task.blanking)}", where=where, fix="use the task's blanking"
+        )
+    absent = [name for name in causes if name not in table.causes]
+    if absent:
+        fix = f"the task's causes are {', '.join(causes)}; a cause that you do not model can have its mean risk"
+        raise EhrseqError(f"has no risk of {', '.join(absent)}", where=where, fix=fix)
+    place = np.array([causes.index(name) if name in causes else -1 for name in table.causes])[
+        table.cause
+    ]
+    if (place < 0).any():
+        known = sum(name not in causes for name in table.causes)
+        warnings.append(
+            f"{int((place < 0).sum()):,} rows of {known} causes that the task does not have are ignored."
+        )
+    owner = RowFinder(records)(table.subject_id, table.prediction_us)
+    chosen = np.flatnonzero((owner >= 0) & (place >= 0))
+    if not len(chosen):
+        fix = "check subject_id and prediction_time: cohort.parquet of ehrseq prepare lists those of the task"
+        raise EhrseqError("has no prediction for anybody of the cohort", where=where, fix=fix)
+    horizons, column = _horizons(table.horizon_days[chosen], task, where)
+    shape = (len(records), len(causes), len(horizons))
+    flat = np.ravel_multi_index((owner[chosen], place[chosen], column), shape)
+    if len(np.unique(flat)) < len(flat):
+        twice = len(flat) - len(np.unique(flat))
+        what = f"{twice:,} rows have the subject, prediction time, cause and horizon of another row"
+        raise EhrseqError(what, where=where, fix="keep one of them")
+    risk = np.full(shape, np.nan)
+    risk.reshape(-1)[flat] = np.clip(table.risk[chosen], 0.0, 1.0)
+    some = ~np.isnan(risk)
+    partly = some.any(axis=(1, 2)) & ~some.all(axis=(1, 2))
+    if partly.any():
+        what = f"{int(partly.sum()):,} prediction times lack the risk of some cause at some horizon"
+        raise EhrseqError(
+            what, where=where, fix="give every prediction time all causes and the same horizons"
+        )
+    outside = owner < 0
+    if outside.any():
+        pairs = np.stack([table.subject_id[outside], table.prediction_us[outside]], axis=1)
+        warnings.append(
+            f"{people(len(np.unique(pairs, axis=0)))} prediction times of the file are not evaluated (another split, "
+            "not eligible, not at risk any more, or no prediction time of the task): ignored."
+        )
+    return Matched(horizons, risk, warnings)
+
+
+def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]:
+    """The distinct horizons, those of the task exactly as it has them, and the position of each row's."""
+    distinct, position = np.unique(days, return_inverse=True)
+    wanted = np.array(task.horizons)
+    if not (np.isfinite(distinct).all() and distinct[0] > task.blanking):
+        what = "has horizons that are not numbers of days after the start of the risks"
+        raise EhrseqError(what, where=where, fix="leave these rows out")
+    near = np.abs(distinct[:, None] - wanted) <= _SAME_DAYS * wanted
+    lacking = [format_days(float(h)) for h in wanted[~near.any(axis=0)]]
+    if lacking:
+        fix = "predict them, or take them out of the task file"
+        raise EhrseqError(f"has no risk within {', '.join(lacking)}", where=where, fix=fix)
+    distinct = np.where(near.any(axis=1), wanted[near.argmax(axis=1)], distinct)
+    merged, again = np.unique(distinct, return_inverse=True)
+    return merged, again[position]
 
 
 def _beside(source: FileRisks, name: str, path: Path) -> FileRisks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,14 +43,11 @@ class TrainedBaseline:
         self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
     ) -> Floats:
         """See `Baseline`."""
-        days = np.asarray(horizons_days, dtype=np.float64)
-        if not len(chosen):
-            return np.zeros((0, len(self.run.task.causes), len(days)))
         part, place = self._part(records, chosen)
         risk = risk_of_rows(
             self.run.model,
             part,
-            horizons_days=days,
+            horizons_days=horizons_days,
             code_types=self.run.code_types,
             start_days=start_days,
         )
@@ -57,20 +55,17 @@ class TrainedBaseline:
 
     def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
-        if not len(chosen):
-            return np.zeros(0)
         part, place = self._part(records, chosen)
         return nll_of_rows(self.run.model, part, code_types=self.run.code_types)[place]
 
     @staticmethod
     def _part(records: TaskRecords, chosen: Ints) -> tuple[TaskRecords, Ints]:
         """The subjects of the chosen rows with all their rows, and where the chosen ones are among these."""
-        subject = records.rows.subject[chosen]
-        subjects = np.unique(subject)
+        subjects, owner = np.unique(records.rows.subject[chosen], return_inverse=True)
         part = records.take(subjects)
         # Row number r of a subject stands `shift` places earlier among the chosen subjects' rows.
         shift = records.rows.row_offsets[subjects] - part.rows.row_offsets[:-1]
-        return part, chosen - shift[np.searchsorted(subjects, subject)]
+        return part, chosen - shift[owner]
 
 
 def train_baseline(
@@ -90,8 +85,7 @@ def train_baseline(
     Raises:
         EhrseqError: Training fails, or a folder of somebody else's is in the way.
     """
-    parent = run_folder / FOLDER
-    folder = parent / "flat-behrt"
+    folder = run_folder / FOLDER / "flat-behrt"
     flat = {"architecture": "flat", "history_dropout": 0.0}
     wanted = study.model_copy(update={"model": study.model.model_copy(update=flat)})
     if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
@@ -108,9 +102,9 @@ def _is_made(folder: Path, trainer: Trainer) -> bool:
     """Whether the folder holds what the trainer would make; a fingerprint does not know when training was to stop."""
     if not (folder / MANIFEST).is_file():
         return False
-    if read_manifest(folder, what="a run", verify=False).get("fingerprint") != trainer.fingerprint:
-        return False
-    return load_study(folder / "config.yaml").training == trainer.settings
+    manifest = read_manifest(folder, what="a run", verify=False)
+    is_own = manifest.get("fingerprint") == trainer.fingerprint
+    return is_own and load_study(folder / "config.yaml").training == trainer.settings
 
 
 def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:
@@ -119,13 +113,8 @@ def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Bas
         return None
     if run.study.model.architecture == "flat":
         return {}
-
-    def train() -> Baseline:
-        return train_baseline(
-            prepared=prepared, task_name=run.task.name, study=run.study, run_folder=run.folder
-        )
-
-    return {FLAT: train}
+    train = partial(train_baseline, task_name=run.task.name, study=run.study)
+    return {FLAT: partial(train, prepared=prepared, run_folder=run.folder)}
 
 
 def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> list[Baseline]:
@@ -161,6 +150,5 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
     if run is None or run.blend is None:
         return {}
     made = run.study.evaluation
-    if (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
-        return {}
-    return {BoostedVisits.name: run.blend.boosted}
+    is_same = (made.seed, made.tuning_trials or 1) == (seed, trials or 1)
+    return {BoostedVisits.name: run.blend.boosted} if is_same else {}

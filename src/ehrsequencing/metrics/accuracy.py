@@ -194,7 +194,6 @@ RECORDS = (
         better=-1,
         digits=4,
         taken="over time",
-        tells_counts=False,
     ),
     Metric(
         key="nll",
@@ -204,6 +203,5 @@ RECORDS = (
         digits=4,
         taken="elsewhere",
         compared=True,
-        tells_counts=False,
     ),
 )

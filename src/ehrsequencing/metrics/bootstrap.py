@@ -5,7 +5,7 @@ A subject comes with all its rows, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,25 +63,21 @@ def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> I
         yield block
 
 
-def bootstrap_table(
-    table: Callable[[Ints32], Mapping[str, Floats]],
-    subject_ids: ArrayLike,
-    n_resamples: int,
-    seed: int,
-) -> dict[str, Floats]:
-    """Every value of a table for every resample.
+def mean_by_subject(values: Floats, subject: Ints) -> tuple[float, float]:
+    """Mean of values over rows, and its standard error by subject: the rows of one belong together.
 
     Args:
-        table: Weights (block, n) → name → (block, ...), say `registry.values` of the rows with these weights.
-        subject_ids: (n,) the subject of each row.
-        n_resamples: How many.
-        seed: Of the random numbers.
+        values: (n,).
+        subject: (n,) whose row it is.
 
-    Returns:
-        Name → (n_resamples, ...).
+    Example:
+        >>> mean, error = mean_by_subject(np.array([0.0, 1.0, 2.0]), np.array([0, 0, 1]))
+        >>> round(mean, 3), round(error, 3)
+        (1.0, 0.471)
     """
-    blocks = [table(weights) for weights in bootstrap_subjects(subject_ids, n_resamples, seed)]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    mean = float(values.mean())
+    residual = np.bincount(subject, weights=values - mean)
+    return mean, float(np.sqrt(np.square(residual).sum())) / len(values)
 
 
 def percentile_interval(

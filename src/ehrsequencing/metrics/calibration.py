@@ -211,7 +211,6 @@ _DISTANCE: dict[str, Any] = {
     "digits": 1,
     "scale": 100.0,
     "interval": False,
-    "tells_counts": False,
 }
 RECORDS = (
     Metric(
@@ -233,7 +232,6 @@ RECORDS = (
         digits=2,
         part="calibration",
         taken="causes",
-        tells_counts=False,
     ),
     Metric(
         key="ici",
@@ -301,7 +299,6 @@ RECORDS = (
         part="calibration",
         taken="elsewhere",
         interval=False,
-        tells_counts=False,
     ),
 )
 

@@ -307,28 +307,6 @@ def checked_outcome(
     return duration, codes.astype(np.int64), weight
 
 
-def kaplan_meier(
-    duration_days: ArrayLike, event: ArrayLike, *, weights: ArrayLike | None = None
-) -> StepFunction:
-    """Kaplan–Meier survival, S(t) = Π_{s ≤ t} (1 − d(s) / n(s)).
-
-    Args:
-        duration_days: (n,) observed times.
-        event: (n,) bool, False = censored.
-        weights: (n,) or (resamples, n) multiplicities.
-
-    Returns:
-        The step function, values (..., m + 1).
-
-    Example:
-        >>> kaplan_meier([1.0, 2.0, 2.0, 3.0], [True, True, False, True]).at([0.5, 1.0, 2.0, 3.0]).tolist()
-        [1.0, 0.75, 0.5, 0.0]
-    """
-    return RiskSets.count(
-        duration_days, np.asarray(event, dtype=bool).astype(np.int64), 1, weights
-    ).survival
-
-
 def aalen_johansen(
     duration_days: ArrayLike, cause: ArrayLike, *, n_causes: int, weights: ArrayLike | None = None
 ) -> StepFunction:

@@ -123,7 +123,6 @@ RECORDS = (
         better=1,
         compared=True,
         margin=0.02,
-        tells_counts=False,
     ),
     Metric(
         key="auc",
@@ -133,7 +132,6 @@ RECORDS = (
         better=1,
         compared=True,
         margin=0.02,
-        tells_counts=False,
         in_terminal=False,
     ),
 )

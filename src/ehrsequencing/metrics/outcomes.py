@@ -110,21 +110,6 @@ class ScoredRows:
         block = np.atleast_2d(weight)
         return cls(duration, codes, risks, horizons, block, censoring, weight.ndim == 2, own)
 
-    def all_cause(self) -> ScoredRows:
-        """The same rows with all causes as one: any event, and the sum of the risks."""
-        any_event = (self.cause > 0).astype(np.int64)
-        total = np.minimum(self.risk.sum(axis=1, keepdims=True), 1.0)
-        return ScoredRows(
-            self.duration_days,
-            any_event,
-            total,
-            self.horizons_days,
-            self.weights,
-            self.fixed_censoring,
-            self.is_block,
-            self.expected.sum(axis=1, keepdims=True),
-        )
-
     @property
     def n_causes(self) -> int:
         """How many causes the risks have."""
@@ -282,7 +267,7 @@ class Metric:
     scale: float = 1.0  # 100 prints a share in percent
     # the table of the report in which it stands
     part: Literal["accuracy", "calibration"] = "accuracy"
-    # `everywhere`: of every model, for each cause, for all causes as one, and in repeated splits. `causes`: of every
+    # `everywhere`: of every model, for each cause, and in repeated splits. `causes`: of every
     # model, for each cause (regressions, which cost more and need more events). `strongest`: of our model and the
     # strongest baseline. `over time`: of every model, from risks on a grid of times: one number for each cause.
     # `elsewhere`: not of scored rows (likelihoods, simulations); the record gives its words only
@@ -291,9 +276,6 @@ class Metric:
     # a difference that does not matter; None where that depends on how frequent the event is
     margin: float | None = None
     interval: bool = True  # whether it has a bootstrap interval
-    # whether the number of events can be worked out from it and the number at risk; the report then hides it where it
-    # hides that number. False for what ranks subjects or describes a shape
-    tells_counts: bool = True
     # whether the table in the terminal has it; only for metrics that are taken everywhere
     in_terminal: bool = True
     # whether every row counts, also one whose follow-up ends by design before the horizon

@@ -266,15 +266,14 @@ def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The model's likelihood between that of no knowledge and that of the true hazards of a simulation."""
+    """The model's likelihood beside that of the true hazards of a simulation."""
     if found is None:
         return None
     z = found.get("beats_oracle_z")
     return {
-        "nll": [found.get(name) for name in ("nll_null", "nll_model", "nll_oracle")],
-        "share": found.get("gain_share"),
-        "share_se": found.get("gain_share_se"),
-        "expected": found.get("gain_share_expected"),
+        "nll": [found.get(name) for name in ("nll_model", "nll_oracle")],
+        "difference": found.get("nll_difference"),
+        "difference_se": found.get("nll_difference_se"),
         "z": z,
         "leak": z is not None and z > 3,
     }

@@ -205,7 +205,6 @@ _LATER = (  # absent from older runs: the page then says that they were not comp
         "checks",
     ),
     *(
-        "instability",
         "external",
         "recalibration",
         "repeated_splits",

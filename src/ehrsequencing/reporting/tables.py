@@ -41,7 +41,7 @@ def share(rate: float | None) -> str:
 
 
 def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
-    """Rates of the inputs per split, and the largest differences between training and evaluated subjects."""
+    """Rates of the inputs per split."""
     found = m.get("inputs")
     if not found:
         return None
@@ -55,9 +55,7 @@ def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         if any(by_split[s].get(name) is not None for s in splits)
     ]
     sizes = [shown.get(("subjects", s), "–") for s in splits]
-    drifted = [_drifted(row) for row in (found.get("drift") or [])[:15]]
-    far = sum(row["far"] for row in drifted)
-    return {"splits": splits, "sizes": sizes, "rows": rows, "drift": drifted, "far": far}
+    return {"splits": splits, "sizes": sizes, "rows": rows}
 
 
 def _input(rates: Mapping[str, float | None], name: str, kind: str) -> str:
@@ -67,17 +65,6 @@ def _input(rates: Mapping[str, float | None], name: str, kind: str) -> str:
     if value is None:
         return "–"
     return percent(value) if kind == "tokens" else f"{value:.1f}"
-
-
-def _drifted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Means of an input on both sides and their standardised difference."""
-    both, smd = (row["train"], row["judged"]), row["smd"]
-    if row["feature"].endswith("(rank)"):  # a mean rank, from -1.7 to 1.7
-        means = ["undefined" if value is None else f"{value:.3g}" for value in both]
-    else:
-        means = [share(value) for value in both]
-    words = "undefined" if smd is None else number(smd, "+.2f")
-    return {"feature": row["feature"], "means": means, "words": words, "far": abs(smd or 0) >= 0.1}
 
 
 def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:

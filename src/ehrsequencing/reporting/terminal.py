@@ -93,18 +93,12 @@ def _signed(gap: Row, metric: str, digits: int) -> str:
 
 
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
-    """How much of the gain in likelihood from no knowledge to the true hazards of a simulation the model reaches."""
-    if oracle is None or "gain_share" not in oracle:
+    """The likelihood of the model less that of the true hazards of a simulation, and whether that is a leak."""
+    if oracle is None or "nll_difference" not in oracle:
         return []
-    lines, expected = [], oracle["gain_share_expected"]
-    if expected is not None:
-        lines.append(
-            f"{expected:.1%} of the gain in NLL that the true hazards give, in expectation"
-        )
-    share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
-    lines.append(
-        f"{share:.1%} (± {error:.1%}) of the gain in NLL that the true hazards give, on the observed outcomes"
-    )
+    less, error = oracle["nll_difference"], 1.96 * oracle["nll_difference_se"]
+    ends = with_interval(less, less - error, less + error, "+.4f")
+    lines = [f"NLL less that of the true hazards: {ends}"]
     z, nll_z = oracle["beats_oracle_z"], oracle["nll_z"]
     if z > 3:
         lines.append(

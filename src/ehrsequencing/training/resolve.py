@@ -65,25 +65,31 @@ def resolve_model(
                 fix=fix,
             )
         return _filled(model, filled, prepared), np.zeros((1, 1))
-    duration, cause, subject = rows.duration_days, rows.cause, rows.subject
-    if task.outcomes is not None:
-        duration, cause, subject = with_outcome_events(prepared.outcome_records(task.name, "train"))
-    enough = prepared.study.vocabulary.min_subjects  # the edges go with the model
-    edges = grid_edges(
-        duration,
-        cause,
-        horizons_days=task.horizons,
-        bins=settings.grid_bins,
-        subject=subject,
-        enough=enough,
-    )
     filled |= {
         "causes": len(task.causes),
-        "edges_days": edges,
+        "edges_days": training_edges(prepared, task, rows, bins=settings.grid_bins),
         "outcomes": len(prepared.outcomes(task.name)),
     }
     resolved = _filled(model, filled, prepared)
     return resolved, starting_hazards(resolved, rows)
+
+
+def training_edges(
+    prepared: Prepared, task: TaskConfig, rows: TaskRows | None = None, *, bins: int
+) -> tuple[float, ...]:
+    """The inner edges of the hazard's bins that the durations of the training rows give."""
+    rows = prepared.rows(task.name, "train") if rows is None else rows
+    duration, cause, subject = rows.duration_days, rows.cause, rows.subject
+    if task.outcomes is not None:
+        duration, cause, subject = with_outcome_events(prepared.outcome_records(task.name, "train"))
+    return grid_edges(
+        duration,
+        cause,
+        horizons_days=task.horizons,
+        bins=bins,
+        subject=subject,
+        enough=prepared.study.vocabulary.min_subjects,  # the edges go with the model
+    )
 
 
 def starting_hazards(config: ModelConfig, rows: TaskRows) -> np.ndarray[Any, np.dtype[np.float64]]:

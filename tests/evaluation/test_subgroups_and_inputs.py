@@ -1,15 +1,13 @@
-"""Subgroups and drift of the inputs, by plain loops and by hand."""
+"""Subgroups and rates of the inputs, by plain loops and by hand."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ehrsequencing.config import load_study
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
-from ehrsequencing.evaluation.drift import drift, input_rates, standardised_difference
+from ehrsequencing.evaluation.context import input_rates
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
@@ -93,8 +91,7 @@ def test_a_subgroup_is_judged_by_its_own_rows() -> None:
             assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
 
 
-def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_input_rates_are_those_of_plain_loops(prepared: Prepared) -> None:
     timelines, rows = split(prepared, "tuning").timelines, split(prepared, "tuning").rows
     codes = np.array(timelines.codes)
     codes[::17] = 1  # some are unknown
@@ -120,34 +117,4 @@ def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: p
         "no_visit_before_rate": float((np.asarray(rows.visits_before) == 0).mean()),
     }  # fmt: skip
     assert input_rates(records, prepared.vocabulary) == pytest.approx(expected)
-    monkeypatch.setattr("ehrsequencing.evaluation.drift._CHUNK_SUBJECTS", 3)
-    assert input_rates(records, prepared.vocabulary) == pytest.approx(expected)
     assert 0 < expected["unknown_token_rate"] < 0.2
-
-
-def test_no_drift_from_a_split_to_itself_and_drift_that_is_planted(prepared: Prepared) -> None:
-    train, vocabulary = split(prepared, "train"), prepared.vocabulary
-    same = drift(train, train, vocabulary, landmark_days=0.0)
-    assert 0 < len(same) <= 15
-    assert all(row["smd"] == 0 and row["train"] == row["judged"] for row in same)
-    older = replace(train, rows=replace(train.rows, age_years=train.rows.age_years + 20))
-    moved = drift(train, older, vocabulary, landmark_days=0.0)
-    assert moved[0]["feature"] == "age (years)"
-    assert moved[0]["judged"] - moved[0]["train"] == pytest.approx(20, abs=1e-3)
-    assert moved[0]["smd"] > 0.5
-    assert all(row["smd"] == 0 for row in moved[1:])
-
-
-@given(st.lists(st.integers(-50, 50), min_size=2, max_size=30), st.integers(-100, 100), st.sampled_from([1, 2, 7]))
-def test_standardised_difference_knows_no_units(values: list[int], shift: int, scale: int) -> None:
-    x, y = np.array(values, float), np.array(values, float)[::-1] * 0.5 + 3
-    one = standardised_difference(x, y)
-    other = standardised_difference(scale * x + shift, scale * y + shift)
-    assert other == pytest.approx(one, abs=1e-9) or np.isinf(one)
-    assert standardised_difference(y, x) == pytest.approx(-one)
-
-
-def test_a_feature_that_only_differs_has_no_finite_difference() -> None:
-    assert standardised_difference(np.zeros(3), np.ones(3)) == np.inf
-    assert standardised_difference(np.ones(3), np.zeros(3)) == -np.inf
-    assert standardised_difference(np.ones(3), np.ones(4)) == 0
