@@ -338,7 +338,7 @@ def test_the_weights_are_told(run: Path) -> None:
     told = reported({"blend": rounded(found, 2)})
     assert [len(weights) for weights in told.values()] == [3, 3]
     first = found["weights"][0]
-    assert next(iter(told.values()))[0] == f"{first['value']:.2f} ({first['low']:.2f}–{first['high']:.2f})"
+    assert next(iter(told.values()))[0] == f"{first['value']:.2f} ({first['low']:.2f} to {first['high']:.2f})"
     assert reported({}) == {}
 
 
