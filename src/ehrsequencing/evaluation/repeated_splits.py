@@ -287,7 +287,9 @@ def repeated_splits(
     if data is not None:
         _require_own_records(run, store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
-    study, found = _study_of(run, store), []
+    # how the run's data was prepared, and how it was trained
+    own = {name: getattr(run.study, name) for name in ("model", "training", "evaluation")}
+    study, found = store.study.model_copy(update={"task": run.task, **own}), []
     for number_, seed in enumerate(range(first_seed, first_seed + splits)):
 
         def stage(what: str, done: int = number_) -> None:
@@ -419,12 +421,6 @@ def split_study(study: StudyConfig, seed: int) -> StudyConfig:
     return study.model_copy(
         update={"splits": divided, "model": study.model.model_copy(update=open_again)}
     )
-
-
-def _study_of(run: Run, store: Prepared) -> StudyConfig:
-    """How the run's data was prepared, and how it was trained."""
-    own = {"task": run.task, "model": run.study.model, "training": run.study.training}
-    return store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
 
 
 def _judge(
