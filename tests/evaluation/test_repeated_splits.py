@@ -133,7 +133,8 @@ def test_each_split_is_the_whole_way_anew(
     store, one = Prepared(sim_prepared), Run(run)
     sets = []
     for number, seed in enumerate((1234, 1235, 1236)):
-        study = module.split_study(module._study_of(one, store), seed)
+        of_run = {name: getattr(one.study, name) for name in ("task", "model", "training", "evaluation")}
+        study = module.split_study(store.study.model_copy(update=of_run), seed)
         prepare(sim_data, tmp_path / str(seed), study=study, tasks=[one.task])
         again, folder = Prepared(tmp_path / str(seed)), run / "splits" / f"seed-{seed}"
         assert not (folder / "prepared").exists()

@@ -125,14 +125,15 @@ def calibration(groups: Sequence[Row], smooth: Sequence[Row], *, title: str, ax:
         ax: Axes of matplotlib; default: new ones.
     """
     ax = axes(ax, width=4.4, height=4.4)
+    first = groups[0] if groups else {}  # none where nothing could be estimated
     for row in smooth:
-        ours = row["model"] == groups[0]["model"]
+        ours = row["model"] == first.get("model")
         style = {"color": COLOURS[0] if ours else GREY, "lw": 2 if ours else 1.2}
         predicted, low, high = (_numbers(row, name) for name in ("predicted", "low", "high"))
         ax.plot(predicted, _numbers(row, "observed"), label=row["model"], **style)
         if ours and len(low) == len(high) == len(predicted):
             ax.fill_between(predicted, low, high, color=COLOURS[0], alpha=0.18, lw=0)
-    x, y, low, high = (_numbers(groups[0], n) for n in ("predicted", "observed", "low", "high"))
+    x, y, low, high = (_numbers(first, n) for n in ("predicted", "observed", "low", "high"))
     errors = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
     ax.errorbar(x, y, yerr=errors, fmt="o", color=COLOURS[0], ms=4, lw=1)
     if not len(x):
