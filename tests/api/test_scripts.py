@@ -1,10 +1,8 @@
 """The scripts of examples/scripts run as written: an analyst's, a researcher's and a biostatistician's."""
 
 import runpy
-from datetime import date, timedelta
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -12,7 +10,7 @@ import ehrsequencing as eh
 from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from helpers.flat_frames import flat_table
-from helpers.omop import Tables, write_csv
+from helpers.omop import hospital, write_csv
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 
@@ -21,31 +19,6 @@ def run_script(name: str) -> dict[str, object]:
     path = SCRIPTS / f"{name}.py"
     assert 15 <= len(path.read_text(encoding="utf-8").splitlines()) <= 45
     return runpy.run_path(str(path), run_name="__main__")
-
-
-def hospital() -> Tables:
-    """120 persons with four visits each; whoever has condition 2 at the first of them dies within two years."""
-    rng, tables = np.random.default_rng(3), {name: [] for name in ("person", "visit_occurrence", "death")}
-    conditions = []
-    for person in range(120):
-        ill, start = person % 3 == 0, date(2010, 1, 1) + timedelta(int(rng.integers(0, 700)))
-        tables["person"].append({"person_id": person, "gender_concept_id": 8532, "year_of_birth": 1950})
-        for number in range(4):
-            day, visit = (start + timedelta(30 * number)).isoformat(), 4 * person + number
-            tables["visit_occurrence"].append({
-                "visit_occurrence_id": visit, "person_id": person, "visit_concept_id": 9201,
-                "visit_start_date": day, "visit_end_date": day,
-            })  # fmt: skip
-            conditions.append({
-                "person_id": person, "condition_concept_id": 2 if ill else 1, "condition_start_date": day,
-                "visit_occurrence_id": visit,
-            })  # fmt: skip
-        if ill:
-            tables["death"].append({"person_id": person, "death_date": start + timedelta(int(rng.integers(150, 600)))})
-    concepts = [
-        {"concept_id": k, "concept_name": f"condition {k}", "vocabulary_id": "V", "concept_code": k} for k in (1, 2)
-    ]
-    return {**tables, "condition_occurrence": conditions, "concept": concepts}
 
 
 def test_the_analyst_gets_a_report_a_list_and_a_picture(

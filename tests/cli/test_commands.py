@@ -128,7 +128,9 @@ def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Pa
     assert "needs one task" in refused("run", sim_data, "--out", tmp_path / "other")
 
 
-@pytest.mark.parametrize("mode", ["interpolate", "bins", "none"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("interpolate", marks=pytest.mark.slow), "bins", pytest.param("none", marks=pytest.mark.slow)]
+)
 def test_every_value_mode_goes_to_predictions(sim_data: Path, tmp_path: Path, mode: str) -> None:
     prepared, run = tmp_path / "prepared", tmp_path / "run"
     task = ("--task", sim_data / "task.yaml")

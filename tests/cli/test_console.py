@@ -138,7 +138,7 @@ def test_plain_text_keeps_letters_of_every_script() -> None:
     assert console.plain("\x1b[1;31mÄ 東 א\x1b[0m\n\tb\x00\x9b\r") == "Ä 東 א\n\tb"
 
 
-@pytest.mark.parametrize("out", [".", "..", "/", "set/..", "task.yaml", "task.yaml/set", "x" * 300])
+@pytest.mark.parametrize("out", [".", "/", "task.yaml", "task.yaml/set", "x" * 300])
 @pytest.mark.parametrize("command", ["prepare", "simulate", "demo", "import synthea", "train", "predict", "check"])
 def test_an_output_that_cannot_be_made_is_one_line_and_touches_nothing(
     data: Path, task: Path, tmp_path: Path, sim_prepared: Path, sim_run: Path, monkeypatch: pytest.MonkeyPatch,

@@ -8,9 +8,11 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -195,3 +197,31 @@ def postgres_server(folder: Path) -> Iterator[str]:
     finally:
         if (data / "postmaster.pid").is_file():  # also where it started too late
             call(str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
+
+
+def hospital() -> Tables:
+    """120 persons with four visits each; those with condition 2 have an emergency at last, and die within two years."""
+    names = ("person", "observation_period", "visit_occurrence", "death")
+    rng, tables = np.random.default_rng(3), {name: [] for name in names}
+    conditions = []
+    for person in range(120):
+        ill, start = person % 3 == 0, date(2010, 1, 1) + timedelta(int(rng.integers(0, 700)))
+        tables["person"].append({"person_id": person, "gender_concept_id": 8532, "year_of_birth": 1950})
+        seen = {"observation_period_start_date": start, "observation_period_end_date": start + timedelta(700)}
+        tables["observation_period"].append({"person_id": person, **seen})
+        for number in range(4):
+            day, visit = (start + timedelta(30 * number)).isoformat(), 4 * person + number
+            tables["visit_occurrence"].append({
+                "visit_occurrence_id": visit, "person_id": person, "visit_start_date": day, "visit_end_date": day,
+                "visit_concept_id": 8870 if ill and number == 3 else 9201,
+            })  # fmt: skip
+            conditions.append({
+                "person_id": person, "condition_concept_id": 2 if ill else 1, "condition_start_date": day,
+                "visit_occurrence_id": visit,
+            })  # fmt: skip
+        if ill:
+            tables["death"].append({"person_id": person, "death_date": start + timedelta(int(rng.integers(150, 600)))})
+    concepts = [
+        {"concept_id": k, "concept_name": f"condition {k}", "vocabulary_id": "V", "concept_code": k} for k in (1, 2)
+    ]
+    return {**tables, "condition_occurrence": conditions, "concept": concepts}

@@ -30,43 +30,28 @@ def bundle_of(*resources: dict[str, Any]) -> dict[str, Any]:
     return {"resourceType": "Bundle", "type": "collection", "entry": [{"resource": one} for one in resources]}
 
 
+def procedure(code: str, status: str, when: str) -> dict[str, Any]:
+    own = concept(f"PROC//{code}")
+    return {"resourceType": "Procedure", "status": status, "code": own, "performedDateTime": when, **ABOUT}
+
+
 @pytest.fixture(scope="module")
 def bundle() -> dict[str, Any]:
     visit = {
-        "resourceType": "Encounter",
-        "id": "e-1",
-        "status": "finished",
-        "class": {"code": "AMB"},
-        "period": {"start": "2020-01-02T10:00:00", "end": "2020-01-02T11:00:00"},
-        "subject": ABOUT["subject"],
-    }
+        "resourceType": "Encounter", "id": "e-1", "status": "finished", "class": {"code": "AMB"},
+        "period": {"start": "2020-01-02T10:00:00", "end": "2020-01-02T11:00:00"}, "subject": ABOUT["subject"],
+    }  # fmt: skip
     events = [
         {"resourceType": "Condition", "code": concept("DX//A00"), "onsetDateTime": "2020-01-02", **ABOUT},
         {"resourceType": "Condition", "code": concept("DX//NOBODY"), "onsetDateTime": "2020-01-02", **ABOUT},
+        procedure("ORDER_C", "completed", "2021-05"),
+        procedure("ORDER_A", "entered-in-error", "2021"),
         {
-            "resourceType": "Procedure",
-            "status": "completed",
-            "code": concept("PROC//ORDER_C"),
-            "performedDateTime": "2021-05",
-            **ABOUT,
-        },
-        {
-            "resourceType": "Procedure",
-            "status": "entered-in-error",
-            "code": concept("PROC//ORDER_A"),
-            "performedDateTime": "2021",
-            **ABOUT,
-        },
-        {
-            "resourceType": "Observation",
-            "status": "final",
-            "code": concept("LAB//HBA1C"),
-            "effectiveDateTime": "2021-06-01T08:00:00",
-            "valueQuantity": {"value": 7.2},
-            **ABOUT,
+            "resourceType": "Observation", "status": "final", "code": concept("LAB//HBA1C"),
+            "effectiveDateTime": "2021-06-01T08:00:00", "valueQuantity": {"value": 7.2}, **ABOUT,
         },
         {"resourceType": "Location", "id": "l-1"},
-    ]
+    ]  # fmt: skip
     return bundle_of(PATIENT, visit, *events)
 
 
@@ -160,6 +145,13 @@ def test_the_hook_is_discovered_and_answers_with_a_card(fhir_client: Client, bun
     assert "not the effect of a treatment" in card["detail"]
     missing = fhir_client.ask("POST", HOOK, request | {"prefetch": {"conditions": bundle}})
     assert (missing.status, missing.json["where"]) == (412, "prefetch.patient")
+    told = {"card": card["uuid"], "outcome": "accepted", "outcomeTimestamp": "2026-01-02T03:04:05Z"}
+    dismissed = {**told, "outcome": "overridden", "overrideReason": {"userComment": "seen"}}
+    assert fhir_client.ask("POST", f"{HOOK}/feedback", {"feedback": [told, dismissed, dismissed]}).status == 200
+    assert fhir_client.ask("POST", f"{HOOK}/feedback", {"feedback": [{**told, "outcome": "kept"}]}).status == 422
+    counts = fhir_client.ask("GET", "/metrics").body.decode()
+    assert 'ehrseq_feedback_total{outcome="accepted"} 1.0' in counts
+    assert 'ehrseq_feedback_total{outcome="overridden"} 2.0' in counts
 
 
 FAILED = {"resourceType": "OperationOutcome", "issue": [{"severity": "error", "code": "timeout"}]}

@@ -64,7 +64,7 @@ def send(cases: st.SearchStrategy[schemathesis.Case], number: int) -> None:
 
 
 def test_a_sample_of_requests(open_client: Client) -> None:
-    check(open_client, 24)
+    check(open_client, 12)
 
 
 @pytest.mark.slow

@@ -102,6 +102,15 @@ def tasks_of(task: Any) -> list[TaskConfig]:
     return [task_of(one) for one in given]
 
 
+def study_of(study: StudyConfig | None, sections: Mapping[str, Any], *, where: str) -> StudyConfig:
+    """All settings: given as one, or by sections.
+
+    Raises:
+        EhrseqError: A setting is unknown or impossible.
+    """
+    return validated(StudyConfig, sections, where=where) if study is None else study
+
+
 def data_config(facts: DataConfig | Mapping[str, Any] | None) -> DataConfig | None:
     """What the files of a data set do not tell, as settings."""
     if facts is None or isinstance(facts, DataConfig):
@@ -220,10 +229,11 @@ def prepare(
     task: Any = None,
     *,
     out: str | os.PathLike[str],
+    study: StudyConfig | None = None,
     overwrite: bool = False,
     progress: bool = True,
     engine: str = "processes",
-    **sections: Mapping[str, Any],
+    **sections: Any,
 ) -> PreparedData:
     """Turn MEDS data into packed arrays and labels; does nothing if `out` holds the result already.
 
@@ -234,6 +244,7 @@ def prepare(
         meds: A folder of MEDS data, or a frame of MEDS rows.
         task: A task file, its content as a mapping, or a list of either; none for pretraining.
         out: Folder to make.
+        study: All settings in one, in the place of sections.
         overwrite: Whether an earlier prepared set there that nobody has changed is replaced.
         progress: Whether to show a bar.
         engine: Where shards are worked on: `processes` of this machine, or a cluster (`dask://HOST:PORT`).
@@ -251,16 +262,16 @@ def prepare(
         >>> data.tasks, data.manifest["subjects"]
         (['hf'], 400)
     """
-    study = validated(StudyConfig, sections, where="prepare")
+    settings = study_of(study, sections, where="prepare")
     tasks, folder = tasks_of(task), Path(out)
     with meds_folder(meds) as source, bar("preparing", show=progress) as tick:
-        content = _content(source, study, tasks)
+        content = _content(source, settings, tasks)
         if (found := _known(folder, content)) is not None:
             return found
         write_prepared(
             source,
             folder,
-            study=study,
+            study=settings,
             tasks=tasks,
             overwrite=overwrite,
             progress=tick,

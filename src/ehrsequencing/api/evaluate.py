@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
-from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, task_of
+from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, study_of, task_of
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.audit.audit import audit as audit_run
@@ -200,6 +200,7 @@ def score(
     prepared: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     report: bool = True,
+    study: StudyConfig | None = None,
     progress: bool = True,
     **sections: Any,
 ) -> EvaluationResult:
@@ -216,6 +217,7 @@ def score(
         prepared: The prepared set of this data and task, if there is one.
         overwrite: Whether an earlier score there that nobody has changed is replaced.
         report: Whether to write `report.html`.
+        study: All settings in one, in the place of sections.
         progress: Whether to show a bar.
         sections: Sections of a study, as in `evaluation={"bootstrap": 200}` or `splits={"by": "hash"}`.
 
@@ -236,36 +238,7 @@ def score(
         >>> ev.metrics.model.unique().tolist()
         ['mine']
     """
-    return score_predictions(
-        predictions,
-        data,
-        task,
-        study=validated(StudyConfig, sections, where="score"),
-        out=out,
-        name=name,
-        split=split,
-        prepared=prepared,
-        overwrite=overwrite,
-        report=report,
-        progress=progress,
-    )
-
-
-def score_predictions(
-    predictions: Any,
-    data: Any,
-    task: Any,
-    *,
-    study: StudyConfig,
-    out: str | os.PathLike[str] | None,
-    name: str | None,
-    split: str,
-    prepared: str | os.PathLike[str] | None,
-    overwrite: bool,
-    report: bool = True,
-    progress: bool = True,
-) -> EvaluationResult:
-    """`score` with the settings of a study; `score` and `ehrseq score` call it."""
+    settings = study_of(study, sections, where="score")
     if not is_path(predictions) and out is None:
         fix = "name a folder to make with out="
         raise EhrseqError("a frame has no place beside it", where="score", fix=fix)
@@ -284,7 +257,7 @@ def score_predictions(
             out=None if out is None else Path(out),
             name=name,
             split=split,
-            study=study,
+            study=settings,
             prepared=None if prepared is None else Path(prepared),
             overwrite=overwrite,
             progress=stage,

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from ehrsequencing.api import curves, plots
-from ehrsequencing.api.curves import StepFunction, landmark_of, place_of
+from ehrsequencing.api.curves import StepFunction
 from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
-from ehrsequencing.api.predictions import risk_column
+from ehrsequencing.api.predictions import days_of, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
@@ -27,13 +28,12 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 
 REPORT = "report.html"
-_PLACE = (
-    ("landmark", pa.string()),
-    ("cause", pa.string()),
-    ("horizon", pa.string()),
-    ("horizon_days", pa.float64()),
-)
-_NUMBERS = (("metric", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high")))
+_COLUMNS = (
+    "model", "landmark_days", "cause", "horizon_days", "metric", "value", "low", "high", "subjects", "events", "reason",
+)  # fmt: skip
+_ORDER = (
+    "landmark", "cause", "horizon", "horizon_days", "metric", "value", "low", "high", "subjects", "events", "reason",
+)  # fmt: skip
 
 
 class EvaluationResult:
@@ -115,7 +115,7 @@ class EvaluationResult:
         """
         run, records = self._own_run, self._records
         task, rows = run.task, records.rows
-        at = np.flatnonzero(rows.at_landmark(landmark_of(self.result, landmark)))
+        at = np.flatnonzero(rows.at_landmark(self._landmark(landmark)))
         risk = RunRisks(run).risk(records, np.array(task.horizons))[at]
         cause = rows.cause[at].astype(np.int64)
         names = np.array(["censored", *task.causes], dtype=object)
@@ -149,7 +149,7 @@ class EvaluationResult:
             >>> curve(0), 0 < curve(365.25) < 1
             (0.0, True)
         """
-        place, _ = place_of(self.result, None, cause, landmark)
+        place, _ = self._place(None, cause, landmark)
         rows = self._records.rows
         at = rows.at_landmark(place["landmark"])
         of = 1 + self.result["causes"].index(place["cause"])
@@ -166,7 +166,7 @@ class EvaluationResult:
         return cohort_table(
             run.prepared(self._prepared),
             run.task.name,
-            landmark=landmark_of(self.result, None),
+            landmark=self._landmark(None),
             is_simulated=self.simulated,
         )
 
@@ -183,7 +183,7 @@ class EvaluationResult:
             >>> eh.load("runs/hf").evaluation.table2("1y").frame.index.tolist()
             ['ehrsequencing']
         """
-        place, title = place_of(self.result, horizon, cause, landmark)
+        place, title = self._place(horizon, cause, landmark)
         return accuracy_table(self.result["metrics"], place, title=title)
 
     # ---- plots -------------------------------------------------------------------------------------------------
@@ -208,54 +208,35 @@ class EvaluationResult:
             >>> eh.load("runs/hf").evaluation.plot_calibration("1y").get_title(loc="left")
             'hf by 1y'
         """
-        place, title = place_of(self.result, horizon, cause, landmark)
-        groups = curves.at_place(self.result["calibration"], **place)
-        smooth = curves.at_place(self.result["smooth_calibration"], **place)
+        place, title = self._place(horizon, cause, landmark)
+        groups = _at_place(self.result["calibration"], **place)
+        smooth = _at_place(self.result["smooth_calibration"], **place)
         return plots.calibration(groups, smooth, title=title, ax=ax)
 
     def plot_incidence(
-        self,
-        horizon: str | float | None = None,
-        *,
-        groups: int = 4,
-        cause: str | None = None,
-        landmark: Any = None,
-        ax: Any = None,
+        self, *, cause: str | None = None, landmark: Any = None, ax: Any = None
     ) -> Any:
-        """Observed and predicted cumulative incidence up to a horizon by groups of risk, with numbers at risk.
+        """Observed and predicted cumulative incidence by groups of risk, with numbers at risk: the report's figure.
+
+        The curves go up to the main horizon. There are at most four groups of equal size, and fewer where a group
+        would have fewer than 11 people with the event, or without.
 
         Args:
-            horizon: Default: the last one.
-            groups: Groups of equal size by predicted risk. Of real people there are fewer where a group would have
-                fewer than 11 with the event, or without.
             cause: Default: the first.
             landmark: Default: the first.
             ax: Axes of matplotlib; default: new ones.
 
         Example:
-            >>> ax = eh.load("runs/hf").evaluation.plot_incidence("2y", groups=2)
-            >>> sorted({text.get_text() for text in ax.texts})[-3:-1]
-            ['highest risk', 'lowest risk']
+            >>> ax = eh.load("runs/hf").evaluation.plot_incidence()
+            >>> ax.get_ylabel()
+            'cumulative incidence'
         """
-        horizon = format_days(self.result["horizons_days"][-1]) if horizon is None else horizon
-        place, title = place_of(self.result, horizon, cause, landmark)
-        run, records = self._own_run, self._records
-        task, rows = run.task, records.rows
-        days = curves.grid(place["horizon"], simulated=self.simulated, start_days=task.blanking)
-        at = np.flatnonzero(rows.at_landmark(place["landmark"]))
-        risk = np.zeros((len(at), len(task.causes), len(days)))
-        risk[:, :, 1:] = RunRisks(run).risk(records, days[1:])[at]
-        found = curves.incidence(
-            np.array(rows.duration_days[at]),
-            rows.cause[at].astype(np.int64),
-            risk,
-            days,
-            of=1 + task.causes.index(place["cause"]),
-            groups=groups,
-            horizon_days=place["horizon"],
-            simulated=self.simulated,
-        )
-        return plots.incidence(found, title=title, ax=ax)
+        place, title = self._place(None, cause, landmark)
+        rows = _at_place(self.result["incidence"], **place)
+        if not rows:
+            what = "there are no curves by risk group at this landmark"
+            raise EhrseqError(what, where=str(self.folder), fix="name another landmark")
+        return plots.incidence(rows[0], title=title, ax=ax)
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -265,6 +246,29 @@ class EvaluationResult:
         return f"Evaluation({str(self.folder)!r}, evaluated on {split} of {name}: C {c})"
 
     # ---- what was evaluated ----------------------------------------------------------------------------------------
+
+    def _place(self, horizon: Any, cause: str | None, landmark: Any) -> tuple[dict[str, Any], str]:
+        """Landmark, cause and horizon of a figure, and its title.
+
+        Raises:
+            EhrseqError: One of them was not evaluated.
+        """
+        days, cause = self.result["main"]["horizon_days"], cause or self.result["causes"][0]
+        if horizon is not None:
+            days = _known("horizon", horizon, self.result["horizons_days"])
+        if cause not in self.result["causes"]:
+            fix = f"use one of {', '.join(self.result['causes'])}"
+            raise EhrseqError(f"there is no cause {cause!r}", where="cause", fix=fix)
+        since = self._landmark(landmark)
+        later = "" if since == 0 else f", {format_days(since)} after the index"
+        place = {"landmark": since, "cause": cause, "horizon": float(days)}
+        return place, f"{cause} by {format_days(days)}{later}"
+
+    def _landmark(self, landmark: str | float | None) -> float:
+        """Days from the index to a landmark; None: the main one."""
+        if landmark is None:
+            return float(self.result["main"]["landmark_days"] or 0.0)
+        return _known("landmark", landmark, self.result["landmarks_days"])
 
     @property
     def _own_run(self) -> Run:
@@ -286,28 +290,37 @@ class EvaluationResult:
             return read_external(run, folder).population.records
 
 
-def long_table(rows: Sequence[Mapping[str, Any]], first: str) -> Any:
+def _known(what: str, given: str | float, known: Sequence[float]) -> float:
+    days = days_of(given)[0]
+    if not any(abs(days - one) < 1e-9 for one in known):
+        fix = f"use one of {', '.join(map(format_days, known))}"
+        raise EhrseqError(f"{format_days(days)} was not evaluated", where=what, fix=fix)
+    return days
+
+
+def _at_place(
+    rows: Sequence[Mapping[str, Any]], *, landmark: float, cause: str, horizon: float
+) -> list[Mapping[str, Any]]:
+    """The rows of one landmark, cause and horizon."""
+    place = (landmark, cause, horizon)
+    keys = ("landmark_days", "cause", "horizon_days")
+    return [row for row in rows if tuple(row[key] for key in keys) == place]
+
+
+def long_table(rows: Sequence[Mapping[str, Any]], first: str) -> pd.DataFrame:
     """Long rows of `metrics.json` as a frame; `first` is what the column of models is called."""
-    columns: dict[str, pa.Array] = {first: pa.array([row["model"] for row in rows], pa.string())}
-    place = {"landmark": "landmark_days", "horizon": "horizon_days"}
-    for key, kind in (*_PLACE, *_NUMBERS):
-        values = [row[place.get(key, key)] for row in rows]
-        if key in place:
-            values = [_days(value, key) for value in values]
-        columns[key] = pa.array(values, kind)
+    table = pd.DataFrame([dict(row) for row in rows], columns=list(_COLUMNS))
+    everywhere = {"landmark": "all prediction times", "horizon": "all horizons"}
+    for key, text in everywhere.items():
+        days = table[f"{key}_days"]
+        table[key] = [text if pd.isna(day) else format_days(day) for day in days]
+    numbers = ["horizon_days", "value", "low", "high"]
+    table[numbers] = table[numbers].astype(np.float64)
     for key in ("subjects", "events"):
-        counts = [row[key] for row in rows]
-        is_text = any(isinstance(count, str) for count in counts)
-        columns[key] = pa.array([str(c) if is_text and c is not None else c for c in counts])
-    columns["reason"] = pa.array([row["reason"] for row in rows], pa.string())
-    return pa.table(columns).to_pandas()
-
-
-def _days(value: float | None, key: str) -> str:
-    """A landmark or horizon as people write it."""
-    if value is None:
-        return "all prediction times" if key == "landmark" else "all horizons"
-    return format_days(value)
+        if any(isinstance(count, str) for count in table[key]):
+            table[key] = [None if pd.isna(count) else str(count) for count in table[key]]
+    table = table.rename(columns={"model": first})
+    return table[[first, *_ORDER]]
 
 
 def main_c(result: dict[str, Any]) -> str:

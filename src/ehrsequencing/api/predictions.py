@@ -1,29 +1,29 @@
-"""What a run says about records: predictions as a frame, one subject's history with its risks, attention weights."""
+"""What a run says of records: predictions as a frame, one subject's risks, explanations, attention weights."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.api.data import data_config, meds_folder, times
+from ehrsequencing.api import plots
+from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days, parse_days
-from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.outputs import EXPLORER, refuse_existing
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
-from ehrsequencing.explorer import ExplorerSettings, collect, write_page
-from ehrsequencing.explorer.collect import Explorer
-from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
-from ehrsequencing.prediction.prediction_file import Risks
+from ehrsequencing.prediction.predict import (
+    Moment,
+    NewRecords,
+    RiskPredictor,
+    horizons_of,
+    start_days_of,
+)
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords
@@ -54,7 +54,7 @@ def opened(
     run: Run,
     data: Any,
     *,
-    facts: dict[str, Any] | None = None,
+    facts: Mapping[str, Any] | DataConfig | None = None,
     show: bool = True,
     label: str = "predicting",
 ) -> Iterator[NewRecords]:
@@ -72,102 +72,59 @@ def risk_column(cause: str, horizon_days: float | None) -> str:
     return f"{cause}_next_visit" if horizon_days is None else f"{cause}_{format_days(horizon_days)}"
 
 
-def risk_columns(risks: Risks, asked: RiskPredictor) -> dict[str, Any]:
-    """One column a cause and horizon; for an ensemble also the limits of its band."""
-    parts = {"": risks.risk, "_low": risks.low, "_high": risks.high}
-    return {
-        risk_column(cause, horizon) + end: values[:, e, h].astype(np.float64)
-        for e, cause in enumerate(asked.causes)
-        for h, horizon in enumerate(asked.horizons_days)
-        for end, values in parts.items()
-        if values is not None
-    }
-
-
 def predictions(
-    records: NewRecords, asked: RiskPredictor, *, at: str, force: bool
-) -> tuple[pa.Table, list[str]]:
-    """One row a prediction time with its risks, and what a reader of them should know."""
-    moment, notes = Moment(at), list[str]()
-    records.require_until_end(moment)
-    notes.append(records.require_known(force=force))
+    records: NewRecords,
+    asked: RiskPredictor,
+    *,
+    at: str,
+    force: bool,
+    say: Callable[[str], None],
+) -> pa.Table:
+    """One row a prediction time: a column a cause and horizon, and for an ensemble the limits of its band."""
+    names = [risk_column(cause, day) for cause in asked.causes for day in asked.horizons_days]
     parts = []
-    for risks in asked.answers(records, moment, say=notes.append):
-        keys = {
+    for risks in asked.answers(records, Moment(at), force=force, say=say):
+        columns = {
             "subject_id": pa.array(risks.subject_id),
             "prediction_time": times(risks.prediction_us),
         }
-        columns = {name: pa.array(values) for name, values in risk_columns(risks, asked).items()}
-        parts.append(pa.table(keys | columns))
-    return pa.concat_tables(parts), notes
+        by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
+        given = {end: v.reshape(len(v), -1) for end, v in by_end.items() if v is not None}
+        for number, name in enumerate(names):
+            for end, values in given.items():
+                columns[name + end] = pa.array(values[:, number].astype(np.float64))
+        parts.append(pa.table(columns))
+    return pa.concat_tables(parts)
 
 
-@dataclass(frozen=True)
-class SubjectRisk:
-    """One subject's visits, risks at every prediction time, and the curves from the last of them on.
-
-    Attributes:
-        visit_us: (N,) start of each visit.
-        codes: (N,) number of codes of each visit.
-        prediction_us: (P,) prediction times.
-        horizons_days: The horizons of `risk`.
-        risk: (P, causes, horizons) cumulative incidence from each prediction time on.
-        curve_days: (C,) days after the last prediction time.
-        curve: (causes, C) cumulative incidence from there on, with `low` and `high` for an ensemble.
-        events: Cause → when its first code after the first prediction time is stamped, where there is one.
-    """
-
-    causes: tuple[str, ...]
-    visit_us: Ints
-    codes: Ints
-    prediction_us: Ints
-    horizons_days: tuple[float, ...]
-    risk: Floats
-    curve_days: Floats
-    curve: Floats
-    low: Floats | None
-    high: Floats | None
-    events: dict[str, int]
-
-
-def subject_risk(
-    run: Run, records: NewRecords, subject: int, horizons: Sequence[float] | None
-) -> SubjectRisk:
-    """A subject's record as a run sees it.
+def draw_subject(
+    run: Run, records: NewRecords, subject: int, horizons: Sequence[float] | None, ax: Any
+) -> Any:
+    """See `TrainedRun.plot_risk`.
 
     Raises:
         EhrseqError: The head is `visit`, or the subject has no prediction time in these records.
     """
     if run.is_visit_head:
-        raise EhrseqError(
-            "the visit head knows no days", where="plot_risk", fix="train with head='horizon'"
-        )
-    own = subject_records(records, subject)
-    at_horizons = RiskPredictor(run, horizons)
-    days = tuple(float(day) for day in at_horizons.horizons_days if day is not None)
-    grid = np.linspace(at_horizons.start_days, days[-1], CURVE_POINTS + 1)[1:]
-    found, last = at_horizons.answer(own), RiskPredictor(run, grid.tolist()).answer(own)
-    if not len(found):
+        fix = "train with head='horizon'"
+        raise EhrseqError("the visit head knows no days", where="plot_risk", fix=fix)
+    own, last = subject_records(records, subject), horizons_of(run, horizons)[-1]
+    days = np.linspace(start_days_of(run), float(last or 0.0), CURVE_POINTS + 1)[1:]
+    told, curves = (RiskPredictor(run, asked).answer(own) for asked in ([days[-1]], days.tolist()))
+    if not len(told):
         raise _no_subject()
-    timelines = own.timelines
-    return SubjectRisk(
-        tuple(at_horizons.causes),
-        timelines.start_us,
-        np.diff(timelines.visit_offsets),
-        found.prediction_us,
-        days,
-        found.risk.astype(np.float64),
-        np.r_[0.0, grid],
-        _from_zero(last.risk),
-        None if last.low is None else _from_zero(last.low),
-        None if last.high is None else _from_zero(last.high),
-        _events(run, records, subject, after_us=int(found.prediction_us[0])),
+    rows, since_us = events_table(records.reader, np.array([subject])), told.prediction_us[0]
+    codes, when_us = rows["code"].to_pylist(), rows["time"].cast(pa.int64()).fill_null(0).to_numpy()
+    events, parents = dict[str, int](), read_parents(records.data)
+    for cause, patterns in run.task.patterns.items():  # their codes make no tokens
+        matches = CodeMatcher(patterns, parents=parents)
+        own_us = when_us[[matches(code) for code in codes]]
+        if (own_us > since_us).any():
+            events[cause] = int(own_us[own_us > since_us].min())
+    visit_us, causes = own.timelines.start_us, run.task.causes[: told.risk.shape[1]]
+    return plots.subject_risk(
+        told, curves, days, causes=causes, visit_us=visit_us, events=events, ax=ax
     )
-
-
-def _from_zero(risk: Any) -> Floats:
-    """(causes, C) the curves at the last prediction time, 0 at its start."""
-    return np.pad(risk[-1].astype(np.float64), ((0, 0), (1, 0)))
 
 
 def subject_records(records: NewRecords, subject: int) -> TaskRecords:
@@ -186,22 +143,6 @@ def subject_records(records: NewRecords, subject: int) -> TaskRecords:
 def _no_subject() -> EhrseqError:
     fix = "name a subject_id of the data that ehrseq predict answers for"
     return EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
-
-
-def _events(run: Run, records: NewRecords, subject: int, *, after_us: int) -> dict[str, int]:
-    """When each cause first occurs after a moment; its codes make no tokens, so they are read from the rows."""
-    parents, found = read_parents(records.data), dict[str, int]()
-    for events in records.reader:
-        own = np.flatnonzero((events.subject_id == subject) & (events.time_us > after_us))
-        if not len(own):
-            continue
-        for cause, patterns in run.task.patterns.items():
-            matches = CodeMatcher(patterns, parents=parents)
-            is_cause = np.array([matches(code) for code in events.codes])
-            when = events.time_us[own[is_cause[events.code[own]]]]
-            if len(when):
-                found[cause] = int(when.min())
-    return found
 
 
 @dataclass(frozen=True)
@@ -252,31 +193,6 @@ def explained(
     return Explanation(question.text, of_subject.risk, table, visits=record.visits_before[-1])
 
 
-def write_explorer(
-    run: Run,
-    data: Path,
-    out: Path,
-    settings: ExplorerSettings,
-    *,
-    facts: DataConfig | None = None,
-    force: bool = False,
-    overwrite: bool = False,
-    progress: Callable[..., None] | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> Explorer:
-    """Write the explorer of a run and a data set; `run.explore` and `ehrseq explore` call it.
-
-    Raises:
-        EhrseqError: The data cannot be used, or something else is at `out`.
-    """
-    refuse_existing(out, EXPLORER, overwrite=overwrite)
-    refuse_overlap(out, data, run.folder)
-    records = NewRecords(run, data, facts)
-    found = collect(records, settings, force=force, progress=progress, say=say)
-    write_page(found, out, overwrite=overwrite)
-    return found
-
-
 def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Table:
     """Weights of each visit's codes in the visit's vector, summing to 1 over a visit; the mean over an ensemble.
 
@@ -285,25 +201,18 @@ def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Ta
     """
     parts, names = [], pa.array(run.vocabulary.tokens)
     for encoded in records.encoded(Moment("all")):
-        timelines = encoded.timelines
+        lines = encoded.timelines
         if subject is not None:
-            timelines = timelines.take(np.flatnonzero(timelines.subject_id == subject))
-        weights = attention_weights(run, timelines)
-        visit = np.repeat(np.arange(len(timelines.start_us)), np.diff(timelines.visit_offsets))
-        parts.append(
-            pa.table(
-                {
-                    "subject_id": pa.array(timelines.subject_id[timelines.owner[visit]]),
-                    "time": times(timelines.start_us[visit]),
-                    "code": names.take(pa.array(timelines.codes)),
-                    "weight": pa.array(weights),
-                }
-            )
-        )
+            lines = lines.take(np.flatnonzero(lines.subject_id == subject))
+        visit = np.repeat(np.arange(len(lines.start_us)), np.diff(lines.visit_offsets))
+        columns = {
+            "subject_id": pa.array(lines.subject_id[lines.owner[visit]]),
+            "time": times(lines.start_us[visit]),
+            "code": names.take(pa.array(lines.codes)),
+            "weight": pa.array(attention_weights(run, lines)),
+        }
+        parts.append(pa.table(columns))
     table = pa.concat_tables(parts)
     if subject is not None and not len(table):
-        fix = "name one of the subject_id of run.predict(data)"
-        raise EhrseqError(
-            "the data has no such subject, or it has no visit", where="subject", fix=fix
-        )
+        raise _no_subject()
     return table

@@ -1,16 +1,17 @@
 """Records in Python: imports from other formats, `check`, `codes`, `simulate`. The commands call them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from ehrsequencing.api.data import meds_folder, tasks_of
+from ehrsequencing.api.data import meds_folder, study_of, tasks_of
 from ehrsequencing.api.progress import bar
-from ehrsequencing.config import ImportConfig, StudyConfig, TaskConfig, validated
+from ehrsequencing.config import DataConfig, ImportConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.readers.import_report import ImportReport
@@ -104,12 +105,20 @@ def import_csv(
         return import_source("csv", source, out, map=file, **options)
 
 
-def check(data: Any, task: Any = None, *, progress: bool = True, **sections: Any) -> DataCheck:
+def check(
+    data: Any,
+    task: Any = None,
+    *,
+    study: StudyConfig | None = None,
+    progress: bool = True,
+    **sections: Any,
+) -> DataCheck:
     """What is wrong in the records, the automatic fixes, and what a task makes of them; writes nothing.
 
     Args:
         data: A folder of MEDS data, or a frame of MEDS rows.
         task: As of `prepare`.
+        study: All settings in one, in the place of sections.
         progress: Whether to show a bar.
         sections: As of `prepare`.
 
@@ -125,16 +134,9 @@ def check(data: Any, task: Any = None, *, progress: bool = True, **sections: Any
         >>> found.tasks[0].attrition["prediction_times"]
         3494
     """
-    study = validated(StudyConfig, sections, where="check")
-    return check_study(data, study, tasks_of(task), progress=progress)
-
-
-def check_study(
-    data: Any, study: StudyConfig, tasks: Sequence[TaskConfig], *, progress: bool = True
-) -> DataCheck:
-    """`check` with all settings in one study."""
+    settings, tasks = study_of(study, sections, where="check"), tasks_of(task)
     with meds_folder(data) as folder, bar("checking", show=progress) as tick:
-        return check_data(folder, study=study, tasks=tasks, progress=tick)
+        return check_data(folder, study=settings, tasks=tasks, progress=tick)
 
 
 def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> pd.DataFrame:
@@ -158,11 +160,10 @@ def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> 
         >>> list(eh.codes("meds/", "enrolment", progress=False).code)
         ['ENROLLMENT']
     """
-    study = validated(StudyConfig, {"data": facts}, where="codes")
+    settings = validated(DataConfig, facts, where="codes")
     with meds_folder(data) as folder, bar("searching", show=progress) as tick:
-        found = find_codes(folder, text, settings=study.data, progress=tick)
-    names = list(FoundCode.__dataclass_fields__)
-    return pd.DataFrame([[getattr(one, name) for name in names] for one in found], columns=names)
+        found = find_codes(folder, text, settings=settings, progress=tick)
+    return pd.DataFrame(map(asdict, found), columns=[one.name for one in fields(FoundCode)])
 
 
 def simulate(

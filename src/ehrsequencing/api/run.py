@@ -2,33 +2,33 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ehrsequencing.api import plots
 from ehrsequencing.api.data import data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
 from ehrsequencing.api.hazard_ratios import cause_number, hazard_ratios
 from ehrsequencing.api.predictions import (
     attention_table,
     days_of,
+    draw_subject,
     explained,
     opened,
     predictions,
-    subject_risk,
-    write_explorer,
 )
 from ehrsequencing.api.progress import bar
+from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json, read_json_lines
-from ehrsequencing.core.outputs import HISTORY
+from ehrsequencing.core.files import read_json, read_json_lines, refuse_overlap
+from ehrsequencing.core.outputs import EXPLORER, HISTORY, refuse_existing
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
-from ehrsequencing.explorer import ExplorerSettings
-from ehrsequencing.prediction.predict import RiskPredictor
+from ehrsequencing.explorer import ExplorerSettings, collect, write_page
+from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 
 # what other libraries call our methods
@@ -99,9 +99,7 @@ class TrainedRun(Run):
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )
         with opened(self, data, facts=facts, show=progress) as records:
-            table, notes = predictions(records, asked, at=at, force=force)
-        for note in notes:
-            _warn_of(note)
+            table = predictions(records, asked, at=at, force=force, say=_warn_of)
         return table.to_pandas()
 
     def explain(
@@ -215,10 +213,8 @@ class TrainedRun(Run):
             'risk by 2y'
         """
         with opened(self, data, facts=facts, show=False) as records:
-            found = subject_risk(
-                self, records, subject, None if horizons is None else days_of(horizons)
-            )
-        return plots.subject_risk(found, ax=ax)
+            days = None if horizons is None else days_of(horizons)
+            return draw_subject(self, records, subject, days, ax)
 
     def explore(
         self,
@@ -230,10 +226,12 @@ class TrainedRun(Run):
         fewest: int = 11,
         what_if: bool = True,
         recalibrated: bool = False,
+        megabytes: float = 15.0,
         force: bool = False,
-        facts: dict[str, Any] | None = None,
+        facts: DataConfig | Mapping[str, Any] | None = None,
         progress: bool = True,
-    ) -> Path:
+        say: Callable[[str], None] | None = None,
+    ) -> Explorer:
         """Write the explorer: one page with the cohort, each patient, and the risk without a code or a visit.
 
         Args:
@@ -244,39 +242,38 @@ class TrainedRun(Run):
             fewest: Codes that fewer patients have are shown as "rare code".
             what_if: Whether each code and each visit is struck in advance.
             recalibrated: As in `predict`.
+            megabytes: Above it, what-if answers are those of the latest prediction only.
             force: As in `predict`.
             facts: As in `predict`.
             progress: Whether to show a bar.
+            say: Called with remarks; default: warnings are raised as such.
 
         Returns:
-            The file.
+            What the page shows.
 
         Raises:
             EhrseqError: The data cannot be used, or something else is at `out`.
 
         Example:
-            >>> eh.load("runs/hf").explore("meds/", "explorer.html", patients=20, what_if=False).name
-            'explorer.html'
+            >>> found = eh.load("runs/hf").explore("meds/", "explorer.html", patients=20, what_if=False)
+            >>> len(found.gathered.patients)
+            20
         """
+        page, told = Path(out), say or _warn_of
         settings = ExplorerSettings(
             patients=patients,
             fewest=fewest,
             what_if=what_if,
+            megabytes=megabytes,
             recalibrated=recalibrated,
         )
+        refuse_existing(page, EXPLORER, overwrite=overwrite)
         with meds_folder(data) as folder, bar("exploring", show=progress) as tick:
-            write_explorer(
-                self,
-                folder,
-                Path(out),
-                settings,
-                facts=data_config(facts),
-                force=force,
-                overwrite=overwrite,
-                progress=tick,
-                say=_warn_of,
-            )
-        return Path(out)
+            refuse_overlap(page, folder, self.folder)
+            records = NewRecords(self, folder, data_config(facts))
+            found = collect(records, settings, force=force, progress=tick, say=told)
+            write_page(found, page, overwrite=overwrite)
+        return found
 
     def hazard_ratios(
         self,

@@ -1,21 +1,20 @@
 """`run`: the whole way from records to a report; `ehrseq run` and `ehrseq demo` call it."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.api.data import prepare, task_of
+from ehrsequencing.api.data import prepare, study_of, task_of
 from ehrsequencing.api.evaluate import audit, evaluate
-from ehrsequencing.api.records import check_study
+from ehrsequencing.api.records import check
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
-from ehrsequencing.config import StudyConfig, validated
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.evaluation.results import SHARED
 from ehrsequencing.prediction.run import saved_audit
-from ehrsequencing.records.prepared import SECTIONS
 from ehrsequencing.reporting.report import PAGES
 
 
@@ -24,9 +23,10 @@ def run(
     task: Any,
     *,
     out: str | os.PathLike[str],
+    study: StudyConfig | None = None,
     progress: bool = True,
     say: Callable[[str], None] = lambda _: None,
-    **sections: Mapping[str, Any],
+    **sections: Any,
 ) -> TrainedRun:
     """Check, prepare, train, evaluate and audit, and write the report; what is complete in `out` is not done again.
 
@@ -34,6 +34,7 @@ def run(
         data: A folder of MEDS data.
         task: The task: its file, its content as a mapping, or a `TaskConfig`.
         out: Folder to make, with `prepared/` and `run/`.
+        study: All settings in one, in the place of sections.
         progress: Whether to show bars.
         say: Called with a line before each step.
         sections: Sections of a study, as in `model={"size": "small"}` or `training={"epochs": 30}`.
@@ -52,32 +53,17 @@ def run(
         >>> found.evaluation.report.name
         'report.html'
     """
-    study = validated(StudyConfig, sections, where="run")
-    return run_study(Path(data), study, task_of(task), out=Path(out), progress=progress, say=say)
-
-
-def run_study(
-    data: Path,
-    study: StudyConfig,
-    task: Any,
-    *,
-    out: Path,
-    progress: bool = True,
-    say: Callable[[str], None] = lambda _: None,
-) -> TrainedRun:
-    """`run` with all settings in one study."""
     keep_freed_memory()
-    folder = out / "run"
-    of_records = {name: getattr(study, name) for name in SECTIONS}
-    if not (out / "prepared" / MANIFEST).is_file():
+    settings, asked = study_of(study, sections, where="run"), task_of(task)
+    store, folder = Path(out) / "prepared", Path(out) / "run"
+    if not (store / MANIFEST).is_file():
         say("1/5  checking the records")
-        for line in str(check_study(data, study, [task], progress=progress)).splitlines():
-            say(line)
+        say(str(check(data, asked, study=settings, progress=progress)))
         say("2/5  preparing visits, codes and labels")
-    prepared = prepare(data, task, out=out / "prepared", progress=progress, **of_records)
+    prepared = prepare(data, asked, out=store, study=settings, progress=progress)
     if not (folder / MANIFEST).is_file():
         say("3/5  training")
-    train(prepared, folder, study=study, resume=True, progress=progress)
+    train(prepared, folder, study=settings, resume=True, progress=progress)
     made = TrainedRun(folder)
     written = set(made.manifest["files"]) - set(made.altered)
     if not {SHARED, *PAGES} <= written:

@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.api.data import study_of
 from ehrsequencing.api.progress import training_bar
 from ehrsequencing.api.run import TrainedRun
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, settings_named, validated
 from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
@@ -17,9 +19,7 @@ from ehrsequencing.core.process import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
-from ehrsequencing.training.resolve import study_for_cohort
 from ehrsequencing.training.run_folder import alone_in
-from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
 
@@ -139,13 +139,7 @@ def train(
             stack.enter_context(alone_in(out))  # before the work begins
         source = None if init is None else Pretrained(init)
         name = task or prepared.only_task()
-        study = study_for_cohort(study, prepared, name, transfers=init is not None)
-        kind: Any = Trainer
-        if study.training.blend:
-            from ehrsequencing.baselines.blend.train import BlendTrainer
-
-            kind = BlendTrainer
-        trainer = kind(prepared, name, out, study=study, init=source, processes=processes)
+        trainer = trainer_of(prepared, name, out, study=study, init=source, processes=processes)
         if processes.is_first:
             on_start(trainer.started_from)
         show = progress and processes.is_first
@@ -198,12 +192,11 @@ def pretrain(
     *,
     out: str | os.PathLike[str],
     task: str | None = None,
-    model: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
-    pretraining: Mapping[str, Any] | None = None,
-    preset: str | None = None,
+    study: StudyConfig | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
+    **sections: Any,
 ) -> dict[str, Any]:
     """Fit a model to records without labels, with early stopping on the tuning split.
 
@@ -211,12 +204,12 @@ def pretrain(
         data: A prepared set, or its folder.
         out: Folder of the pretrained model, for `ehrseq train --init`.
         task: A task of the set, whose outcome, relatives and near-synonyms are then no targets.
-        model: Settings of the model, as in `{"size": "small"}`.
-        training: Settings of training, as in `{"epochs": 20}`.
-        pretraining: Settings of pretraining, as in `{"objectives": ["masked_codes"]}`.
-        preset: Name of a preset.
+        study: All settings in one, in the place of sections.
         resume: Continue after an interruption.
+        overwrite: Whether an earlier model there that nobody has changed is removed.
         progress: Whether to show a bar, and a line for each epoch.
+        sections: Settings, as in `model={"size": "small"}`, `training={"epochs": 20}`,
+            `pretraining={"objectives": ["masked_codes"]}` or `preset="small_cohort"`.
 
     Returns:
         What was measured on the tuning split (the content of `pretraining.json`): for each objective its losses in
@@ -225,28 +218,11 @@ def pretrain(
     Raises:
         EhrseqError: A setting is unknown, the data cannot be used, or `out` holds something else.
     """
-    sections = {"model": model, "training": training, "pretraining": pretraining, "preset": preset}
-    given = {name: value for name, value in sections.items() if value is not None}
-    study = validated(StudyConfig, given, where="pretrain")
-    return train_pretraining(
-        _prepared(data), Path(out), study=study, task=task, resume=resume, progress=progress
-    )
-
-
-def train_pretraining(
-    prepared: Prepared,
-    out: Path,
-    *,
-    study: StudyConfig,
-    task: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: bool = True,
-) -> dict[str, Any]:
-    """Pretrain a model; `pretrain` and `ehrseq pretrain` call it, with arguments as of `train`."""
+    folder, prepared = Path(out), _prepared(data)
+    settings = study_of(study, sections, where="pretrain")
     if overwrite:
-        _make_room(prepared, out, PRETRAINED, resume=resume)
-    with alone_in(out):  # before the work begins
-        pretrainer = Pretrainer(prepared, out, study=study, task_name=task)
+        _make_room(prepared, folder, PRETRAINED, resume=resume)
+    with alone_in(folder):  # before the work begins
+        pretrainer = Pretrainer(prepared, folder, study=settings, task_name=task)
         with training_bar("pretraining", "tuning loss", show=progress) as report:
             return pretrainer.fit(resume=resume, on_progress=report)

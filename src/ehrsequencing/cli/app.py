@@ -119,11 +119,11 @@ def run(
     if len(tasks) != 1:
         fix = "name one task file with --task"
         raise EhrseqError(f"needs one task, not {len(tasks)}", where="ehrseq run", fix=fix)
-    from ehrsequencing.api.study import run_study
+    from ehrsequencing.api.study import run as run_all
     from ehrsequencing.core.files import read_json
     from ehrsequencing.reporting.terminal import audit_lines, metric_lines
 
-    found = run_study(data, study, tasks[0], out=out, progress=shown(), say=say)
+    found = run_all(data, tasks[0], out=out, study=study, progress=shown(), say=say)
     metrics, checks = (read_json(found.folder / f"{name}.json") for name in ("metrics", "audit"))
     say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
     finish(
@@ -223,7 +223,7 @@ def check(
 
     Exits with 2 only if prepare would refuse the data.
     """
-    from ehrsequencing.api.records import check_study
+    from ehrsequencing.api.records import check as check_records
     from ehrsequencing.core.files import write_json
     from ehrsequencing.core.outputs import CHECK, output_file, refuse_existing
 
@@ -233,7 +233,7 @@ def check(
         return
     if out is not None:
         refuse_existing(out, CHECK, overwrite=overwrite)
-    found = check_study(data, study, read_tasks(task, study), progress=shown())
+    found = check_records(data, read_tasks(task, study), study=study, progress=shown())
     if out is not None:
         with output_file(out, CHECK, overwrite=overwrite) as temporary:
             write_json(temporary, {**CHECK.facts, **found.as_json()})

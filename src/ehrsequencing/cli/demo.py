@@ -11,7 +11,7 @@ import torch
 
 from ehrsequencing.api.data import prepare
 from ehrsequencing.api.records import simulate
-from ehrsequencing.api.study import run_study
+from ehrsequencing.api.study import run
 from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.cli.console import shown
 from ehrsequencing.cli.pretraining_demo import run_pretraining_demo
@@ -19,7 +19,6 @@ from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, require_name
 from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
-from ehrsequencing.records.prepared import SECTIONS
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
@@ -79,11 +78,10 @@ def run_demo(
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
     task = load_task(data / "task.yaml")
     if pretrain:
-        sections = {name: getattr(study, name) for name in SECTIONS}
-        store = prepare(data, task, out=out / "prepared", progress=shown(), **sections)
+        store = prepare(data, task, out=out / "prepared", study=study, progress=shown())
         return run_pretraining_demo(store, out, task=task.name, seed=seed, say=say)
-    run = run_study(data, study, task, out=out, progress=shown(), say=say)
-    metrics: dict[str, Any] = read_json(run.folder / "metrics.json")
+    made = run(data, task, out=out, study=study, progress=shown(), say=say)
+    metrics: dict[str, Any] = read_json(made.folder / "metrics.json")
     for line in summary(metrics, subjects=subjects):
         say(line)
     return metrics

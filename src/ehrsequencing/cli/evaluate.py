@@ -209,10 +209,10 @@ def score(
     keep_freed_memory()
     given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
     study = read_study(config, given, "score" if prepared is None else "score --prepared")
-    from ehrsequencing.api.evaluate import score_predictions
+    from ehrsequencing.api.evaluate import score as score_file
     from ehrsequencing.reporting.terminal import metric_lines
 
-    found = score_predictions(
+    found = score_file(
         predictions,
         data,
         read_tasks([task], study)[0],

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, note, remark, say
+from ehrsequencing.cli.console import bar, finish, note, remark, say, shown
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
@@ -244,29 +244,23 @@ def explore(
     """
     keep_freed_memory()
     study = read_study(config, overrides, "explore")
-    from ehrsequencing.api.predictions import write_explorer
-    from ehrsequencing.explorer import ExplorerSettings
+    from ehrsequencing.api.run import TrainedRun
 
-    settings = ExplorerSettings(
+    open_run(run, study, "explore", config=config)
+    found = TrainedRun(run).explore(
+        data,
+        out,
+        overwrite=overwrite,
         patients=patients,
         fewest=fewest,
         what_if=what_if,
         megabytes=megabytes,
         recalibrated=recalibrate,
+        force=force,
+        facts=study.data,
+        progress=shown(),
+        say=remark,
     )
-    opened = open_run(run, study, "explore", config=config)
-    with bar("exploring") as tick:
-        found = write_explorer(
-            opened,
-            data,
-            out,
-            settings,
-            facts=study.data,
-            force=force,
-            overwrite=overwrite,
-            progress=tick,
-            say=remark,
-        )
     result = {
         "patients": len(found.gathered.patients),
         "what_if": 0 if found.removals is None else len(found.removals),

@@ -127,7 +127,7 @@ def pretrain(
     """Fit a model to records without labels; ehrseq train --init starts from it."""
     keep_freed_memory()
     study = read_study(config, overrides, "pretrain")
-    from ehrsequencing.api.training import train_pretraining
+    from ehrsequencing.api.training import pretrain as pretrain_model
     from ehrsequencing.config import refuse_changes
     from ehrsequencing.core.files import write_bytes
     from ehrsequencing.prediction.run import add_to_run
@@ -138,9 +138,9 @@ def pretrain(
     store = Prepared(prepared)
     refuse_changes(store.study, "pretrain", file=config, by=prepared)
     with unfinished(out):
-        results = train_pretraining(
+        results = pretrain_model(
             store,
-            out,
+            out=out,
             study=study,
             task=task,
             resume=resume,

@@ -239,8 +239,6 @@ def predict(
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
-    records.require_until_end(moment)
-    say(records.require_known(force=force))
     with prediction_file(
         out,
         causes=predictor.causes,
@@ -250,7 +248,7 @@ def predict(
         overwrite=overwrite,
     ) as file:
         count = 0
-        for risks in predictor.answers(records, moment, say=say):
+        for risks in predictor.answers(records, moment, force=force, say=say):
             file.write(risks)
             count += len(risks)
     return count
@@ -304,13 +302,17 @@ class RiskPredictor:
         records: NewRecords,
         moment: Moment,
         *,
+        force: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> Iterator[Risks]:
         """The risks at the prediction times of new records, shard by shard.
 
         Raises:
-            EhrseqError: Nobody has a prediction time.
+            EhrseqError: Nobody has a prediction time, the date lies after the data's end, or (unless `force`) the run
+                knows hardly any code.
         """
+        records.require_until_end(moment)
+        say(records.require_known(force=force))
         count = answered = 0
         for part in records.encoded(moment):
             risks = self.answer(part)

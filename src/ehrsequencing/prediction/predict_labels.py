@@ -101,8 +101,7 @@ def predict_labels(
         update={"index": index, "eligibility": None, "landmarks": (0.0,)}
     )
     records = NewRecords(run, data, facts, progress)
-    say(records.require_known(force=force))
-    answers = predictor.answers(records, Moment("all"))
+    answers = predictor.answers(records, Moment("all"), force=force, say=say)
     count = 0
     with (
         output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,

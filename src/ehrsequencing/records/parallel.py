@@ -6,6 +6,8 @@ Results come in the order of their items, so any number of processes makes the s
 import itertools
 import os
 import re
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,7 +60,8 @@ def joblib_backend(engine: str, processes: int | None, shards: Sequence[Path]) -
         yield joblib.effective_n_jobs(None)
     else:
         count = count_processes(shards, processes)
-        with joblib.parallel_config("loky", n_jobs=count, inner_max_num_threads=1):
+        ending: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)}
+        with joblib.parallel_config("loky", n_jobs=count, inner_max_num_threads=1, **ending):
             yield count
 
 
@@ -143,3 +146,14 @@ def _call(work: Any, method: str, item: tuple[Any, ...]) -> Any:
         return getattr(_last, method)(*item)
     except EhrseqError as error:
         return error
+
+
+def _end_with(parent: int) -> None:
+    """Make a worker end when its parent has: a command that was killed leaves no process with patients in memory."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -164,7 +164,7 @@ def _times_100(values: Sequence[float]) -> list[float]:
 
 # --------------------------------------------------------------------------------------------------------- incidence
 
-_NAMES = {
+GROUP_NAMES = {
     4: ("lowest quarter", "second quarter", "third quarter", "highest quarter"),
     3: ("lowest third", "middle third", "highest third"),
     2: ("lower half", "higher half"),
@@ -196,7 +196,7 @@ def incidence(row: Mapping[str, Any]) -> Figure | None:
     chart.x_axis(f"{unit} after the prediction", plain, at)
     chart.text(0, 0, "at risk", "strong end", dx=-24, dy=54)
     ends = []
-    for k, (name, g) in enumerate(zip(_NAMES[len(groups)], groups, strict=True)):
+    for k, (name, g) in enumerate(zip(GROUP_NAMES[len(groups)], groups, strict=True)):
         curve = zip(row["days"], g["observed"], g["low"], g["high"], strict=True)
         points = [point for point in curve if None not in point]
         days, observed, low, high = (list(column) for column in zip(*points, strict=True))

@@ -11,41 +11,34 @@ import numpy as np
 import uvicorn
 from annotated_types import Len
 from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import FailFast, create_model
+from pydantic import FailFast, ValidationError, create_model
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.serve import fhir, page
 from ehrsequencing.serve.page import LivePage
-from ehrsequencing.serve.predictor import (
-    Answer,
-    Metrics,
-    ModelThread,
-    Predictor,
-    Service,
-    question_of,
-)
+from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
     PredictRequest,
     PredictResponse,
     Problem,
     ProblemBody,
-    RecordFacts,
     Row,
     problem_of_validation,
 )
-from ehrsequencing.serve.security import Access, Guard, Limits, access_to, bearer
+from ehrsequencing.serve.security import Access, Limits, access_to, bearer, guard
+from ehrsequencing.serve.service import Service
 
 IDLE_SECONDS = 5  # after which a connection without a whole head of a request is closed
 DRAIN_SECONDS = 5  # that open requests have to end when the server stops
+_PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict")
 _STATUSES = {
     400: "The body cannot be read",
     401: "The token is missing or wrong",
@@ -53,6 +46,7 @@ _STATUSES = {
     404: "There is no such path",
     405: "The path has no such method",
     408: "The body came too slowly",
+    412: "CDS Hooks: the patient was not sent",
     413: "The body or the record is too large",
     422: "The request cannot be answered as it is",
     500: "An unexpected error",
@@ -69,7 +63,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 def create_app(
     predictor: Predictor, access: Access | None = None, live: LivePage | None = None
-) -> Guard:
+) -> FastAPI:
     """The service of a run.
 
     Args:
@@ -77,12 +71,13 @@ def create_app(
         access: Who may ask; default: this machine, without a token.
         live: The explorer's page, if it is served.
     """
-    model = ModelThread(predictor.limits)
+    service = Service(predictor, (*_PATHS, *fhir.PATHS, *page.PATHS))
+    allowed = access or Access()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        model.close()
+        service.model.close()
 
     app = FastAPI(
         title="ehrsequencing",
@@ -92,28 +87,19 @@ def create_app(
         redoc_url=None,
         description="Risk curves of a trained run for one subject at a time. Nothing of a request is kept.",
         responses=PROBLEMS,
-        dependencies=[Depends(bearer)] if access and access.token else [],
+        dependencies=[Depends(bearer)] if allowed.token else [],
     )
-    paths = (
-        "/health",
-        "/version",
-        "/metrics",
-        "/openapi.json",
-        "/predict",
-        *fhir.PATHS,
-        *page.PATHS,
-    )
-    metrics = Metrics(paths)
-    metrics.watch(lambda: model.waiting)
-    service = Service(predictor, model, metrics)
     _add_own_paths(app, service)
     app.include_router(fhir.router(service))
     app.include_router(page.landing(service) if live is None else page.router(service, live))
     _answer_errors(app)
-    return Guard(app, access=access or Access(), limits=predictor.limits, count=metrics.request)
+    guard(app, allowed, service.count_request)
+    return app
 
 
 def _add_own_paths(app: FastAPI, service: Service) -> None:
+    predictor = service.predictor
+
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the server answers; needs no token."""
@@ -122,60 +108,43 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
     @app.get("/version")
     async def version() -> dict[str, Any]:
         """What answers: the version of ehrsequencing, and the run."""
-        return {
-            "ehrsequencing": __version__,
-            **service.facts(),
-            "recalibrated": service.predictor.recalibrated,
-        }
+        facts = predictor.facts()
+        return {"ehrsequencing": __version__, **facts, "recalibrated": predictor.recalibrated}
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def read_metrics() -> Response:
         """Counts for Prometheus."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
-    async def predict(request: PredictRequest) -> dict[str, Any]:
+    def predict(request: PredictRequest) -> PredictResponse:
         """Risk curves of one subject from its rows in MEDS."""
-        answer = await service.ask(question_of(request, service.predictor.encounter_column))
-        return {**service.facts(), **_as_json(answer, service)}
-
-    rows = Annotated[list[Row], FailFast(), Len(1, service.predictor.limits.rows)]
-    bounded = create_model("PredictRequest", __base__=PredictRequest, rows=(rows, ...))
-    predict.__annotations__["request"] = bounded  # too many rows are refused before they are read
-    app.post("/predict", response_model=PredictResponse)(predict)
-
-
-def _as_json(answer: Answer, service: Service) -> dict[str, Any]:
-    days = [day for day in answer.horizons_days if day is not None]
-    risks, causes = answer.risks, service.predictor.asked.causes
-    times = [
-        str(np.datetime64(us, "us").astype("datetime64[us]")) for us in risks.prediction_us.tolist()
-    ]
-
-    def curves(array: Floats32 | None, row: int) -> dict[str, list[float]] | None:
-        return (
-            None
-            if array is None
-            else dict(zip(causes, array[row].astype(np.float64).tolist(), strict=True))
+        try:
+            if request.at not in ("all", "last"):
+                parse_date_us(request.at)
+        except EhrseqError:
+            what, fix = "is not a date of the calendar", "write it as 2026-03-01"
+            raise Problem(422, what, where="at", fix=fix) from None
+        until = request.until and int(np.datetime64(request.until, "us").astype(np.int64))
+        answer = service.ask(
+            table_of(request, predictor.encounter_column),
+            request.at,
+            horizons_days=request.horizons_days,
+            until_us=until,
+        )
+        days = [day for day in answer.horizons_days if day is not None]
+        return PredictResponse(
+            **predictor.facts() | {"horizons_days": days or None},
+            start_days=predictor.asked.start_days,
+            predictions=answer.curves(predictor.asked.causes),
+            why_none=answer.why_none,
+            warnings=answer.warnings,
+            record=answer.record,
         )
 
-    predictions = [
-        {
-            "time": time.removesuffix(".000000"),
-            "risk": curves(risks.risk, row),
-            "low": curves(risks.low, row),
-            "high": curves(risks.high, row),
-        }
-        for row, time in enumerate(times)
-    ]
-    facts = {name: getattr(answer, name) for name in RecordFacts.model_fields}
-    return {
-        "horizons_days": days or None,
-        "start_days": service.predictor.asked.start_days,
-        "predictions": predictions,
-        "why_none": answer.why_none,
-        "warnings": answer.warnings,
-        "record": facts,
-    }
+    rows = Annotated[list[Row], FailFast(), Len(1, predictor.limits.rows)]
+    # too many rows are refused before they are read
+    bounded = create_model("PredictRequest", __base__=PredictRequest, rows=(rows, ...))
+    service.post(app.router, "/predict", bounded, predict, reply=PredictResponse)
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -196,17 +165,9 @@ def _answer_errors(app: FastAPI) -> None:
         where = {"--horizons": "horizons_days"}.get(error.where, error.where)
         return answer(request, Problem(422, error.what, where=where, fix=error.fix))
 
-    @app.exception_handler(UnicodeError)
-    async def no_text(request: Request, _: UnicodeError) -> JSONResponse:
-        return answer(request, Problem(422, "holds text that is no Unicode", where="body"))
-
-    @app.exception_handler(RequestValidationError)
-    async def shape(request: Request, error: RequestValidationError) -> JSONResponse:
+    @app.exception_handler(ValidationError)
+    async def shape(request: Request, error: ValidationError) -> JSONResponse:
         return answer(request, problem_of_validation(error.errors()))
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, _: Exception) -> JSONResponse:
-        return answer(request, Problem(500, "an unexpected error"))
 
 
 def listener(host: str, port: int) -> socket.socket:

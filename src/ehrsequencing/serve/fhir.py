@@ -1,4 +1,4 @@
-"""FHIR R4: `POST /fhir` answers a patient's Bundle with `RiskAssessment` resources, and CDS Hooks (2.0) with a card.
+"""FHIR R4: `POST /fhir` answers a patient's Bundle with `RiskAssessment` resources, and CDS Hooks (2.0.1) with a card.
 
 A Bundle becomes MEDS rows by the mapping of `ehrseq import fhir` (`readers/fhir/`). For CDS Hooks the EHR sends what
 the service needs as `prefetch`; the service never asks the EHR's FHIR server for more.
@@ -8,27 +8,27 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from fastapi import APIRouter, Body
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
-from ehrsequencing.prediction.predict import Moment
 from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS, READ
-from ehrsequencing.serve.predictor import Answer, Question, Service
+from ehrsequencing.serve.predictor import Answer, Predictor
 from ehrsequencing.serve.schemas import Problem
+from ehrsequencing.serve.service import Service
 
 MEDIA_TYPE = "application/fhir+json"
 SERVICE = "ehrsequencing-risk"
 HOOK_PATH = f"/cds-services/{SERVICE}"
-PATHS = ("/fhir", "/cds-services", HOOK_PATH)
+FEEDBACK_PATH = f"{HOOK_PATH}/feedback"
+PATHS = ("/fhir", "/cds-services", HOOK_PATH, FEEDBACK_PATH)
 _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
     "encounters": "Encounter?patient={{context.patientId}}",
@@ -38,19 +38,14 @@ _PREFETCH = {
     },
 }
 MOST_SUMMARY = 140  # characters, by the specification
-_BUNDLE = {
-    "type": "object",
-    "required": ["resourceType", "entry"],
-    "properties": {
-        "resourceType": {"const": "Bundle"},
-        "entry": {"type": "array", "items": {"type": "object"}},
-    },
-    "description": "A FHIR R4 Bundle with one Patient and its resources",
-}
-_OK: dict[str, Any] = {
-    "description": "A Bundle of RiskAssessment",
-    "content": {MEDIA_TYPE: {"schema": _BUNDLE}},
-}
+
+
+class Bundle(BaseModel):
+    """A FHIR R4 Bundle with one Patient and its resources."""
+
+    model_config = ConfigDict(extra="allow")
+    resourceType: str
+    entry: Any = []
 
 
 class HookRequest(BaseModel):
@@ -65,64 +60,84 @@ class HookRequest(BaseModel):
     )
 
 
+class CardFeedback(BaseModel):
+    """What became of one card; other fields are ignored."""
+
+    card: str
+    outcome: Literal["accepted", "overridden"]
+
+
+class Feedback(BaseModel):
+    """What became of cards."""
+
+    feedback: list[CardFeedback] = Field(min_length=1, max_length=1000)
+
+
 def router(service: Service) -> APIRouter:
     """The paths of FHIR and of CDS Hooks."""
-    routes = APIRouter()
-    accepted = {MEDIA_TYPE: {"schema": _BUNDLE}, "application/json": {"schema": _BUNDLE}}
+    routes, predictor = APIRouter(), service.predictor
+    task, causes = predictor.run.task.name, predictor.asked.causes
 
-    @routes.post(
-        "/fhir",
-        response_class=JSONResponse,
-        responses={200: _OK},
-        openapi_extra={"requestBody": {"required": True, "content": accepted}},
-    )
-    async def assess(bundle: dict[str, Any] = Body()) -> JSONResponse:  # noqa: B008 (FastAPI's way)
+    def assess(bundle: Bundle) -> dict[str, Any]:
         """`RiskAssessment` resources of one patient, at its last prediction time."""
-        lacks = _lacks(bundle)
+        resource = bundle.model_dump()
+        lacks = _lacks(resource)
         if lacks is not None:
             fix = "send the patient's whole record in one Bundle"
             raise Problem(422, f"is only a part of a record: {lacks}", where="Bundle", fix=fix)
-        record, answer = await _ask(service, bundle)
-        return JSONResponse(risk_bundle(record, answer, service), media_type=MEDIA_TYPE)
+        record = read_patient(resource)
+        return risk_bundle(record, _ask(service, record), predictor)
+
+    def patient_view(request: HookRequest) -> dict[str, Any]:
+        """A card with the risks of the patient whose record is opened."""
+        bundle, missing = _one_bundle(request.prefetch), _missing(request)
+        if missing:
+            indicator, summary = "warning", "No predicted risk: the record is incomplete"
+            detail = _missing_text(missing)
+        else:
+            answer = _ask(service, read_patient(bundle))
+            not_sent = [name for name in _PREFETCH if name not in request.prefetch]
+            indicator = "info"
+            summary, detail = _summary_and_detail(answer, causes, not_sent)
+        card = {
+            "uuid": str(uuid.uuid4()),
+            "summary": summary,
+            "detail": detail,
+            "indicator": indicator,
+            "source": {"label": f"ehrsequencing, task {task}"},
+        }
+        return {"cards": [card]}
+
+    def feedback(request: Feedback) -> dict[str, Any]:
+        """What clinicians did with cards: counted by outcome, and not kept."""
+        for one in request.feedback:
+            service.count_feedback(one.outcome)
+        return {}
 
     @routes.get("/cds-services")
     async def discover() -> dict[str, Any]:
         """What EHRs ask first: the services, and what to send along."""
-        causes = ", ".join(service.predictor.asked.causes)
         own = {
             "hook": "patient-view",
             "id": SERVICE,
-            "title": f"Risk: {service.predictor.run.task.heading}",
-            "description": f"Predicted risk of {causes} from the patient's record",
+            "title": f"Risk: {predictor.run.task.heading}",
+            "description": f"Predicted risk of {', '.join(causes)} from the patient's record",
             "prefetch": _PREFETCH,
         }
         return {"services": [own]}
 
-    @routes.post(HOOK_PATH, responses={412: {"description": "The prefetch is missing"}})
-    async def patient_view(request: HookRequest) -> dict[str, Any]:
-        """A card with the risks of the patient whose record is opened."""
-        bundle, missing = _one_bundle(request.prefetch), _missing(request)
-        source = {"label": f"ehrsequencing, task {service.predictor.run.task.name}"}
-        if missing:
-            summary, detail = "No predicted risk: the record is incomplete", _missing_text(missing)
-            card = {"summary": summary, "detail": detail, "indicator": "warning", "source": source}
-            return {"cards": [card]}
-        _, answer = await _ask(service, bundle)
-        not_sent = [name for name in _PREFETCH if name not in request.prefetch]
-        summary, detail = _summary_and_detail(answer, service.predictor.asked.causes, not_sent)
-        card = {"summary": summary, "detail": detail, "indicator": "info", "source": source}
-        return {"cards": [card]}
-
+    service.post(routes, "/fhir", Bundle, assess, reply=Bundle, media=MEDIA_TYPE)
+    service.post(routes, HOOK_PATH, HookRequest, patient_view)
+    service.post(routes, FEEDBACK_PATH, Feedback, feedback)
     return routes
 
 
-async def _ask(service: Service, bundle: dict[str, Any]) -> "tuple[PatientRecord, Answer]":
-    """What was read of a bundle, and the answer at the patient's last prediction time."""
-    record = read_patient(bundle)
+def _ask(service: Service, record: "PatientRecord") -> Answer:
+    """The answer at the patient's last prediction time."""
     rows, column = record.rows, service.predictor.encounter_column
     if column is not None:
         rows = rows.rename_columns({"encounter_id": column})
-    return record, await service.ask(Question(rows, Moment("last")))
+    return service.ask(rows)
 
 
 @dataclass(frozen=True)
@@ -146,27 +161,16 @@ def read_patient(bundle: Any) -> PatientRecord:
     Raises:
         Problem: It is no Bundle, or it does not hold exactly one patient with an id.
     """
+    fix = "send a Bundle of one patient and its resources"
     if kind_of(bundle) != "Bundle":
-        raise Problem(
-            422,
-            "is no FHIR Bundle",
-            where="body",
-            fix="send a Bundle of one patient and its resources",
-        )
-    try:
-        resources = [entry.resource for entry in entries_of(bundle)]
-        patients = [one for one in resources if kind_of(one) == "Patient"]
-        rows, report = read_bundle(bundle)
-    except RecursionError:
-        raise Problem(422, "is nested too deeply", where="Bundle.entry") from None
-    names = {text(patient, "id") for patient in patients}
-    if len(names) != 1 or None in names:
-        what = (
-            "holds no Patient with an id"
-            if not names or None in names
-            else "holds more than one Patient"
-        )
-        raise Problem(422, what, where="Bundle.entry", fix="send one patient with its resources")
+        raise Problem(422, "is no FHIR Bundle", where="body", fix=fix)
+    resources = [entry.resource for entry in entries_of(bundle)]
+    names = {text(one, "id") for one in resources if kind_of(one) == "Patient"}
+    if not names or None in names:
+        raise Problem(422, "holds no Patient with an id", where="Bundle.entry", fix=fix)
+    if len(names) > 1:
+        raise Problem(422, "holds more than one Patient", where="Bundle.entry", fix=fix)
+    rows, report = read_bundle(bundle)
     left_out = Counter[str]()
     for kind, counts in report.row_counts.tables.items():
         left_out[kind if kind in READ else "others"] += (
@@ -176,28 +180,39 @@ def read_patient(bundle: Any) -> PatientRecord:
     return PatientRecord(f"Patient/{names.pop()}", rows.select(columns), +left_out)
 
 
-def risk_bundle(record: PatientRecord, answer: Answer, service: Service) -> dict[str, Any]:
+def risk_bundle(record: PatientRecord, answer: Answer, predictor: Predictor) -> dict[str, Any]:
     """The answer as a FHIR R4 Bundle of the type `collection`: assessments, then an OperationOutcome with remarks."""
-    assessments = list(_assessments(record, answer, service))
-    resources = [*assessments, _remarks(record, answer)]
+    resources = [*_assessments(record, answer, predictor), _remarks(record, answer)]
     entries = [
         {"fullUrl": f"urn:uuid:{uuid.uuid4()}", "resource": resource} for resource in resources
     ]
     return {"resourceType": "Bundle", "type": "collection", "entry": entries}
 
 
-def _assessments(record: PatientRecord, answer: Answer, service: Service) -> list[dict[str, Any]]:
-    asked, run, risks = service.predictor.asked, service.predictor.run, answer.risks
+def _assessments(
+    record: PatientRecord, answer: Answer, predictor: Predictor
+) -> list[dict[str, Any]]:
+    run, risks = predictor.run, answer.risks
     method = f"ehrsequencing {__version__}, task {run.task.name}, run {run.fingerprint}"
     found = []
     for row, us in enumerate(risks.prediction_us.tolist()):
         # a FHIR time of day would need a zone
         day = str(np.datetime64(us, "us").astype("datetime64[D]"))
-        for c, cause in enumerate(asked.causes):
+        for c, cause in enumerate(predictor.asked.causes):
             for h, horizon in enumerate(answer.horizons_days):
-                band = None
+                risk = _percent(risks.risk[row, c, h].item())  # FHIR R4 has them in per cent
+                prediction = {"outcome": {"text": cause}, "probabilityDecimal": risk}
+                if horizon is not None:
+                    days = {"unit": "d", "system": "http://unitsofmeasure.org", "code": "d"}
+                    prediction["whenRange"] = {
+                        "low": {"value": predictor.asked.start_days, **days},
+                        "high": {"value": horizon, **days},
+                    }
                 if risks.low is not None and risks.high is not None:
-                    band = risks.low[row, c, h].item(), risks.high[row, c, h].item()
+                    low, high = (_percent(end[row, c, h].item()) for end in (risks.low, risks.high))
+                    prediction["rationale"] = (
+                        f"95 % of the ensemble's members lie between {low} % and {high} %"
+                    )
                 found.append(
                     {
                         "resourceType": "RiskAssessment",
@@ -205,35 +220,10 @@ def _assessments(record: PatientRecord, answer: Answer, service: Service) -> lis
                         "method": {"text": method},
                         "subject": {"reference": record.reference},
                         "occurrenceDateTime": day,
-                        "prediction": [
-                            _prediction(
-                                cause, risks.risk[row, c, h].item(), band, asked.start_days, horizon
-                            )
-                        ],
+                        "prediction": [prediction],
                     }
                 )
     return found
-
-
-def _prediction(
-    cause: str,
-    risk: float,
-    band: tuple[float, float] | None,
-    start_days: float,
-    horizon: float | None,
-) -> dict[str, Any]:
-    """One prediction; FHIR R4 has probabilities in per cent."""
-    prediction: dict[str, Any] = {"outcome": {"text": cause}, "probabilityDecimal": _percent(risk)}
-    if horizon is not None:
-        days = {"unit": "d", "system": "http://unitsofmeasure.org", "code": "d"}
-        prediction["whenRange"] = {
-            "low": {"value": start_days, **days},
-            "high": {"value": horizon, **days},
-        }
-    if band is not None:
-        low, high = (_percent(end) for end in band)
-        prediction["rationale"] = f"95 % of the ensemble's members lie between {low} % and {high} %"
-    return prediction
 
 
 def _percent(risk: float) -> float:
@@ -242,10 +232,11 @@ def _percent(risk: float) -> float:
 
 def _remarks(record: PatientRecord, answer: Answer) -> dict[str, Any]:
     """What a reader of the assessments should know, without anything of the patient but counts."""
+    counts = answer.record
     left = ", ".join(f"{count} of {kind}" for kind, count in sorted(record.left_out.items()))
     texts = [
-        f"{answer.unknown_rows} of {answer.tokens} rows have a code that the run does not know "
-        f"({answer.unknown_codes} codes)",
+        f"{counts.unknown_rows} of {counts.tokens} rows have a code that the run does not know "
+        f"({counts.unknown_codes} codes)",
         *([f"resources that were not used: {left}"] if left else []),
         *([f"no assessment: {answer.why_none}"] if answer.why_none else []),
         "whenRange counts days from the occurrence on; the probability is in per cent",
@@ -332,7 +323,7 @@ def _summary_and_detail(
         lines.append(f"| {cause} | {cells} |")
     lines += [
         "",
-        f"{answer.unknown_rows} of {answer.tokens} rows have a code that the model does not know.",
+        f"{answer.record.unknown_rows} of {answer.record.tokens} rows have a code that the model does not know.",
         "An association in the model, not the effect of a treatment.",
         *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),
     ]

@@ -16,9 +16,9 @@ from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.patients import ExplorerSettings
 from ehrsequencing.prediction.predict import NewRecords
-from ehrsequencing.serve.predictor import Service
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.security import COOKIE
+from ehrsequencing.serve.service import Service
 
 PATHS = ("/", "/edit")
 Number = Annotated[int, Field(ge=0, lt=2**31)]
@@ -118,7 +118,7 @@ _LANDING = """<!doctype html>
 def landing(service: Service) -> APIRouter:
     """The page of a server without records: what it answers."""
     routes = APIRouter()
-    facts = service.facts()
+    facts = service.predictor.facts()
     text = _LANDING.format(task=escape(facts["task"]), causes=escape(", ".join(facts["causes"])))
 
     @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
@@ -143,9 +143,9 @@ def router(service: Service, live: LivePage) -> APIRouter:
             return moved
         return HTMLResponse(body, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
-    @routes.post("/edit", response_model=EditResponse)
-    async def edit(request: EditRequest) -> dict[str, list[list[list[float]]]]:
+    def edit(request: EditRequest) -> EditResponse:
         """The risks of a patient of the page without some codes or visits."""
-        return {"risk": await service.model.run(lambda: live.edited(request))}
+        return EditResponse(risk=live.edited(request))
 
+    service.post(routes, "/edit", EditRequest, edit, reply=EditResponse)
     return routes

@@ -152,8 +152,8 @@ def problem_of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     Names of unknown fields are left out: like values, they may hold anything.
     """
     first = errors[0]
-    parts = [str(part) for part in first["loc"]]
-    if first["type"] in ("extra_forbidden", "json_invalid"):
+    parts = ["body", *(str(part) for part in first["loc"])]
+    if first["type"] == "extra_forbidden":
         parts = parts[:-1]
     known = {
         "json_invalid": "is no JSON",

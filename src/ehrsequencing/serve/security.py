@@ -1,6 +1,5 @@
 """Which requests are answered: hosts, origins and the token; limits of size and time; headers of every answer."""
 
-import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -10,11 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from fastapi import Request
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
 from fastapi.security import HTTPBearer
-from starlette.datastructures import MutableHeaders
+from starlette.middleware.base import RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.serve.schemas import Problem
@@ -23,7 +22,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "ehrseq_token"
 SHORTEST_TOKEN = 16  # characters
 OPEN_PATHS = ("/health",)  # need no token
-MOST_IDLE = 5.0  # seconds without a byte of a body
 HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -132,108 +130,56 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0]
 
 
-class Guard:
-    """An ASGI application around another one.
+def guard(app: FastAPI, access: Access, count: Callable[[str, str, int, float], None]) -> None:
+    """Refuse requests of strangers, give every answer its headers, and count it.
 
     Args:
-        app: The application that answers.
+        app: The application.
         access: Who may ask.
-        limits: Of one request.
         count: Called with the path, the method, the status and the seconds of each request.
     """
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(access.hosts), www_redirect=False)
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        access: Access,
-        limits: Limits,
-        count: Callable[[str, str, int, float], None],
-    ) -> None:
-        hosts = list(access.hosts)
-        self.app = TrustedHostMiddleware(app, allowed_hosts=hosts, www_redirect=False)
-        self.access, self.limits, self.count = access, limits, count
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        request, started, status = Request(scope), time.perf_counter(), 0
-        request_id = request.state.request_id = uuid.uuid4().hex
-
-        async def answer(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in {**HEADERS, "x-request-id": request_id}.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
+    @app.middleware("http")
+    async def answer(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        started, request_id = time.perf_counter(), uuid.uuid4().hex
+        request.state.request_id = request_id
+        found: Response
         try:
-            await self._check(request)
-            await self.app(scope, self._limited(receive), answer)
+            await _refuse_strangers(request, access)
+            found = await call_next(request)
         except Problem as problem:
-            await problem.response(request_id)(scope, receive, answer)
+            found = problem.response(request_id)
         except Exception:  # nothing of it is logged: its text may hold what the request held
-            if not status:
-                unexpected = Problem(500, "an unexpected error").response(request_id)
-                await unexpected(scope, receive, answer)
-        finally:
-            seconds = time.perf_counter() - started
-            self.count(scope["path"], scope["method"], status or 500, seconds)
+            found = Problem(500, "an unexpected error").response(request_id)
+        for name, value in {**HEADERS, "x-request-id": request_id}.items():
+            found.headers.setdefault(name, value)
+        path, seconds = request.url.path, time.perf_counter() - started
+        count(path, request.method, found.status_code, seconds)
+        return found
 
-    async def _check(self, request: Request) -> None:
-        """Refuse another origin, a wrong token, and a body that says that it is too large."""
-        headers = request.headers
-        if not all(self.access.knows_origin(origin) for origin in headers.getlist("origin")):
-            fix = "ask from a program, not a page"
-            raise Problem(403, "pages of other sites may not ask", where="Origin", fix=fix)
-        if "cross-site" in headers.getlist("sec-fetch-site"):
-            raise Problem(403, "pages of other sites may not ask", where="Sec-Fetch-Site")
-        if request.url.path not in OPEN_PATHS and not await self._has_token(request):
-            raise Problem(
-                401,
-                "the token is missing or wrong",
-                where="Authorization",
-                fix="send the header Authorization: Bearer TOKEN",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        declared = headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self.limits.body_bytes:
-            raise self._too_large()
 
-    async def _has_token(self, request: Request) -> bool:
-        """Whether the header has the token, the cookie of the page, or (to get the cookie) the page's address."""
-        header = await bearer(request)
-        given = [header.credentials if header else "", unquote(request.cookies.get(COOKIE, ""))]
-        if request.url.path == "/":
-            given.append(request.query_params.get("token", ""))
-        return any([self.access.knows_token(token) for token in given])
+async def _refuse_strangers(request: Request, access: Access) -> None:
+    """Refuse another origin and a wrong token.
 
-    def _too_large(self) -> Problem:
-        what = f"the body is larger than {self.limits.body_bytes:,} bytes"
-        return Problem(413, what, fix="send a smaller one")
-
-    def _limited(self, receive: Receive) -> Receive:
-        """Gives the parts of the body, which must be small and come in time."""
-        size, ended, until = 0, False, time.monotonic() + self.limits.seconds
-
-        async def next_part() -> Message:
-            nonlocal size, ended
-            if ended:  # a disconnect may come much later
-                return await receive()
-            try:
-                left = min(MOST_IDLE, until - time.monotonic())
-                message = await asyncio.wait_for(receive(), max(left, 0))
-            except TimeoutError:
-                closing = {"Connection": "close"}
-                raise Problem(408, "the body came too slowly", headers=closing) from None
-            size += len(message.get("body", b""))
-            if size > self.limits.body_bytes:
-                raise self._too_large()
-            ended = not message.get("more_body", False)
-            return message
-
-        return next_part
+    The header has the token, or the cookie of the page, or (to get the cookie) the page's address.
+    """
+    headers = request.headers
+    if not all(access.knows_origin(origin) for origin in headers.getlist("origin")):
+        fix = "ask from a program, not a page"
+        raise Problem(403, "pages of other sites may not ask", where="Origin", fix=fix)
+    if "cross-site" in headers.getlist("sec-fetch-site"):
+        raise Problem(403, "pages of other sites may not ask", where="Sec-Fetch-Site")
+    header = await bearer(request)
+    given = [header.credentials if header else "", unquote(request.cookies.get(COOKIE, ""))]
+    if request.url.path == "/":
+        given.append(request.query_params.get("token", ""))
+    is_open = request.url.path in OPEN_PATHS
+    if not (is_open or any([access.knows_token(token) for token in given])):
+        raise Problem(
+            401,
+            "the token is missing or wrong",
+            where="Authorization",
+            fix="send the header Authorization: Bearer TOKEN",
+            headers={"WWW-Authenticate": "Bearer"},
+        )

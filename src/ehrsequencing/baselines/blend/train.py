@@ -54,14 +54,15 @@ def trainer_of(
     *,
     study: StudyConfig,
     init: Pretrained | None = None,
+    processes: Processes = ALONE,
 ) -> "Trainer | BlendTrainer":
-    """What trains a study in this process: a network, with `training.blend` a blend.
+    """What trains a study: a network, with `training.blend` a blend.
 
     What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
     """
     study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
     kind = BlendTrainer if study.training.blend else Trainer
-    return kind(prepared, task_name, out, study=study, init=init)
+    return kind(prepared, task_name, out, study=study, init=init, processes=processes)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:

@@ -1,0 +1,198 @@
+"""What all paths use: the thread of the model, the reading of bodies, and counts for Prometheus."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import prometheus_client as prometheus
+import pyarrow as pa
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from ehrsequencing.serve.predictor import Answer, Predictor
+from ehrsequencing.serve.schemas import Problem
+from ehrsequencing.serve.security import Limits
+
+Result = TypeVar("Result")
+MOST_IDLE = 5.0  # seconds without a byte of a body
+JSON = "application/json"
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
+
+
+class ModelThread:
+    """One thread that calls the model, one request after another; for use from an event loop.
+
+    Args:
+        limits: How many requests may wait, and how long.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.waiting = limits, 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """What a function returns, called in the thread of the model.
+
+        Raises:
+            Problem: Too many requests wait, or the answer takes too long; or what the function raises.
+        """
+        if self.waiting > self.limits.waiting:  # one of them is being answered
+            again = {"Retry-After": "1"}
+            raise Problem(503, "the server is busy", fix="ask again later", headers=again)
+        self.waiting += 1
+        try:
+            future = asyncio.wrap_future(self._pool.submit(call))
+            return await asyncio.wait_for(future, self.limits.seconds)
+        except TimeoutError:
+            fix = "send fewer visits, or ask at last"
+            raise Problem(503, "the answer took too long", fix=fix) from None
+        finally:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        """Stop once what runs is answered."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+async def body_of(request: Request, limits: Limits) -> bytes:
+    """The body of a request.
+
+    Raises:
+        Problem: It is too large, or it comes too slowly.
+    """
+    what, body = f"the body is larger than {limits.body_bytes:,} bytes", bytearray()
+    too_large = Problem(413, what, fix="send a smaller one")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise too_large
+    clock = asyncio.get_running_loop().time
+    until = clock() + limits.seconds
+    try:
+        async with asyncio.timeout_at(min(until, clock() + MOST_IDLE)) as idle:
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.body_bytes:
+                    raise too_large
+                idle.reschedule(min(until, clock() + MOST_IDLE))
+    except TimeoutError:
+        closing = {"Connection": "close"}
+        raise Problem(408, "the body came too slowly", headers=closing) from None
+    return bytes(body)
+
+
+class Service:
+    """The parts of a running service.
+
+    Args:
+        predictor: Answers, in the model's thread.
+        paths: The paths that are counted by name; any other is counted as `other`.
+    """
+
+    def __init__(self, predictor: Predictor, paths: tuple[str, ...]) -> None:
+        self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
+        self._registry = prometheus.CollectorRegistry()
+        self._requests = self._counter("requests", "Requests", "path", "method", "status")
+        self._feedback = self._counter(
+            "feedback", "Cards of CDS Hooks by what became of them", "outcome"
+        )
+        self._predictions = self._counter("predictions", "Prediction times answered")
+        self._rows = self._counter("rows", "Rows with a code that makes a token")
+        self._unknown = self._counter(
+            "unknown_rows", "Those of them with a code that the run does not know"
+        )
+        self._seconds = prometheus.Histogram(
+            "ehrseq_request_seconds",
+            "Time from a request's head to the end of its answer",
+            ["path"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        waiting = prometheus.Gauge(
+            "ehrseq_waiting", "Requests that wait for the model", registry=self._registry
+        )
+        waiting.set_function(lambda: self.model.waiting)
+
+    def _counter(self, name: str, what: str, *labels: str) -> prometheus.Counter:
+        return prometheus.Counter(f"ehrseq_{name}", what, labels, registry=self._registry)
+
+    def metrics(self) -> bytes:
+        """The counts. Labels are paths, methods and statuses, never anything of a request."""
+        return prometheus.generate_latest(self._registry)
+
+    def count_request(self, path: str, method: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        path = path if path in self.paths else "other"
+        self._requests.labels(path, method if method in _METHODS else "other", str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def count_feedback(self, outcome: str) -> None:
+        """Count what became of a card."""
+        self._feedback.labels(outcome).inc()
+
+    def ask(self, rows: pa.Table, *asked: str, **more: Any) -> Answer:
+        """What `Predictor.answer` answers, counted; only the model's thread may ask."""
+        answer = self.predictor.answer(rows, *asked, **more)
+        self._predictions.inc(len(answer.risks))
+        self._rows.inc(answer.record.tokens)
+        self._unknown.inc(answer.record.unknown_rows)
+        return answer
+
+    def post(
+        self,
+        routes: APIRouter,
+        path: str,
+        body: Any,
+        answer: Callable[[Any], Any],
+        *,
+        reply: Any = dict[str, Any],
+        media: str = JSON,
+        **settings: Any,
+    ) -> None:
+        """Add a path. Bodies are parsed and answered in the model's thread, so that the others need not wait.
+
+        Args:
+            routes: Where to add it.
+            path: The path.
+            body: The type of a body.
+            answer: Gets a body, and gives what is sent as JSON. Its docstring describes the path.
+            reply: The type of an answer, for the description.
+            media: The type of JSON, beside `application/json` for bodies.
+            settings: Of FastAPI.
+        """
+        bodies = TypeAdapter(body)
+
+        async def handle(request: Request) -> Response:
+            text = await body_of(request, self.predictor.limits)
+            sent = await self.model.run(lambda: to_json(answer(bodies.validate_json(text))))
+            return Response(sent, media_type=media)
+
+        content = {kind: {"schema": _inlined(bodies.json_schema())} for kind in (JSON, media)}
+        shape = _inlined(TypeAdapter(reply).json_schema(mode="serialization"))
+        routes.post(
+            path,
+            name=answer.__name__,
+            description=answer.__doc__,
+            response_class=Response,
+            responses={200: {"description": "The answer", "content": {media: {"schema": shape}}}},
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+            **settings,
+        )(handle)
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema with its definitions in the places that name them."""
+    parts = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, dict) and "$ref" in node:
+            return inlined(parts[node["$ref"].rpartition("/")[2]])
+        if isinstance(node, dict):
+            return {name: inlined(value) for name, value in node.items()}
+        return [inlined(value) for value in node] if isinstance(node, list) else node
+
+    found: dict[str, Any] = inlined(schema)
+    return found
