@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training.train import Trainer
+from helpers.browser import a_browser
 from helpers.settings import EXAMPLES, TINY
 from helpers.simulate import busy_world
 
@@ -76,8 +79,8 @@ def sim_prepared(
     sim_data: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "set"
-    landmarks = sim_task.model_copy(update={"landmarks": (0.0, 365.25)})
-    prepare(sim_data, out, study=tiny_study, tasks=[landmarks])
+    asked = sim_task.model_copy(update={"landmarks": (0.0, 365.25), "horizons": (90.0, 365.25)})
+    prepare(sim_data, out, study=tiny_study, tasks=[asked])
     return out
 
 
@@ -86,6 +89,13 @@ def sim_run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytes
     out = tmp_path_factory.mktemp("runs") / "run"
     Trainer(Prepared(sim_prepared), "simulated", out, study=tiny_study).fit()
     return out
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium. It is closed after each file: while it is open, no test may run a loop of asyncio."""
+    with a_browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def test_every_estimate_of_a_resample_is_that_of_its_rows_repeated() -> None:
 
 
 def test_differences_are_paired() -> None:
-    scope = world(1, 150, resamples=200)
+    scope = world(1, 150, resamples=60)
     estimates = scope_estimates(scope, CAUSES)
     rows = difference_rows(scope, estimates, ours="right", rivals=["dull"])
     assert {(row["cause"], row["metric"]) for row in rows} == {

@@ -112,7 +112,7 @@ def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepa
     run = Run(sim_run)
     run.task = run.task.model_copy(update={"horizons": (365.25, 20000.0)})
     judged = Population.of_split(prepared, run.task, "held_out")
-    result = Evaluation(run, judged, prepared=prepared, settings=QUICK).result()
+    result = Evaluation(run, judged, prepared=prepared, settings=PLAIN).result()
     told = [text for text in result["warnings"] if "20000d" in text]
     assert any("predicted 1y after the index: that horizon is refused" in text for text in told)
     assert not any("before 1y" in text for text in result["warnings"])

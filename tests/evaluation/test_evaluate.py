@@ -11,7 +11,7 @@ import pytest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.comparison import ORACLE, OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.oracle import Truth, beside_the_truth
@@ -114,6 +114,21 @@ def test_the_visit_head_is_refused_in_one_line(sim_data: Path, tiny_study: Study
     for judge in (evaluate, partial(validate, data=sim_data), partial(repeated_splits, splits=2)):
         with pytest.raises(EhrseqError, match=r"model\.head=horizon"):
             judge(tmp_path / "run", settings=QUICK)
+
+
+def test_the_truth_stands_beside_the_run(sim_data: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
+    """On the simulation's own task every prediction time has a truth: one more model, and a rival nowhere."""
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[load_task(sim_data / "task.yaml")])
+    Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
+    result = evaluate(tmp_path / "run", settings=QUICK.model_copy(update={"bootstrap": 0}))
+    assert result["models"] == [OURS, ORACLE]
+    assert result["differences"] == []
+    oracle = result["oracle"]
+    assert oracle["nll_difference"] == pytest.approx(oracle["nll_model"] - oracle["nll_oracle"])
+    assert oracle["nll_z"] == pytest.approx(-oracle["nll_difference"] / oracle["nll_difference_se"])
+    values = {row["metric"]: row["value"] for row in result["metrics"] if row["model"] == ORACLE}
+    assert set(values) >= {"c", "ipa", "oe", "nll"}
+    assert oracle["nll_oracle"] < oracle["nll_model"]
 
 
 def test_another_prepared_set_is_refused(

@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
+from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import External, read_external, validate
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq, refused
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
@@ -55,11 +55,9 @@ def renamed(*prefixes: str) -> Change:
 
 
 @pytest.fixture(scope="module")
-def run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of this module's own: external validations are written beside it."""
-    out = tmp_path_factory.mktemp("external") / "run"
-    Trainer(Prepared(sim_prepared), "simulated", out, study=tiny_study).fit()
-    return out
+def run(sim_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the run: external validations are written beside it."""
+    return Path(shutil.copytree(sim_run, tmp_path_factory.mktemp("external") / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +181,9 @@ def test_a_subject_in_two_shards_and_no_subject_at_all(run: Path, sim_data: Path
         read(run, empty)
 
 
-def test_without_the_prepared_set_there_are_words_and_no_baselines(
-    sim_data: Path, sim_task: TaskConfig, held_out: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
-    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[sim_task])
-    Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
-    shutil.rmtree(tmp_path / "set")
+def test_without_the_prepared_set_there_are_words_and_no_baselines(run: Path, held_out: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    save_manifest(tmp_path / "run", read_json(run / MANIFEST) | {"prepared": str(tmp_path / "gone")})
     settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
     result, _ = validate(tmp_path / "run", held_out, settings=settings)
     assert result["models"] == ["ehrsequencing"]

@@ -8,9 +8,12 @@ import pytest
 from helpers.bench import load_bench
 
 bench = load_bench("known_truth")
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", bench.WORLDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW if name == "falling hazards" else ()) for name in bench.WORLDS]
+)
 def test_true_risks_score_what_uncensored_truth_says(name: str) -> None:
     found = bench.gaps(name, people=12_000 if name == "fixed age" else 4_000, seeds=4)
     worst = {key: float(np.abs(values).max()) for key, values in found.items()}

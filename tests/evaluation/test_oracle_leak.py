@@ -1,7 +1,5 @@
 """A model that beats the truth is leaking: said loudly where it is so, and not where the truth itself is rough."""
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -10,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.batches.loader import Step, SubjectLoader
-from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core import arrays
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -32,12 +29,8 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.train import Trainer
-from helpers.command_line import ehrseq
 
-FUTURES, EXACT = (4, 16, 128), 384
-EFFECTS = (
-    "age", "death_age", "sex", "death_sex", "chronic", "pair", "gap", "order", "decay", "lab", "visit", "drop_out",
-)  # fmt: skip
+FUTURES, EXACT = (4, 16), 192
 
 
 # ---- a rough truth ---------------------------------------------------------------------------------------------------
@@ -55,7 +48,7 @@ class Worlds:
         """The truth from so many simulated futures."""
         out = self.folder / str(futures)
         if not out.exists():
-            simulate(out, subjects=900, seed=1, config=SimulationConfig(truth_futures=futures))
+            simulate(out, subjects=600, seed=1, config=SimulationConfig(truth_futures=futures))
         found = Truth.read(out, self.records, causes=load_task(out / "task.yaml").causes)
         assert found is not None
         return found
@@ -71,7 +64,7 @@ class Worlds:
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_study: StudyConfig) -> Worlds:
     out = tmp_path_factory.mktemp("futures")
-    simulate(out / "4", subjects=900, seed=1, config=SimulationConfig(truth_futures=4))
+    simulate(out / "4", subjects=600, seed=1, config=SimulationConfig(truth_futures=4))
     prepare(out / "4", out / "set", study=tiny_study, tasks=[load_task(out / "4" / "task.yaml")])
     return Worlds(out, Prepared(out / "set").records("simulated", "held_out"))
 
@@ -106,15 +99,14 @@ def test_a_look_ahead_is_a_leak_beside_a_rough_truth_too(worlds: Worlds, futures
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [1, 7, 10**6])
 def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
-    worlds: Worlds, monkeypatch: pytest.MonkeyPatch, at_once: int
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Foresight beside its formula on whole arrays; two prediction times have no truth."""
     known = np.ones(len(worlds.records.rows), dtype=bool)
     known[[0, 5]] = False
     hazards = np.where(known[:, None, None], worlds.truth(16).hazards, np.nan)
-    truth, model = replace(worlds.truth(16), hazards=hazards), worlds.truth(128).hazards
+    truth, model = replace(worlds.truth(16), hazards=hazards), worlds.truth(EXACT).hazards
     inner, rows, true, said = truth.edges_days[1:-1].tolist(), worlds.records.rows, hazards[known], model[known]
     days = exposure(inner, rows.entry_days, rows.duration_days)[known]
     least = np.maximum(1e-3 * true.mean(axis=0), 1e-12)
@@ -126,7 +118,7 @@ def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
     had = np.flatnonzero(cause)
     expected[had] += stake[had, cause[had] - 1, bin_[had]]
 
-    monkeypatch.setattr(arrays, "BLOCK_ROWS", at_once)
+    monkeypatch.setattr(arrays, "BLOCK_ROWS", 7)
     assert foresight(model, truth, rows)[known] == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert np.isnan(foresight(model, truth, rows)[~known]).all()
     assert (truth.known == known).all()
@@ -168,52 +160,6 @@ def _rows(duration_days: np.ndarray, cause: np.ndarray) -> TaskRows:
     blank = {name: np.zeros(n) for name in TaskRows.__dataclass_fields__}
     own = {"row_offsets": np.arange(n + 1), "duration_days": duration_days, "cause": cause}
     return TaskRows(**{**blank, **own})
-
-
-# ---- a leak through the commands -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def nothing_to_learn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A world without effects, so that nothing in a record helps: only a look ahead beats its truth."""
-    out = tmp_path_factory.mktemp("nothing")
-    config = SimulationConfig(
-        **{f"{name}_effect": 0 for name in EFFECTS}, outcome_per_year=0.2, death_per_year=0, visits_per_year=4,
-        visit_rate_spread=0, stay_visit_share=0, pair_visit_share=0, background_codes=5, background_per_visit=1,
-        truth_futures=4,
-    )  # fmt: skip
-    simulate(out / "data", subjects=1500, seed=1, config=config)
-    prepare(out / "data", out / "set", study=load_study(), tasks=[load_task(out / "data" / "task.yaml")])
-    return out
-
-
-@pytest.mark.slow
-def test_the_command_says_loudly_that_a_model_is_leaking(
-    nothing_to_learn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A loader that gives each visit the gap to the *next* one: the last visit before an event shows."""
-    collate: Callable[..., Step] = SubjectLoader.collate
-
-    def ahead(self: SubjectLoader, subjects: Any) -> Step:
-        step = collate(self, subjects)
-        return replace(step, batch=replace(step.batch, delta_days=step.batch.delta_days.roll(-1)))
-
-    monkeypatch.setattr(SubjectLoader, "collate", ahead)
-    study = load_study(
-        None,
-        [
-            "model.dim=32", "model.heads=2", "model.layers=1", "training.epochs=12", "training.patience=12",
-            "training.learning_rate=3e-3", "training.masked_codes=0", "training.ema_warmup=10",
-            "training.weight_decay=0.1", "training.warmup_steps=20",
-        ],
-    )  # fmt: skip
-    Trainer(Prepared(nothing_to_learn / "set"), "simulated", tmp_path / "run", study=study).fit()
-    done = ehrseq("evaluate", tmp_path / "run", "evaluation.baselines=none", "evaluation.bootstrap=0")
-    assert done.exit_code == 0, done.output
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["oracle"]["beats_oracle_z"] > LEAK_Z
-    assert "LEAK: better than the true hazards by" in done.stdout
-    assert any("it is leaking" in text for text in metrics["warnings"])
 
 
 # ---- the truth of another task ---------------------------------------------------------------------------------------

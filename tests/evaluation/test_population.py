@@ -18,8 +18,9 @@ from ehrsequencing.evaluation.score import score
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
 
-SETTINGS = EvaluationConfig(baselines="none", bootstrap=20, explained_subjects=0, subjects=60, seed=3)
+SETTINGS = EvaluationConfig(baselines="none", bootstrap=4, explained_subjects=0, subjects=60, seed=3)
 NUMBERS = ("metrics", "calibration", "subgroups", "incidence", "at_risk", "decision")
 
 
@@ -29,21 +30,23 @@ def drawn(sim_run: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def chosen(sim_prepared: Path) -> pd.DataFrame:
+def chosen(sim_prepared: Path, records: TaskRecords) -> pd.DataFrame:
     """Rows of the cohort of those who are drawn, found without the package's counting."""
-    prepared = Prepared(sim_prepared)
-    records = prepared.records("simulated", "train")
     subjects = drawn_subjects(records, SETTINGS)
     assert subjects is not None
     cohort = pd.read_parquet(sim_prepared / "tasks" / "simulated" / "cohort.parquet")
     return cohort[cohort["subject_id"].isin(records.timelines.subject_id[subjects])]
 
 
+@pytest.fixture(scope="module")
+def records(sim_prepared: Path) -> TaskRecords:
+    return Prepared(sim_prepared).records("simulated", "train")
+
+
 @given(subjects=st.integers(50, 250), seed=st.integers(0, 2**32 - 1))
 def test_a_draw_has_so_many_different_people_with_a_prediction_time(
-    sim_prepared: Path, subjects: int, seed: int
+    records: TaskRecords, subjects: int, seed: int
 ) -> None:
-    records = Prepared(sim_prepared).records("simulated", "train")
     asked = np.flatnonzero(np.diff(records.rows.row_offsets))
     found = drawn_subjects(records, EvaluationConfig(subjects=subjects, seed=seed))
     if subjects >= len(asked):
@@ -54,9 +57,8 @@ def test_a_draw_has_so_many_different_people_with_a_prediction_time(
     assert np.isin(found, asked).all()
 
 
-def test_everybody_is_drawn_as_often(sim_prepared: Path) -> None:
+def test_everybody_is_drawn_as_often(records: TaskRecords) -> None:
     """Neither long records nor events are preferred: 400 draws of 60 each, mean and spread of a binomial."""
-    records = Prepared(sim_prepared).records("simulated", "train")
     asked = np.flatnonzero(np.diff(records.rows.row_offsets))
     times = np.zeros(len(records.timelines))
     for seed in range(400):

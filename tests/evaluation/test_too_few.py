@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.core.disclosure import TOO_FEW
-from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.comparison import OURS, Comparison
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
@@ -28,11 +27,6 @@ from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.reporting.scores import Scores, cause_verdict
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.comparison import CAUSES, HORIZONS, world
-
-
-@pytest.fixture(autouse=True)
-def _few_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "SIMULATIONS", 20)
 
 
 def judged(seed: int, n: int, *, resamples: int = 12, rows_each: int = 1) -> Comparison:

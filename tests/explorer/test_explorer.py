@@ -23,6 +23,7 @@ from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from helpers.command_line import ehrseq
 from helpers.explorer_page import ReadPage, read_page
+from helpers.settings import examples
 
 EXCLUDED = {"MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME", "END_OF_FOLLOWUP"}  # these make no token
 
@@ -109,22 +110,22 @@ def moves_a_visit(rows: list[dict[str, Any]], codes: set[str]) -> bool:
     return False
 
 
-def compare_with_deleted_rows(
-    explorer: Explorer, read: ReadPage, data: Path, folder: Path, *, wanted: int
-) -> tuple[int, float]:
-    """Random edits of codes that move no visit: how many were compared with `predict`, and the largest gap."""
+def test_removals_are_what_predict_says_of_deleted_rows(
+    explorer: Explorer, read: ReadPage, sim_data: Path, tmp_path: Path
+) -> None:
+    """Random edits of codes that move no visit; more of them in `make test-all`."""
     chance, patients, asked = np.random.default_rng(0), explorer.gathered.patients, RiskPredictor(explorer.run)
-    end = NewRecords(explorer.run, data).end_us
-    compared, gap, n_shown = 0, 0.0, len(explorer.shown.names)
+    end = NewRecords(explorer.run, sim_data).end_us
+    compared, gap, wanted, n_shown = 0, 0.0, examples(48), len(explorer.shown.names)
     for edit in chance.permutation(len(read.removals["target"])).tolist():
         target, patient = int(read.removals["target"][edit]), 0
         patient = int(np.searchsorted(read.removals["edit_offsets"], edit, side="right")) - 1
         if target >= n_shown:
             continue
         codes, subject = set(explorer.codes_of(patient)[target]), int(patients.subject_id[patient])
-        if moves_a_visit(rows_of(data, subject), codes):
+        if moves_a_visit(rows_of(sim_data, subject), codes):
             continue
-        alone = struck(data, folder, subject, codes)
+        alone = struck(sim_data, tmp_path / "alone", subject, codes)
         facts = DataConfig.model_validate({"extracted": str(np.datetime64(end, "us"))[:10]})
         records = NewRecords(explorer.run, alone, facts)
         answers = next(asked.answers(records, Moment("all")))
@@ -137,22 +138,7 @@ def compare_with_deleted_rows(
         compared += 1
         if compared == wanted:
             break
-    return compared, gap
-
-
-def test_removals_are_what_predict_says_of_deleted_rows(
-    explorer: Explorer, read: ReadPage, sim_data: Path, tmp_path: Path
-) -> None:
-    compared, gap = compare_with_deleted_rows(explorer, read, sim_data, tmp_path / "alone", wanted=12)
-    assert compared == 12
-    assert gap < 1e-4
-
-
-@pytest.mark.slow
-def test_two_hundred_removals(explorer: Explorer, read: ReadPage, sim_data: Path, tmp_path: Path) -> None:
-    compared, gap = compare_with_deleted_rows(explorer, read, sim_data, tmp_path / "alone", wanted=200)
-    print(f"{compared} edits, largest gap {gap:.1e}")
-    assert compared == 200
+    assert compared == wanted
     assert gap < 1e-4
 
 

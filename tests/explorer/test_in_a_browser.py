@@ -1,4 +1,4 @@
-"""The explorer's page in Chromium, opened as a file: controls, keys, policy, speed, accessibility, hostile data."""
+"""The explorer's page in Chromium, opened as a file: controls, keys, policy, accessibility, hostile data."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,8 +11,7 @@ import pytest
 from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.patients import Patients
-from ehrsequencing.explorer.removals import single_removals
-from helpers.browser import a_browser, probed
+from helpers.browser import probed
 from helpers.explorer_page import read_page
 
 GRAVE = ("serious", "critical")
@@ -20,12 +19,6 @@ HOSTILE = (
     "</script><script>document.title='hit'</script>", "\"'><img src=x onerror=\"document.title='hit'\">",
     "\x1b[31mred", "\u202egnitirw", "<!--", "{{ 7 * 7 }}", "𝒳" * 90,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with a_browser() as opened:
-        yield opened
 
 
 Opener = Callable[..., Any]
@@ -49,7 +42,6 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
         shown.wait_for_selector("body[data-state=ready]", timeout=120_000)
         return shown
 
-    opener.asked = asked  # type: ignore[attr-defined]
     yield opener
     for context in contexts:
         context.close()
@@ -203,57 +195,8 @@ def test_the_script_reads_two_hundred_removals_as_they_were_computed(open_page: 
         assert np.abs(np.array(found) - removed[answer]).max() < 1e-4
 
 
-def many(explorer: Explorer, people: int) -> Explorer:
-    """The same explorer with its patients repeated."""
-    patients = explorer.gathered.patients.take(np.arange(people) % len(explorer.gathered.patients))
-    gathered = replace(explorer.gathered, patients=patients, in_all=people)
-    removals = single_removals(patients, explorer.shown, latest_only=True)
-    rng = np.random.default_rng(0)
-    shape = removals.answers, patients.risk.shape[1], len(explorer.run.task.horizons)
-    removed = rng.random(shape, dtype=np.float32) ** 3
-    return replace(explorer, gathered=gathered, removals=removals, removed=removed, latest_only=True)
-
-
-class Clock:
-    """CPU time of the page's main thread, which a busy machine does not change much."""
-
-    def __init__(self, shown: Any) -> None:
-        self.session = shown.context.new_cdp_session(shown)
-        self.session.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    def now_ms(self) -> float:
-        found = self.session.send("Performance.getMetrics")["metrics"]
-        return 1000 * next(one["value"] for one in found if one["name"] == "TaskDuration")
-
-    def of(self, act: Callable[[], Any]) -> float:
-        before = self.now_ms()
-        act()
-        return self.now_ms() - before
-
-
 @pytest.mark.slow
-def test_ten_thousand_patients_are_fast(open_page: Opener, explorer: Explorer) -> None:
-    shown = open_page(page(many(explorer, 10_000)))
-    clock = Clock(shown)
-    loaded = clock.of(lambda: (shown.reload(), shown.wait_for_selector("body[data-state=ready]", timeout=120_000)))
-    open_page.asked.pop()  # type: ignore[attr-defined]
-    click = "(k) => { document.querySelectorAll('#rows .row')[k].click(); document.body.offsetHeight; }"
-    choose = "(k) => { const s = document.getElementById('horizon'); s.value = k % 4;"
-    choose += " s.dispatchEvent(new Event('change')); document.body.offsetHeight; }"
-    strike = "() => { document.querySelector('#targets .strike').click(); document.body.offsetHeight; }"
-    took = {
-        name: [clock.of(lambda script=script, k=k: shown.evaluate(script, k)) for k in range(1, 10)]
-        for name, script in {"select": click, "horizon": choose, "strike": strike}.items()
-    }
-    told = ", ".join(f"{name} {np.median(times):.0f} (at most {max(times):.0f})" for name, times in took.items())
-    print(f"CPU ms: loaded {loaded:.0f}, {told}")
-    assert loaded < 1000
-    assert max(np.median(times) for times in took.values()) < 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 800, 390])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True), (390, True)])
 def test_the_page_fits_and_axe_finds_nothing_serious(
     browser: Any, tmp_path: Path, explorer_page: str, width: int, dark: bool
 ) -> None:
@@ -315,10 +258,8 @@ def test_a_very_long_and_an_empty_record_are_shown(open_page: Opener, explorer: 
     gathered = replace(explorer.gathered, patients=patients)
     with probed():
         shown = open_page(page(replace(explorer, gathered=gathered, removals=None, removed=None)))
-    took = Clock(shown).of(lambda: shown.evaluate(f"probe.selectPatient({len(patients) - 2})"))
-    print(f"52,000 visits: {took:.0f} ms of CPU")
+    shown.evaluate(f"probe.selectPatient({len(patients) - 2})")
     assert "visit" in text_of(shown, "#time-words")
-    assert took < 2000
     shown.click("[data-kind=visits]")
     assert shown.locator("#targets tr").count() <= 60
     shown.evaluate(f"probe.selectPatient({len(patients) - 1})")

@@ -20,7 +20,7 @@ import pytest
 
 from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.outputs import HISTORY
+from ehrsequencing.core.outputs import HISTORY, MANIFEST
 from ehrsequencing.core.signals import Stopped, noted_signals
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
@@ -44,8 +44,9 @@ def judge(found: list[dict[str, Any]]) -> None:
     assert all(one["faults"] for one in found)
 
 
-def test_a_kill(faults: Faults) -> None:
-    judge(faults("train=kill:1"))
+@pytest.mark.parametrize("asked", ["prepare=kill:2", pytest.param("train=kill:1", marks=pytest.mark.slow)])
+def test_a_kill(faults: Faults, asked: str) -> None:
+    judge(faults(asked))
 
 
 @pytest.mark.faults
@@ -73,22 +74,28 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 def test_no_file_can_be_changed_in_silence(
     request: pytest.FixtureRequest, tmp_path: Path, opened: Callable[[Path], object]
 ) -> None:
-    """A flipped bit near the start, in the middle and at the end; three bytes less, half the file, nothing."""
+    """A flipped bit and a cut file; of the manifest, which nothing else vouches for, at more places."""
     source = request.getfixturevalue("sim_run" if opened is Run else "sim_prepared")
     folder = Path(shutil.copytree(source, tmp_path / "copy"))
     # prediction does not need the history, and it may be edited
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != HISTORY]
     assert len(files) > 5
-    for path in files:
+    for number, path in enumerate(files):
         content = path.read_bytes()
-        places = sorted({min(9, len(content) - 1), len(content) // 2, max(len(content) - 3, 0)})
-        flipped = [content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :] for at in places]
-        for spoilt in (*flipped, content[:-3], content[: len(content) // 2], b""):
+        length = len(content)
+        cuts = [content[:-3], content[: length // 2], b""]
+        flips = [flipped(content, at) for at in (min(9, length - 1), length // 2, max(length - 3, 0))]
+        every = path.name == MANIFEST
+        for spoilt in (*flips, *cuts) if every else (flips[number % 3], cuts[number % 3]):
             path.write_bytes(spoilt)
             with suppress(EhrseqError):  # refused, or, where prediction does not need it, listed
                 assert path.name in getattr(opened(folder), "altered", ()), path
         path.write_bytes(content)
     opened(folder)
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
 
 
 # ---- signals ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import gzip
 import json
 import shutil
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,11 +73,9 @@ def test_a_link_out_of_a_model_folder_is_refused(sim_run: Path, tmp_path: Path) 
 
 
 def test_no_pattern_takes_long() -> None:
-    """Python's own engine needs years for the first one."""
-    started = time.process_time()
+    """Python's own engine needs years for the first one: this test would not end."""
     for pattern in ("re:(a+)+$", "re:(a|aa)+$", "re:(.*a){20}$", "re:([a-z]+)*[0-9]"):
         assert not CodeMatcher([pattern])("a" * 60 + "!")
-    assert time.process_time() - started < 5
     for pattern in ("re:(", r"re:(a)\1", "re:(?=a)b", "re:(a{1000}){1000}"):
         with pytest.raises(EhrseqError, match="is not a regular expression"):
             CodeMatcher([pattern])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ehrsequencing.reporting.report import ANSWER, DETAILS, render
-from helpers.browser import a_browser
 from helpers.metrics_json import ORACLE, WIDE, complete, example
 
 INCH = 96  # pixels
@@ -52,71 +51,75 @@ MEASURE = """(width) => {
   };
 }"""
 RIGHT = {"past": [], "over": [], "cut": [], "flat": 0, "open": 0}
-KINDS = {"plain": example(), "everything, two causes": complete(**WIDE), "a simulation": complete(oracle=ORACLE)}
+KINDS = {"everything, two causes": complete(**WIDE), "a simulation": complete(oracle=ORACLE)}
+SCREENS = (390, 1400)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with a_browser() as opened:
+@pytest.fixture
+def complaints() -> list[str]:
+    """What the page complains of in the console."""
+    return []
+
+
+@pytest.fixture
+def tab(browser: Any, complaints: list[str]) -> Iterator[Any]:
+    with browser.new_context() as context:
+        opened = context.new_page()
+        opened.on("console", lambda message: complaints.append(message.text))
         yield opened
 
 
-def laid_out(browser: Any, page: str, folder: Path, *, width: float, media: str = "screen") -> dict[str, Any]:
-    """What is wrong with a page of a width; it must ask for nothing and complain of nothing."""
-    path, complaints = folder / "page.html", []
+def show(tab: Any, page: str, folder: Path) -> None:
+    path = folder / "page.html"
     path.write_text(page, encoding="utf-8")
-    context = browser.new_context(viewport={"width": int(width), "height": 900})
-    shown = context.new_page()
-    shown.on("console", lambda message: complaints.append(message.text))
-    shown.emulate_media(media=media)
-    shown.goto(path.as_uri())
-    found: dict[str, Any] = shown.evaluate(MEASURE, int(width))
-    context.close()
-    assert complaints == []
+    tab.goto(path.as_uri())
+
+
+def laid_out(tab: Any, width: int) -> dict[str, Any]:
+    """What is wrong with the page that is shown, at a width."""
+    tab.set_viewport_size({"width": width, "height": 900})
+    found: dict[str, Any] = tab.evaluate(MEASURE, width)
     return found
 
 
 @pytest.mark.parametrize("file", [ANSWER, DETAILS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_report_fits_the_screen(browser: Any, tmp_path: Path, kind: str, file: str) -> None:
-    page = render(KINDS[kind], file)
-    for width in (390, 1400):
-        found = laid_out(browser, page, tmp_path, width=width)
+def test_the_report_fits_the_screen_and_asks_for_nothing(
+    tab: Any, complaints: list[str], tmp_path: Path, kind: str, file: str
+) -> None:
+    show(tab, render(KINDS[kind], file), tmp_path)
+    for width in SCREENS:
+        found = laid_out(tab, width)
         assert found | RIGHT == found
         assert found["wide"] <= width
         assert found["text"] >= 10
+    assert complaints == []
 
 
-@pytest.mark.parametrize("paper", PAPER)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "paper"), list(zip(KINDS, PAPER, strict=True)))
 def test_nothing_overlaps_on_paper_and_the_answer_begins_on_the_first_page(
-    browser: Any, tmp_path: Path, kind: str, paper: str
+    tab: Any, tmp_path: Path, kind: str, paper: str
 ) -> None:
-    page = render(KINDS[kind], ANSWER)
-    found = laid_out(browser, page, tmp_path, width=INCH * (PAPER[paper] - MARGIN), media="print")
+    show(tab, render(KINDS[kind], ANSWER), tmp_path)
+    tab.emulate_media(media="print")
+    found = laid_out(tab, int(INCH * (PAPER[paper] - MARGIN)))
     assert found | RIGHT == found
-    pages = printed(browser, page, tmp_path, paper)
+    pages = pieces_of_text(tab.pdf(format=paper, prefer_css_page_size=False))
     assert len(pages) <= 8
     assert pages[0] > 0.3 * max(pages)
     assert pages[-1] > 0.02 * max(pages)
 
 
-def printed(browser: Any, page: str, folder: Path, paper: str) -> list[int]:
-    """How many pieces of text each page of the PDF has."""
-    path = folder / "page.html"
-    path.write_text(page, encoding="utf-8")
-    shown = browser.new_page()
-    shown.goto(path.as_uri())
-    pdf = shown.pdf(format=paper, prefer_css_page_size=False)
-    shown.close()
+def pieces_of_text(pdf: bytes) -> list[int]:
+    """How many pieces of text each page of a PDF has."""
     objects = dict(re.findall(rb"(?ms)^(\d+) 0 obj\n(.*?)\nendobj", pdf))
-    pages = [one for one in objects.values() if re.search(rb"/Type /Page\b", one)]
     found = []
-    for one in pages:
-        number = re.search(rb"/Contents (\d+) 0 R", one)
-        assert number is not None
-        stream = objects[number[1]].partition(b"stream\n")[2].rpartition(b"\nendstream")[0]
-        found.append(len(re.findall(rb"T[jJ]\b", zlib.decompress(stream))))
+    for page in objects.values():
+        if re.search(rb"/Type /Page\b", page):
+            number = re.search(rb"/Contents (\d+) 0 R", page)
+            assert number is not None
+            stream = objects[number[1]].partition(b"stream\n")[2].rpartition(b"\nendstream")[0]
+            found.append(len(re.findall(rb"T[jJ]\b", zlib.decompress(stream))))
     return found
 
 
@@ -129,16 +132,13 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_broken_page_is_seen(browser: Any, tmp_path: Path, mutant: str) -> None:
-    before, after = MUTANTS[mutant]
-    page = render(complete(**WIDE), ANSWER)
-    assert before in page
-    found = laid_out(browser, page.replace(before, after, 1), tmp_path, width=390)
-    assert found | RIGHT != found or found["wide"] > 390 or found["text"] < 10
-
-
-def test_a_script_and_a_picture_from_elsewhere_are_refused(browser: Any, tmp_path: Path) -> None:
-    for more in ("<script>1</script>", "<img src='picture.png' alt=''>"):
-        with pytest.raises(AssertionError):
-            laid_out(browser, render(example(), ANSWER).replace("</main>", more), tmp_path, width=390)
+def test_a_broken_page_is_seen(tab: Any, complaints: list[str], tmp_path: Path) -> None:
+    page = render(example(), ANSWER)
+    for mutant, (before, after) in MUTANTS.items():
+        show(tab, page.replace(before, after, 1), tmp_path)
+        found = laid_out(tab, SCREENS[0])
+        assert found | RIGHT != found or found["wide"] > SCREENS[0] or found["text"] < 10, mutant
+    for foreign in ("<script>1</script>", "<img src='picture.png' alt=''>"):
+        complaints.clear()
+        show(tab, page.replace("</main>", foreign), tmp_path)
+        assert complaints, foreign

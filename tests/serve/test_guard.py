@@ -52,48 +52,29 @@ def is_problem(reply: Reply, status: int) -> bool:
 # ---- who may ask -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost", 200),
-        ("LOCALHOST:1", 200),
-        ("127.0.0.1:80", 200),
-        ("[::1]:80", 200),
-        ("evil.example", 400),
-        ("127.0.0.1.evil.example", 400),
-        ("localhost.evil.example:80", 400),
-        ("", 400),
-        ("[::2]", 400),
-        ("[", 400),
-    ],
-)
-def test_only_own_host_names_are_answered(client: Client, host: str, status: int) -> None:
-    assert client.ask("GET", "/health", headers={"Host": host}).status == status
+def test_only_own_host_names_are_answered(client: Client) -> None:
+    hosts = {
+        200: ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80"),
+        400: ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::2]", "["),
+    }
+    for status, names in hosts.items():
+        for host in names:
+            assert client.ask("GET", "/health", headers={"Host": host}).status == status, host
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Origin": "http://localhost:8000"}, 200),
-        ({"Origin": "https://127.0.0.1"}, 200),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "http://localhost/evil"}, 403),
-        ({"Origin": "localhost"}, 403),
-        ({"Origin": "file://localhost"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "none"}, 200),
-    ],
-)
-def test_pages_of_other_sites_are_refused(client: Client, headers: dict[str, str], status: int) -> None:
-    reply = client.ask("GET", "/health", headers=headers)
-    assert reply.status == status
-    assert not [name for name in reply.headers if name.startswith("access-control")]
+def test_pages_of_other_sites_are_refused(client: Client) -> None:
+    origins = {
+        200: ("http://localhost:8000", "https://127.0.0.1"),
+        403: ("null", "http://evil.example", "http://localhost/evil", "localhost", "file://localhost"),
+    }
+    asked = [(status, {"Origin": origin}) for status, known in origins.items() for origin in known]
+    for status, headers in [*asked, (403, {"Sec-Fetch-Site": "cross-site"}), (200, {"Sec-Fetch-Site": "none"})]:
+        reply = client.ask("GET", "/health", headers=headers)
+        assert reply.status == status, headers
+        assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-NAMES = st.sampled_from(
-    ["127.0.0.1", "localhost", "[::1]", "evil", ".", ":", "80", "[", "]", "@", "/", "local", "host", ""]
-)
+NAMES = st.sampled_from(["127.0.0.1", "localhost", "[::1]", "evil", *".:[]@/", "80", "local", "host", ""])
 
 
 @given(st.lists(NAMES, max_size=4).map("".join))
@@ -249,8 +230,7 @@ BAD: list[Any] = [
     b'{"rows": [{"code": "\\ud800' + PRIVATE.encode() + b'"}]}',
     {
         "rows": [
-            ROW | {"code": "MEDS_BIRTH"},
-            ROW | {"code": "MEDS_BIRTH", "time": "1999-01-01"},
+            *(ROW | {"code": "MEDS_BIRTH", "time": day} for day in ("2020-01-01", "1999-01-01")),
             ROW | {"code": PRIVATE},
         ]
     },

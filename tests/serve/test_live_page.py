@@ -14,7 +14,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve.page import LivePage, live_page
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.security import Access
-from helpers.browser import a_browser, probed
+from helpers.browser import probed
 from helpers.serve import Client, running
 
 TOKEN = "correct horse battery staple"
@@ -78,12 +78,12 @@ def test_edits_of_what_is_not_there_are_problems(page_client: Client, body: dict
 # ---- slow: the page in a browser -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def shown(sim_run: Path, sim_data: Path) -> Iterator[tuple[Any, LivePage]]:
+@pytest.fixture
+def shown(browser: Any, sim_run: Path, sim_data: Path) -> Iterator[tuple[Any, LivePage]]:
     """The page in Chromium, from a running server without a token; it may ask nobody else, and complain of nothing."""
     with probed():
         live = live_page(NewRecords(Run(sim_run), sim_data), what_if=False)
-    with running(Predictor(live.explorer.run), Access(), live) as client, a_browser() as browser:
+    with running(Predictor(live.explorer.run), Access(), live) as client:
         opened, asked, complaints = browser.new_page(), list[str](), list[str]()
         opened.on("request", lambda request: asked.append(request.url))
         opened.on("console", lambda message: complaints.append(message.text))
@@ -94,21 +94,6 @@ def shown(sim_run: Path, sim_data: Path) -> Iterator[tuple[Any, LivePage]]:
         yield opened, live
         assert {url.removeprefix(home) for url in asked} <= {"", "edit", "favicon.ico"}
         assert [text for text in complaints if "favicon" not in text] == []
-
-
-@pytest.mark.slow
-def test_a_person_strikes_two_codes_and_a_visit(shown: tuple[Any, LivePage]) -> None:
-    opened, _ = shown
-    opened.evaluate("probe.selectPatient(probe.data.visit_offsets.findIndex((v, k, all) => all[k + 1] - v > 2))")
-    told = []
-    for kind, row in (("codes", 0), ("codes", 1), ("visits", 0)):
-        opened.click(f"[data-kind={kind}]")
-        opened.click(f"#targets .strike >> nth={row}")
-        opened.wait_for_selector("#edit:has-text('instead of')")
-        told.append(opened.inner_text("#edit"))
-    assert len(set(told)) == 3
-    assert opened.locator("#edit s").inner_text().count(",") >= 2
-    assert opened.locator("#trajectory .edit-mark, #timeline .edit-mark").count() > 0
 
 
 @pytest.mark.slow

@@ -69,23 +69,28 @@ def main() -> None:
     """Run all faults that the command line asks for."""
     folder, seed = Path(sys.argv[1]).resolve(), int(sys.argv[2])
     shim: Any = ctypes.CDLL(os.environ["LD_PRELOAD"])
-    _import_everything()
+    asked = [re.fullmatch(r"(.+)=(.+):(\d+)", word).groups() for word in sys.argv[3:]]  # type: ignore[union-attr]
+    _import_for({name for name, _, _ in asked})
     found, commands = [], {}
-    for word in sys.argv[3:]:
-        name, kind, count = re.fullmatch(r"(.+)=(.+):(\d+)", word).groups()  # type: ignore[union-attr]
+    for name, kind, count in asked:
         if name not in commands:
             commands[name] = Tried(shim, COMMANDS[name], folder)
         found.append({"command": name, "kind": kind, **commands[name].faults(kind, int(count), random.Random(seed))})
     print(json.dumps(found))
 
 
-def _import_everything() -> None:
+def _import_for(names: set[str]) -> None:
     """What commands import when they run, and the report's templates, so that every fork has them."""
+    import ehrsequencing.cli.app
+    import ehrsequencing.records.prepare
+
+    if names <= {"prepare"}:
+        return
     import ibis.backends.duckdb  # noqa: F401
+    import torch
 
     import ehrsequencing.api.evaluate
     import ehrsequencing.audit.audit
-    import ehrsequencing.cli.app
     import ehrsequencing.evaluation.external
     import ehrsequencing.evaluation.repeated_splits
     import ehrsequencing.explorer
@@ -95,6 +100,7 @@ def _import_everything() -> None:
     import ehrsequencing.training.pretraining.pretrain  # noqa: F401
     from ehrsequencing.reporting import report
 
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports half of torch
     for name in report.environment().list_templates():
         report.environment().get_template(name)
 
@@ -173,9 +179,8 @@ def _be_the_command(shim: Any, words: list[object], out: Path, log: Path, at: in
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    import torch
-
-    torch.set_num_threads(1)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     sys.argv = ["ehrseq", *map(str, words)]
     error, lasting = KINDS[kind]
     shim.arm(os.fsencode(out), ctypes.c_long(at), error, lasting)
