@@ -80,33 +80,27 @@ def test_cohorts_are_those_of_plain_loops(prepared: Prepared, real_data: Path) -
         assert row.duration_days == pytest.approx(duration, abs=1e-9)
 
 
-def test_mimic_asks_nobody_after_the_discharge_as_died(real_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prepared", ["mimic4_demo"], indirect=True)
+def test_mimic_asks_nobody_after_the_discharge_as_died(prepared: Prepared) -> None:
     """It is stamped up to a day before the death, which has a date alone: whoever sees it knows the outcome."""
-    prepare(
-        real_data / "mimic4_demo_meds", tmp_path / "set", study=load_study(None, []),
-        tasks=[load_task(TASKS / "mimic4_demo.yaml")],
-    )  # fmt: skip
-    store = Prepared(tmp_path / "set")
-    died = store.vocabulary.index["HOSPITAL_DISCHARGE//DIED"]
+    died = prepared.vocabulary.index["HOSPITAL_DISCHARGE//DIED"]
     for split in AUDITED:
-        records = store.records("mimic4_demo", split)
+        records = prepared.records("mimic4_demo", split)
         first, seen = records.first_visit, records.rows.visits_before
         has_it = np.r_[0, np.cumsum(records.timelines.codes == died)][records.timelines.visit_offsets]
         assert not np.any(has_it[first + seen] > has_it[first])
 
 
-def test_icu_patients_are_asked_once_at_the_index(real_data: Path, tmp_path: Path) -> None:
-    task = load_task(TASKS / "physionet2012.yaml")
-    study = load_study(None, ["visits.by=window", "visits.window=1h"])
-    prepare(real_data / "physionet2012_meds", tmp_path / "set", study=study, tasks=[task])
-    cohort = pq.read_table(tmp_path / "set" / "tasks" / task.name / "cohort.parquet")
+@pytest.mark.parametrize("prepared", ["physionet2012"], indirect=True)
+def test_icu_patients_are_asked_once_at_the_index(prepared: Prepared) -> None:
+    cohort = pq.read_table(prepared.folder / "tasks" / prepared.only_task() / "cohort.parquet")
     assert set(cohort["kind"].to_pylist()) == {"query"}
     assert len(set(cohort["subject_id"].to_pylist())) == len(cohort)
 
 
 @pytest.mark.parametrize(
     "prepared",
-    ["pbc2", "mimic4_demo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nafld", "physionet2012"))],
+    ["pbc2", *(pytest.param(name, marks=pytest.mark.slow) for name in COUNTS if name != "pbc2")],
     indirect=True,
 )
 def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def run_script(name: str) -> dict[str, object]:
     return runpy.run_path(str(path), run_name="__main__")
 
 
+@pytest.mark.slow
 def test_the_analyst_gets_a_report_a_list_and_a_picture(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,9 +118,7 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder / "data", load_task(folder / "data" / "task.yaml").model_dump(mode="json")
 
 
-@pytest.mark.parametrize(
-    "number", [0, 1, 13, *(pytest.param(number, marks=pytest.mark.slow) for number in range(2, 22) if number != 13)]
-)
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=pytest.mark.slow) for number in range(2, 22))])
 def test_no_false_alarm_on_clean_cohorts(number: int, tmp_path: Path) -> None:
     """Half hospitals, half simulations; every way to cut visits, read values, ask, and model."""
     settings, model, changes = drawn(number)
@@ -195,12 +193,9 @@ def test_index_times_from_a_file_are_cut_with_the_records(tmp_path: Path) -> Non
     assert found["prefix_equality"] == found["labels_in_records"] == "passed"
 
 
-@pytest.mark.parametrize("settings", [("model.dim=128", "model.layers=4"), ("model.architecture=flat",)])
-def test_rounding_moves_a_prediction_by_far_less_than_a_leak(
-    settings: tuple[str, ...], honest: Path, tmp_path: Path
-) -> None:
+def test_rounding_moves_a_prediction_by_far_less_than_a_leak(honest: Path, tmp_path: Path) -> None:
     """In float64 the company in a batch changes a logit by less than a millionth of the bound."""
-    run = Run(assemble(honest, tmp_path / "run", *settings))
+    run = Run(assemble(honest, tmp_path / "run", "model.dim=128", "model.layers=4"))
     data = AuditData(run, Prepared(honest), split="held_out", subjects=20, seed=0)
     together = answers(data, data.asked)
     alone = [answers(data, data.asked.take(np.array([k]))) for k in range(20)]
@@ -257,7 +252,7 @@ def test_same_seed_same_audit(run: Path) -> None:
     def without_clock(result: dict[str, Any]) -> list[dict[str, Any]]:
         return [{key: value for key, value in check.items() if key != "seconds"} for check in result["checks"]]
 
-    first, again, other = (audit(run, subjects=10, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (audit(run, subjects=5, seed=seed) for seed in (0, 0, 1))
     assert without_clock(first) == without_clock(again)
     assert without_clock(first) != without_clock(other)
     assert all(check["tested"] for check in first["checks"])

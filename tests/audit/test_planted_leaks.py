@@ -183,7 +183,16 @@ def death_flag_in_the_records(honest: Path, tmp: Path, patch: pytest.MonkeyPatch
     return assemble(make_set(tmp, rows), tmp / "run")
 
 
-@pytest.mark.parametrize("name", PLANTED)
+# Near-copies, one of which `make test` plants too: another place of the same leak, found by the same check.
+LATER = {
+    "flat_bidirectional", "values_standardised_by_the_whole_record", "bins_of_everyone", "target_encoded_number",
+    "recalibration_on_training_told_as_tuning", "outcome_rolled_up_and_kept_as_input", "visits_seen_from_their_start",
+    "summaries_that_look_ahead", "static_code_made_from_the_outcome", "asked_at_the_instant_of_the_outcome",
+    "people_in_two_splits", "queries_visible", "scales_of_everyone",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LATER else ()) for n in PLANTED])
 def test_planted_leak_is_found_by_the_right_check(
     name: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +221,7 @@ def test_a_run_holds_no_code_of_a_few_people(tmp_path: Path) -> None:
     assert not [path.name for path in files if b"CANARY" in path.read_bytes()]
 
 
-@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
+@pytest.mark.parametrize("architecture", ["hierarchical", pytest.param("flat", marks=pytest.mark.slow)])
 def test_the_honest_hospital_passes_every_check(architecture: str, honest: Path, tmp_path: Path) -> None:
     run = assemble(honest, tmp_path / "run", f"model.architecture={architecture}")
     assert set(verdicts(run).values()) == {"passed"}

@@ -85,33 +85,6 @@ def test_wrong_settings_and_wrong_folders_are_named(data: Path, task: Path, tmp_
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.slow
-def test_from_records_to_a_report(sim_data: Path, tmp_path: Path) -> None:
-    """The whole way from the shell, on simulated data."""
-    prepared, run = tmp_path / "a" / "prepared", tmp_path / "b" / "run"
-    done = ehrseq("check", sim_data, "--task", sim_data / "task.yaml")
-    assert done.exit_code == 0, done.stderr
-    assert "prediction times" in done.stdout
-    done = ehrseq("prepare", sim_data, "--task", sim_data / "task.yaml", "--out", prepared)
-    assert done.exit_code == 0, done.output
-    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1")
-    done = ehrseq("train", prepared, "--task", "simulated", "--out", run, *tiny)
-    assert done.exit_code == 0, done.stderr
-    done = ehrseq("evaluate", run, "evaluation.bootstrap=20", "evaluation.explained_subjects=20")
-    assert done.exit_code == 0, done.stderr
-    assert "report.html" in done.stdout
-    metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["models"][0] == "ehrsequencing"
-    assert len(metrics["models"]) == 6  # four baselines, and the truth
-    assert metrics["oracle"]["nll_oracle"] < metrics["oracle"]["nll_model"]
-    assert (run / "report.html").stat().st_size > 10_000
-    out = tmp_path / "c" / "p.parquet"
-    done = ehrseq("predict", run, sim_data, "--out", out, "--at", "last", "--horizons", "90d,2y")
-    assert done.exit_code == 0, done.stderr
-    assert "of the rows have a code that the run does not know" in done.stderr
-    assert pq.read_table(out).num_rows > 0
-
-
 def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Path) -> None:
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "evaluation.bootstrap=0")
     few = ("evaluation.baselines=none", "evaluation.explained_subjects=0")

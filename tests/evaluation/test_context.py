@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,26 +131,6 @@ def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepa
 # ---- whom a run is judged on ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_other_data_is_judged_as_the_split_is(run: Run, prepared: Prepared) -> None:
-    """The held-out subjects, brought in from outside, get the same numbers; nothing asks for the prepared set."""
-    inside = Population.of_split(prepared, run.task, "held_out")
-    outside = replace(
-        inside, split="external", attrition={**inside.attrition, "splits": {"external": inside.counts}}, source=None
-    )
-    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
-    own = Evaluation(run, replace(inside, source=None), prepared=prepared, settings=settings).result()
-    foreign = Evaluation(run, outside, prepared=None, settings=settings).result()
-    for name in ("metrics", "decision", "smooth_calibration", "subgroups", "censoring", "follow_up", "attrition"):
-        assert foreign[name] == own[name]
-    assert foreign["events"] == {"external": own["events"]["held_out"]}
-    assert foreign["inputs"] == {"by_split": {"external": own["inputs"]["by_split"]["held_out"]}}
-    beside = Evaluation(run, outside, prepared=prepared, settings=settings).result()
-    assert set(beside["events"]) == {"train", "tuning", "external"}
-    assert set(beside["checks"]["split_overlap"]["hash"]) == {"train", "tuning", "held_out", "external"}
-    assert beside["checks"]["split_overlap"]["shared_subjects"] == own["inputs"]["by_split"]["held_out"]["subjects"]
-
-
 def test_a_split_that_is_none_and_training_subjects_that_are_gone(run: Run, prepared: Prepared) -> None:
     with pytest.raises(EhrseqError, match="no split"):
         Population.of_split(prepared, run.task, "validation")
@@ -180,27 +159,6 @@ def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: 
         value = found[OURS, landmark, run.task.causes[0], horizon, "brier"]
         assert value == pytest.approx(table["brier"][0, h], rel=1e-5)
         assert value != pytest.approx(own["brier"][0, h], rel=1e-5)  # the mutant that ignores the wish
-
-
-@pytest.mark.slow
-def test_cox_censoring_goes_through(run: Run, prepared: Prepared) -> None:
-    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=3, censoring="cox")
-    judged = Population.of_split(prepared, run.task, "held_out")
-    result = Evaluation(run, judged, prepared=prepared, settings=settings).result()
-    plain = Evaluation(run, judged, prepared=prepared, settings=PLAIN).result()
-    assert result["censoring"]["model"] == "cox"
-    assert plain["censoring"]["model"] == "kaplan-meier"
-    values = [
-        {(m["landmark_days"], m["horizon_days"]): m["value"] for m in r["metrics"]
-         if (m["model"], m["cause"], m["metric"]) == (OURS, run.task.causes[0], "brier")}
-        for r in (result, plain)
-    ]  # fmt: skip
-    assert values[0].keys() == values[1].keys()
-    assert values[0] != values[1]
-    known = {place: value for place, value in values[0].items() if None not in (value, values[1][place])}
-    assert known
-    for place, value in known.items():
-        assert value == pytest.approx(values[1][place], rel=0.2)
 
 
 # ---- blanking -------------------------------------------------------------------------------------------------------

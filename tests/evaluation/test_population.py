@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.config import EvaluationConfig, load_task
+from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.external import validate
-from ehrsequencing.evaluation.population import DRAWN, Population, drawn_subjects
-from ehrsequencing.evaluation.score import score
-from ehrsequencing.prediction.predict import predict
+from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -95,22 +92,3 @@ def test_it_is_the_evaluation_of_these_people_alone(sim_run: Path, drawn: dict[s
     other = replace(alone, records=whole.records.take(np.arange(60)))  # a mutant: the first 60
     found = Evaluation(run, other, prepared=store, settings=settings).result()
     assert found["metrics"] != drawn["metrics"]
-
-
-@pytest.mark.slow
-def test_other_data_and_files_draw_too(sim_run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
-    external, _ = validate(sim_run, sim_data, out=tmp_path / "external", settings=SETTINGS)
-    assert external["data"]["subjects"]["external"] == 60
-    assert external["attrition"][-1]["step"] != DRAWN  # the flow of everybody stays that of everybody
-    predict(sim_run, sim_data, tmp_path / "ours.parquet")
-    study = Prepared(sim_prepared).study.model_copy(update={"evaluation": SETTINGS})
-    given = {"study": study, "prepared": sim_prepared, "split": "train"}
-    task = load_task(sim_data / "task.yaml").model_copy(update={"landmarks": (0.0, 365.25)})
-    scored, _ = score(tmp_path / "ours.parquet", sim_data, task, out=tmp_path / "score", **given)
-    ours = evaluate(sim_run, split="train", settings=SETTINGS)
-
-    def c(result: dict[str, Any]) -> dict[Any, float]:
-        rows = [row for row in result["metrics"] if row["metric"] == "c" and row["model"] != "true hazards"]
-        return {(row["landmark_days"], row["cause"], row["horizon_days"]): row["value"] for row in rows}
-
-    assert c(scored) == pytest.approx(c(ours), abs=1e-6, nan_ok=True)

@@ -24,7 +24,7 @@ def runs(sim_run: Path, sim_prepared: Path, tmp_path_factory: pytest.TempPathFac
     }
     with quick_parts():
         for name, settings in kinds.items():
-            study = load_study(None, (*TINY, "training.epochs=1", *settings))
+            study = load_study(None, (*TINY, "training.epochs=1", "training.min_steps=2", *settings))
             trainer_of(store, "simulated", folder / name, study=study).fit()
     return {"network": Run(sim_run), **{name: Run(folder / name) for name in kinds}}
 

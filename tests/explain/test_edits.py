@@ -152,7 +152,7 @@ def test_a_visit_without_codes_keeps_its_prediction_time(runs: dict[str, Run], p
     record = next(record for record in people if record.n_visits > 3)
     everything = Edit(visits=range(record.n_visits))
     found = edited_risks(runs["network"], record, [everything, Edit()])
-    assert found.shape == (2, len(record.prediction_us), 2, 4)
+    assert found.shape == (2, len(record.prediction_us), 2, len(runs["network"].task.horizons))
     assert np.isfinite(found).all()
 
 

@@ -65,7 +65,7 @@ def test_four_rows_of_a_subject_are_not_four_subjects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_cohorts", "n"), [(60, 150), pytest.param(500, 300, marks=pytest.mark.slow)], ids=["fast", "thorough"]
+    ("n_cohorts", "n"), [(40, 150), pytest.param(500, 300, marks=pytest.mark.slow)], ids=["fast", "thorough"]
 )
 def test_intervals_cover(n_cohorts: int, n: int) -> None:
     """95 % intervals of C, Brier and O/E hold the value of a very large uncensored cohort about 95 times in 100."""

@@ -20,6 +20,7 @@ from ehrsequencing.metrics.calibration import (
 )
 from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.metrics.outcomes import ScoredRows
+from helpers.settings import examples
 from reference import metrics_bruteforce as twin
 from reference.metrics_bruteforce import random_sample
 
@@ -114,7 +115,7 @@ def test_ks_of_two_levels() -> None:
 
 def test_ks_equals_the_twin() -> None:
     n_defined = 0
-    for seed in range(200):
+    for seed in range(examples(400)):
         sample = random_sample(seed)
         fast = ks_calibration(ScoredRows.of(sample.duration, sample.cause, sample.risk, sample.horizons))
         duration, cause = sample.duration.tolist(), sample.cause.tolist()
@@ -123,7 +124,7 @@ def test_ks_equals_the_twin() -> None:
             slow = twin.ks_calibration(duration, cause, sample.risk[:, e, h].tolist(), e + 1, sample.horizons[h], g)
             assert fast[e, h] == pytest.approx(slow, abs=1e-10)
             n_defined += 1
-    assert n_defined > 400
+    assert n_defined > 2 * examples(400)
 
 
 def test_indices_are_inverted_quantiles() -> None:

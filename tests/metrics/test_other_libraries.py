@@ -52,7 +52,7 @@ with warnings.catch_warnings():  # importing torchsurv calls torch.jit.script, d
     from torchsurv.metrics.cindex import ConcordanceIndex
 
 SHIFT = 1 / 1024
-N_DATA_SETS = examples(200)
+N_DATA_SETS = examples(100)
 
 
 def shifted(duration: np.ndarray, cause: np.ndarray) -> np.ndarray:

@@ -59,7 +59,7 @@ def standardised_bias(n_cohorts: int, n: int, *, competing_is_censoring: bool) -
 
 
 @pytest.mark.parametrize(
-    ("n_cohorts", "n"), [(80, 300), pytest.param(800, 1000, marks=pytest.mark.slow)], ids=["fast", "thorough"]
+    ("n_cohorts", "n"), [(40, 300), pytest.param(800, 1000, marks=pytest.mark.slow)], ids=["fast", "thorough"]
 )
 def test_unbiased_within_two_standard_errors(n_cohorts: int, n: int) -> None:
     bias = standardised_bias(n_cohorts, n, competing_is_censoring=False)
@@ -67,7 +67,7 @@ def test_unbiased_within_two_standard_errors(n_cohorts: int, n: int) -> None:
 
 
 def test_competing_events_treated_as_censored_are_biased() -> None:
-    bias = standardised_bias(40, 600, competing_is_censoring=True)
+    bias = standardised_bias(20, 600, competing_is_censoring=True)
     # Who had the competing event is thought to be at risk of this one still: too many events, too large an error.
     for name in ("observed", "brier", "null_brier", "intercept", "net_benefit"):
         assert bias[name] > 5, name

@@ -41,7 +41,7 @@ TASKS: dict[str, Callable[[TaskConfig], TaskConfig]] = {
     "recurrent": lambda t: changed(t, name="recurrent", recurrent=True, blanking="10d"),
     "visit": lambda t: changed(t, name="visit", competing={}),
 }
-SETTINGS = {"visit": ("model.head=visit",), "landmarks": ("training.members=3", "training.bootstrap=true")}
+SETTINGS = {"visit": ("model.head=visit",), "landmarks": ("training.members=2", "training.bootstrap=true")}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_members_give_a_band_of_the_same_risks(
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     low, risk, high = (in_file(tmp_path / "p.parquet", judged, run.task, name) for name in ("low", "risk", "high"))
     of_members = member_risks(run, judged, *run.answers.members)
-    assert len(of_members) == 3
+    assert len(of_members) == 2
     np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
     np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
     assert np.all((low <= risk) & (risk <= high))
