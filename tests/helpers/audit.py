@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,12 @@ TASK: dict[str, Any] = {
 
 def task(**changes: Any) -> TaskConfig:
     return validated(TaskConfig, TASK | changes, where="task")
+
+
+def untrained_run(prepared: Prepared) -> Any:
+    """What reading records needs of a run, where none is trained."""
+    task = prepared.task(prepared.tasks[0])
+    return SimpleNamespace(manifest=prepared.manifest, task=task, study=prepared.study)
 
 
 def hospital_rows(*, subjects: int = 240, seed: int = 0) -> list[Row]:

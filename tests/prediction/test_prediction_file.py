@@ -83,7 +83,7 @@ def judged_risks(run: Run, judged: Population) -> Array:
     settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     column = np.searchsorted(evaluation.knots, evaluation.horizons)
-    return evaluation._risks(lambda _: None)[OURS][:, :, column]
+    return evaluation._risks([evaluation.source], lambda _: None)[OURS][:, :, column]
 
 
 def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:

@@ -19,6 +19,7 @@ from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
+from helpers.audit import untrained_run
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
@@ -177,7 +178,8 @@ def test_a_declared_end_refuses_later_rows_and_calls_none_late(tmp_path: Path) -
 def test_the_audit_reads_the_records_as_they_were_prepared(tmp_path: Path) -> None:
     data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
     prepare(data, tmp_path / "set", study=load_study(None), tasks=[TASK])
-    source = Source.read(Prepared(tmp_path / "set"), data, wanted=np.array([7]))
+    prepared = Prepared(tmp_path / "set")
+    source = Source.read(untrained_run(prepared), prepared, data, wanted=np.array([7]))
     assert source.dataset_end_us == START + 600 * DAY_US
     assert source.records[7].time_us.max() < LATE
 

@@ -15,6 +15,7 @@ from ehrsequencing.records.meds import MedsReader, fix
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from helpers.audit import untrained_run
 from helpers.cohorts import a_task
 from helpers.meds import DAY_US, Row, table, us, write_meds
 
@@ -89,7 +90,8 @@ def test_whoever_was_followed_far_longer_is_censored_at_the_data_s_end(tmp_path:
     last = days[117]
     assert [cause for _, cause in (found[118], found[119])] == [0, 0]
     assert all(last <= duration < last + 1 for duration, _ in (found[118], found[119]))
-    source = Source.read(prepared, tmp_path / "meds", wanted=np.array([4, 118]))  # as the audit counts them
+    run = untrained_run(prepared)
+    source = Source.read(run, prepared, tmp_path / "meds", wanted=np.array([4, 118]))  # as the audit counts them
     assert join([source.records[4], source.records[118]]).beyond.tolist() == [1]
 
 
