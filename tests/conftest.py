@@ -79,8 +79,8 @@ def sim_prepared(
     sim_data: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "set"
-    asked = sim_task.model_copy(update={"landmarks": (0.0, 365.25), "horizons": (90.0, 365.25)})
-    prepare(sim_data, out, study=tiny_study, tasks=[asked])
+    landmarks = sim_task.model_copy(update={"landmarks": (0.0, 365.25)})
+    prepare(sim_data, out, study=tiny_study, tasks=[landmarks])
     return out
 
 

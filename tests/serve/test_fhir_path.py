@@ -140,7 +140,7 @@ def test_the_hook_is_discovered_and_answers_with_a_card(fhir_client: Client, bun
     (card,) = fhir_client.ask("POST", HOOK, request).json["cards"]
     assert card["indicator"] == "info"
     assert len(card["summary"]) <= 140
-    risk = assessments(fhir_client.ask("POST", "/fhir", bundle).json)[1]["prediction"][0]["probabilityDecimal"]
+    risk = assessments(fhir_client.ask("POST", "/fhir", bundle).json)[3]["prediction"][0]["probabilityDecimal"]
     assert f"{risk:.2g} %" in card["summary"]
     assert "not the effect of a treatment" in card["detail"]
     missing = fhir_client.ask("POST", HOOK, request | {"prefetch": {"conditions": bundle}})
