@@ -74,17 +74,6 @@ def hospital(tmp_path: Path) -> tuple[Path, Path]:
     return data, folder
 
 
-def test_the_entry_has_what_meds_dev_reads() -> None:
-    told = model()
-    assert {"description", "links", "contacts"} == set(told["metadata"])
-    assert told["metadata"]["contacts"][0]["name"]
-    assert told["commands"]["unsupervised"] is None
-    assert set(told["commands"]["supervised"]) == {"train", "predict"}
-    for name in ("README.md", "requirements.txt", "refs.bib"):
-        assert (ENTRY / name).read_text().strip()
-    assert len(TASKS) == 9
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_each_task_file_is_a_task_with_one_horizon(name: str, tmp_path: Path) -> None:
     """`predict` needs no --horizons then, and its first cause is that of the label."""

@@ -42,9 +42,8 @@ def test_each_has_an_example_that_the_doctests_run() -> None:
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     heavy = "('torch', 'numpy', 'pandas', 'pyarrow', 'sklearn', 'scipy', 'matplotlib', 'pydantic')"
     code = (
-        "import sys, time; start = time.process_time(); import ehrsequencing as eh; dir(eh)\n"
-        f"spent = time.process_time() - start; loaded = [m for m in {heavy} if m in sys.modules]\n"
-        "assert not loaded, loaded\nassert spent < .3, spent\n"
+        "import sys, ehrsequencing as eh; dir(eh)\n"
+        f"loaded = [m for m in {heavy} if m in sys.modules]; assert not loaded, loaded\n"
         "eh.metrics.concordance; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

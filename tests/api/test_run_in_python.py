@@ -1,5 +1,7 @@
 """A run in Python: predictions equal those of the command, frames go in and out, and errors say how to go on."""
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import ehrsequencing as eh
+from ehrsequencing.api import plots
+from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import predict
+from helpers.command_line import ehrseq
 
 
 class Stream:
@@ -111,3 +117,98 @@ def test_prepare_is_cached_by_content(here: Path, tmp_path: Path) -> None:
     (other.folder / "vocabulary.json").write_text("{}")  # damaged: neither believed nor replaced
     with pytest.raises(EhrseqError, match="has changed since it was written"):
         eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)
+
+
+# ---- the same question by command, in Python, in the report and in the explorer: one number, under one name ----------
+
+
+def test_a_risk_and_what_a_code_adds_to_it(here: Path, tmp_path: Path) -> None:
+    run = eh.load("runs/hf")
+    risk = run.predict("meds/", horizons=["1y"]).set_index("subject_id")["hf_1y"]
+
+    done = ehrseq("predict", "runs/hf", "meds", "--at", "last", "--horizons", "1y", "--out", tmp_path / "p.csv")
+    assert done.exit_code == 0, done.output
+    written = pd.read_csv(tmp_path / "p.csv").query("cause == 'hf' and horizon_days == 365.25")
+    np.testing.assert_allclose(written.set_index("subject_id").risk[risk.index], risk, atol=1e-6)
+
+    explorer = run.explore("meds/", tmp_path / "e.html", patients=12)
+    patients, year = explorer.gathered.patients, int(np.searchsorted(explorer.curve_days, 365.25))
+    shown = patients.risk[patients.row_offsets[1:] - 1, 0, year]
+    np.testing.assert_allclose(shown, risk[patients.subject_id], atol=1e-6)
+
+    subject = int(patients.subject_id[0])
+    why = run.explain("meds/", subject=subject, horizon="1y", kind="code").set_index("code")["change_in_risk"]
+    asked = ("explain", "runs/hf", "meds", "--subject", subject, "--horizon", "1y", "--out", tmp_path / "why.csv")
+    told = json.loads(ehrseq(*asked, "--json").stdout)["result"]
+    assert told["question"] == "hf by 1y"
+    assert told["risk"] == pytest.approx(risk[subject], abs=1e-6)
+    table = pd.read_csv(tmp_path / "why.csv").query("kind == 'code'").set_index("code")["change_in_risk"]
+    np.testing.assert_allclose(table[why.index], why, atol=1e-6)
+
+    removals, horizon = explorer.removals, run.task.horizons.index(365.25)
+    assert removals is not None
+    own, compared = explorer.codes_of(0), 0
+    for edit in range(*removals.edit_offsets[:2]):
+        codes = own.get(int(removals.target[edit]), ())
+        if len(codes) == 1:
+            without = explorer.removed[removals.answer_offsets[edit + 1] - 1, 0, horizon]
+            assert shown[0] - without == pytest.approx(why[codes[0]], abs=2e-6)
+            compared += 1
+    assert compared > 2
+
+
+def test_how_accurate_the_run_is(here: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree("runs/hf", tmp_path / "hf"))
+    done = ehrseq("evaluate", folder)
+    assert done.exit_code == 0, done.output
+    ev = eh.load(folder).evaluation
+    main = ev.result["main"]
+    rows = ev.metrics[(ev.metrics.cause == "hf") & (ev.metrics.horizon_days == main["horizon_days"])]
+    (c,) = rows[(rows.metric == "c") & (rows.landmark == "0d")].value
+    name = METRICS["c"].name
+    assert name in ev.table2().frame.columns
+    assert ev.table2().frame[name].iloc[0].startswith(f"{c:.2f}")
+    assert f"{c:.3f}" in done.stdout
+    assert f" {name} " in done.stdout
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"{c:.2f}" in report
+    assert f"{c:.2f}" in repr(eh.load(folder))
+    assert eh.metrics.concordance(
+        *(ev.outcomes()[key] for key in ("duration_days", "cause", "hf_2y")), horizon=main["horizon_days"]
+    ) == pytest.approx(c)
+
+
+# ---- figures and tables of real people hold nothing of fewer than 11 of them -----------------------------------------
+
+
+def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) -> None:
+    """The example's result, taken for one of real people: 61 subjects, of whom few die."""
+    run = eh.load("runs/hf")
+    exact = run.evaluation
+    real = EvaluationResult({**exact.result, "data": {**exact.result["data"], "simulated": False}}, run.folder, run=run)
+    told = {str(count) for count in real.metrics.events.dropna()}
+    assert "<11" in told
+    assert not told & {str(n) for n in range(1, 11)}
+    few = real.metrics[real.metrics.events.astype(str) == "<11"]
+    assert few.value.isna().all()
+    assert [text.get_text() for text in real.plot_incidence(cause="death").texts] == ["too few events to show"]
+
+
+def test_the_figure_of_a_notebook_has_the_numbers_of_the_report(here: Path) -> None:
+    evaluation = eh.load("runs/hf").evaluation
+    row = next(row for row in evaluation.result["incidence"] if row["cause"] == "hf" and row["landmark_days"] == 0)
+    ax = evaluation.plot_incidence(cause="hf")
+    drawn = [list(line.get_ydata()) for line in ax.lines]
+    assert [group["predicted"] for group in row["groups"]] == drawn[1::2]
+    told = [text.get_text() for text in ax.texts]
+    assert all(str(count) in told for group in row["groups"] for count in group["at_risk"])
+
+
+# ---- figures where a cohort is too small to estimate what they show --------------------------------------------------
+
+
+def test_calibration_without_any_group_says_so() -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    ax = plots.calibration([], [], title="death by 2y")
+    assert plots.TOO_FEW in [text.get_text() for text in ax.texts]
+    assert ax.get_title(loc="left") == "death by 2y"

@@ -1,14 +1,18 @@
 """The command line as a user meets it: quick help, one-line errors, nothing half-written, the whole way."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.cli import demo, pretraining_demo
+from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import TASK, ehrseq, refused
 from helpers.meds import record, write_meds
 
@@ -119,3 +123,85 @@ def test_every_value_mode_goes_to_predictions(sim_data: Path, tmp_path: Path, mo
     tokens = json.loads((prepared / "vocabulary.json").read_text())["tokens"]
     assert any(t.startswith("LAB//") and t.endswith("//Q3") for t in tokens) == (mode == "bins")
     assert any(t.startswith("LAST//") for t in tokens) == (mode != "none")
+
+
+# ---- the demo: the whole way once, and nothing done twice ------------------------------------------------------------
+
+
+TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10",
+        "evaluation.explained_subjects=20")  # fmt: skip
+STAGES = ("0/5", "1/5", "2/5", "3/5", "4/5", "5/5")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: what it leaves is put there by hand."""
+
+
+def run_demo(out: Path, say: Any, seed: int = 0) -> dict[str, Any]:
+    return demo.run_demo(out, subjects=300, seed=seed, say=say)
+
+
+def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "SETTINGS", (*TINY, "evaluation.baselines=none", "training.checkpoint_seconds=0"))
+    out = tmp_path / "demo"
+
+    def killed_in(stage: str, *left: str) -> list[str]:
+        said: list[str] = []
+
+        def stop(line: str) -> None:
+            said.append(line[:3])
+            if line.startswith(stage):
+                for name in left:
+                    (out / name).parent.mkdir(parents=True)
+                    (out / name).write_text("rows of patients")
+                    (out / re.sub(r"(\.tmp-\d+)/.*", r"\1.lock", name)).touch()
+                raise Killed
+
+        with pytest.raises(Killed):
+            run_demo(out, stop)
+        return [line for line in said if line in STAGES]
+
+    assert killed_in("0/5", ".tmp-0000000000000000/data/train/0.parquet") == ["0/5"]
+    assert killed_in("2/5", ".tmp-1111111111111111/rows/0.rows") == ["0/5", "1/5", "2/5"]
+    assert killed_in("3/5", "run/checkpoints/.tmp-2222222222222222/state.json") == ["1/5", "2/5", "3/5"]
+    assert killed_in("4/5") == ["3/5", "4/5"]
+    assert killed_in("5/5") == ["4/5", "5/5"]
+    lines: list[str] = []
+    first = run_demo(out, lines.append)
+    assert [line[:3] for line in lines if line[:3] in STAGES] == ["5/5"]
+    assert lines[-1] == "Nothing can be concluded from 300 patients: take 1,000 or more."
+    large = demo.summary(first, subjects=4000)
+    (told,) = (line for line in large if line.startswith("NLL less that of the true hazards"))
+    assert f"{first['oracle']['nll_difference']:+.4f}" in told
+    assert max(map(len, lines)) <= 100
+    assert sorted(path.name for path in out.iterdir()) == ["data", "prepared", "run"]
+    assert not list(out.rglob(".tmp-*"))
+
+    written = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+    lines.clear()
+    assert run_demo(out, lines.append) == first
+    assert not any(line.startswith(STAGES) for line in lines)
+    assert written == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(EhrseqError, match="something else"):
+        run_demo(out, lines.append, seed=1)
+
+
+@pytest.mark.slow
+def test_the_demo_of_pretraining_tells_the_measured_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ("model.dim=8", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
+    monkeypatch.setattr(pretraining_demo, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
+    monkeypatch.setattr(pretraining_demo, "_TRAINING", small)
+    monkeypatch.setattr(demo, "WORLD", demo.WORLD.model_copy(update={"truth_futures": 4}))
+    lines: list[str] = []
+    given: dict[str, Any] = {"subjects": 300, "seed": 0, "pretrain": True, "say": lines.append}
+    found = demo.run_demo(tmp_path / "demo", **given)
+    scratch, pretrained = found["nll"]["from scratch"], found["nll"]["pretrained"]
+    assert found["gain"] == pytest.approx(scratch - pretrained)
+    assert found["low"] < found["gain"] < found["high"]
+    assert found["labelled"] == 75
+    assert any(f"gain {found['gain']:+.4f}" in line for line in lines)
+    assert max(map(len, lines)) <= 100
+    again = demo.run_demo(tmp_path / "demo", **given)  # nothing is trained again
+    assert again == found

@@ -29,7 +29,6 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.train import Trainer
-from helpers.evaluation import split
 from helpers.metric_table import metric_table
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
@@ -147,7 +146,7 @@ def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: 
     judged = Population.of_split(prepared, run.task, "held_out")
     rows = Evaluation(run, judged, prepared=prepared, settings=PLAIN, train_censoring=True).metric_rows()
     found = {(m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"]): m["value"] for m in rows}
-    held_out, train = split(prepared, "held_out").rows, split(prepared, "train").rows
+    held_out, train = prepared.records("simulated", "held_out").rows, prepared.records("simulated", "train").rows
     risk = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons).astype(float)
     landmark = run.task.landmarks[1]
     here, there = held_out.at_landmark(landmark), train.at_landmark(landmark)

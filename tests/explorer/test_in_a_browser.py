@@ -10,7 +10,6 @@ import pytest
 
 from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.explorer.page import page
-from ehrsequencing.explorer.patients import Patients
 from helpers.browser import probed
 from helpers.explorer_page import read_page
 
@@ -231,37 +230,3 @@ def test_hostile_names_are_only_text(open_page: Opener, explorer: Explorer) -> N
     assert shown.title() != "hit"
     assert shown.locator("img").count() == 0
     assert shown.evaluate("document.documentElement.scrollWidth") <= 1280
-
-
-def record_of(explorer: Explorer, visits: int) -> Patients:
-    """One patient with so many visits of one code each, added to the others; and one without any visit."""
-    from ehrsequencing.records.timelines import joined
-
-    first = explorer.gathered.patients.take(np.array([0]))
-    rows = len(first.row_day)
-
-    def with_visits(count: int) -> Patients:
-        days = np.linspace(0, 20_000, count)
-        return replace(
-            first,
-            visit_offsets=np.array([0, count]), visit_day=days, item_offsets=np.arange(count + 1),
-            item_code=np.arange(count) % 3, item_value=np.arange(count, dtype=np.float32),
-            row_visits=np.full(rows, count), row_day=np.sort(np.full(rows, 20_000.0) + np.arange(rows)),
-        )  # fmt: skip
-
-    return joined([explorer.gathered.patients, with_visits(visits), with_visits(0)])
-
-
-@pytest.mark.slow
-def test_a_very_long_and_an_empty_record_are_shown(open_page: Opener, explorer: Explorer) -> None:
-    patients = record_of(explorer, 52_000)
-    gathered = replace(explorer.gathered, patients=patients)
-    with probed():
-        shown = open_page(page(replace(explorer, gathered=gathered, removals=None, removed=None)))
-    shown.evaluate(f"probe.selectPatient({len(patients) - 2})")
-    assert "visit" in text_of(shown, "#time-words")
-    shown.click("[data-kind=visits]")
-    assert shown.locator("#targets tr").count() <= 60
-    shown.evaluate(f"probe.selectPatient({len(patients) - 1})")
-    assert shown.locator("#no-target").is_visible()
-    assert "predicted risk" in text_of(shown, "#sentence")

@@ -25,7 +25,6 @@ from helpers.audit import (
     broken_model,
     broken_set,
     hospital_rows,
-    in_stays,
     load,
     make_set,
     rewrite_manifest,
@@ -88,11 +87,6 @@ def bidirectional_timeline(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -
 
 
 @planted("future_perturbation", "prefix_equality")
-def flat_bidirectional(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    return broken_model(assemble(honest, tmp / "run", "model.architecture=flat"), attention="bidirectional")
-
-
-@planted("future_perturbation", "prefix_equality")
 def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """No mask at all: every token of a person sees every other, those of later visits and of other questions too."""
 
@@ -142,19 +136,6 @@ def gap_of_the_next_visit_in_the_batch(honest: Path, tmp: Path, patch: pytest.Mo
     return assemble(honest, tmp / "run")
 
 
-@planted("future_perturbation", "prefix_equality")
-def values_standardised_by_the_whole_record(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    def standardise(batch: Any) -> Any:
-        owner = batch.subject_of_visit[batch.visit_of_code]
-        values = batch.values.nan_to_num(0.0)
-        count = torch.zeros(batch.n_subjects).index_add(0, owner, (~batch.values[:, 0].isnan()).float()).clamp(min=1)
-        mean = torch.zeros(batch.n_subjects, 2).index_add(0, owner, values) / count.unsqueeze(1)
-        return replace(batch, values=batch.values - mean[owner])
-
-    patched_loader(patch, standardise)
-    return assemble(honest, tmp / "run")
-
-
 def into_the_newest_visit(folder: Path, *, token: int) -> None:
     """The newest visit that a person with the event has before it holds a token in place of its first one."""
     for split in SPLITS:
@@ -175,43 +156,6 @@ def outcome_code_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatc
 
 
 @planted("prefix_equality")
-def outcome_rolled_up_and_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    """The outcome's many rare codes are written as their parent, which harmless codes have too."""
-    rows, parents = [], {}
-    for row in hospital_rows():
-        code = f"DX//RELAPSE-{row.subject % 40}" if row.code == "DX//RELAPSE" else row.code
-        if code.startswith("DX//RELAPSE") or code in {f"DX//{k}" for k in range(20, 60)}:
-            parents[code] = ["DX//ANY"]
-        rows.append(row._replace(code=code))
-    settings = ("vocabulary.rollup=on", "vocabulary.min_subjects=15")
-    prepared = make_set(tmp, rows, *settings, parents=parents, outcome={"relapse": "DX//RELAPSE*"})
-    vocabulary = Prepared(prepared).vocabulary
-    assert not any("RELAPSE" in token for token in vocabulary.tokens)  # nothing to be found by its name
-    change = partial(into_the_newest_visit, token=vocabulary.index["DX//ANY"])
-    return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
-
-
-@planted("prefix_equality")
-def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    """A question is asked at an admission and answered with the whole stay, which ends after the outcome."""
-    build = CohortBuilder.build
-
-    def at_admission(self: Any, record: Any, **settings: Any) -> Any:
-        visits = replace(record.visits, end_us=record.visits.start_us)
-        return build(self, replace(record, visits=visits), **settings)
-
-    def change(folder: Path) -> None:  # a batch refuses the gaps below zero that come of it
-        for split in SPLITS:
-            place = folder / "tasks" / "hospital" / split
-            save(place, "delta_days", np.maximum(load(place, "delta_days"), 0))
-
-    with patch.context() as during:
-        during.setattr(CohortBuilder, "build", at_admission)
-        prepared = make_set(tmp, in_stays(hospital_rows()), "visits.by=encounter", column="hadm_id")
-    return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
-
-
-@planted("prefix_equality")
 def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A visit is said to be known in full at its start: codes of the outcome's day come before the outcome."""
     group = record_room.group_visits
@@ -221,19 +165,6 @@ def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: p
         return replace(visits, end_us=visits.start_us)
 
     return assemble_with(tmp, patch, record_room, "group_visits", early)
-
-
-@spoiled("prefix_equality")
-def visits_seen_from_their_start(visits: Path, rows: Path) -> None:
-    """Queries see a visit that begins within a month of them."""
-    owner = subject_of_rows(rows)
-    seen, start = load(rows, "visits_before"), load(visits, "start_us")
-    following = load(visits, "subject_offsets")[owner] + seen
-    exists = following < load(visits, "subject_offsets")[owner + 1]
-    soon = start[np.minimum(following, len(start) - 1)] < load(rows, "prediction_us") + 30 * DAY_US
-    sees = exists & soon & load(rows, "is_query")
-    save(rows, "visits_before", seen + sees)
-    save(rows, "unfinished_codes", np.where(sees, 0, load(rows, "unfinished_codes")))
 
 
 @spoiled("prefix_equality")
@@ -341,17 +272,5 @@ def split_by_row(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
             part = rows.select(kept, np.r_[0, np.cumsum(counts)])
             for name, array in vars(part).items():
                 save(place, name, array)
-
-    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
-
-
-@planted("splits")
-def people_in_two_splits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    """People of the tuning split are held out, too."""
-
-    def change(folder: Path) -> None:
-        for place in ("visits", "tasks/hospital"):
-            shutil.rmtree(folder / place / "held_out")
-            shutil.copytree(folder / place / "tuning", folder / place / "held_out")
 
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")

@@ -1,17 +1,21 @@
 """The report as a decision document: honest words, figures that give nobody away, and pages of older runs."""
 
+import html
 import re
+from typing import Any
 
 import pytest
 
 from ehrsequencing.core.disclosure import enough_people, redact, shareable_count
+from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.reporting import panels, tables
+from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import _LATER, count_texts, render
 from ehrsequencing.reporting.scores import Scores, cause_verdict, place_of
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
 from helpers.report_page import Page, svgs
-from helpers.report_words import sentence
+from helpers.report_words import checklist, sentence
 
 # ---------------------------------------------------------------------------------------------------------- the words
 
@@ -220,3 +224,72 @@ def test_terminal_is_short_and_names_the_difference() -> None:
     assert len(lines) <= 15
     assert max(map(len, lines)) <= 100
     assert not [line for line in metric_lines(example(**WIDE)) if "against" in line]
+
+
+# ---- the first sentence about all outcomes, on the page and in the terminal ------------------------------------------
+
+
+def rare_outcomes() -> dict[str, Any]:
+    """58 outcomes, none of which has 50 events."""
+    auc, oe = {"value": 0.616, "low": 0.607, "high": 0.623}, {"value": 1.02, "low": 0.95, "high": 1.08}
+    none = ("median_auc", "oe_within_10_percent", "oe_within_10_percent_if_true", "oe_intervals_that_hold_1")
+    return {
+        "task": "t", "split": "held_out", "outcomes": [], "fewest_events": 50, "subjects": 400, "resamples": 200,
+        "pooled": {"outcomes": 58, "events": 900, "auc": auc, "oe": oe}, "horizons_days": [365.25, 730.5],
+        "summary": {"outcomes": 0, **dict.fromkeys(none)}, "strata": ["sex", "age"],
+    }  # fmt: skip
+
+
+def test_rare_outcomes_are_answered_together() -> None:
+    lines = outcome_lines(rare_outcomes())
+    assert lines == [
+        "no outcome has 50 events or more; of the 58 with fewer, pooled, the AUC within sex and age is 0.616 (0.607 to "
+        "0.623), and observed/expected is 1.020 (0.950 to 1.080)"
+    ]
+    page = render_outcomes(rare_outcomes(), title="t")
+    assert f"N{lines[0][1:]}." in page
+
+
+# ---- What a reviewer asks about refits: how many settings were tried, and whether another training would say the same
+
+
+def text_of(metrics: dict[str, Any]) -> str:
+    return html.unescape(Page(render(metrics)).text)
+
+
+@pytest.mark.parametrize("trials", [0, 1, 1234])
+def test_told_tuning_trials_are_in_the_card_and_the_checklist(trials: int) -> None:
+    metrics = complete()
+    metrics["checks"]["tuning_trials"] = trials
+    text = text_of(metrics)
+    assert f"Tuning trials {trials:,} " in text
+    assert "Tuning trials (12c) in this report" in text
+    assert f": {len(QUESTIONS)} to be filled in by the authors" in text
+    assert "NOT PROVIDED" not in text
+
+
+@pytest.mark.parametrize("checks", [None, {"tuning_trials": None}, {}])
+def test_untold_tuning_trials_are_for_people_to_provide(checks: dict[str, Any] | None) -> None:
+    metrics = complete()
+    metrics["checks"] = checks
+    text = text_of(metrics)
+    assert "Tuning trials not told" in text
+    assert " open: ".join(checklist().trials_item) in text
+    assert "Tuning trials (12c) in this report" not in text
+    assert f": {len(QUESTIONS) + 1} to be filled in by the authors" in text
+
+
+def test_people_without_a_record_before_the_prediction_are_counted() -> None:
+    metrics = complete()
+    n = next(row["subjects"] for row in metrics["at_risk"] if row["landmark_days"] == 0)
+    row = {"landmark_days": 0.0, "subjects": n, "without_record_before": n // 2, "first_record_later": 3}
+    metrics["records_before"] = [row, {**row, "landmark_days": 365.25, "without_record_before": 0}]
+    text = (
+        text_of(metrics).split("Subjects who have no record before the prediction")[1].split("Counts from 1 to 10")[0]
+    )
+    assert "immortal time" in text
+    assert "at the index" in text
+    assert "1 year after" not in text
+    assert f"at the index {shareable_count(n // 2)} <11" in text
+    metrics["records_before"] = None
+    assert "immortal time" not in text_of(metrics)
