@@ -1,11 +1,13 @@
 """The pages that go from records to a report run as they are written, on the sample data that they name."""
 
+import doctest
 import re
 import shlex
 import shutil
 from pathlib import Path
 from textwrap import dedent
 
+import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.cli import main
@@ -103,3 +105,37 @@ def test_from_omop_to_a_report_in_two_commands_and_600_words(tmp_path: Path, mon
     tiny = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2"]
     type_in([*typed[1], *tiny, "evaluation.bootstrap=0", "evaluation.baselines=none"], monkeypatch)
     assert "emergency" in Path("study/run/report.html").read_text(encoding="utf-8")
+
+
+# ---- the tutorial: its Python, its task file and its commands, in order ----------------------------------------------
+
+
+def first_rows(meds: Path) -> list[str]:
+    """The first six rows of patient 1, as the page prints them."""
+    tables = [pq.read_table(path) for path in sorted((meds / "data").rglob("*.parquet"))]
+    rows = [row for table in tables for row in table.to_pylist() if row["subject_id"] == 1][:6]
+    times = [f"{row['time']:%Y-%m-%d %H:%M}" if row["time"] else "" for row in rows]
+    numbers = ["" if row["numeric_value"] is None else f"{row['numeric_value']:g}" for row in rows]
+    return [f"1,{t},{row['code']},{n}" for t, row, n in zip(times, rows, numbers, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_reader_who_types_the_tutorial_gets_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("polars")
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    results = doctest.testfile(str(DOCS / "tutorial.md"), module_relative=False, encoding="utf-8")
+    assert results.attempted > 3
+    assert results.failed == 0
+    for name, first in {"death.yaml": "name: death", "map.yaml": "subject: id"}.items():
+        (block,) = blocks("tutorial.md", first)
+        Path(name).write_text(block, encoding="utf-8")
+    typed = commands("tutorial.md")
+    steps = ["import", "check", "prepare", "train", "evaluate", "audit", "predict"]
+    assert [arguments[0] for arguments in typed] == steps
+    for arguments in typed:
+        type_in(arguments, monkeypatch)
+        if arguments[0] == "import":
+            assert "\n".join(f"    {row}" for row in first_rows(Path("meds"))) in text
+    assert Path("run/report.html").stat().st_size > 0
+    assert Path("risks.csv").read_text(encoding="utf-8").startswith('"subject_id","prediction_time","cause"')

@@ -1,8 +1,12 @@
-"""Reads the report's page: tags, text and figures."""
+"""Reads the report's page: tags, text and figures; and single sentences, as its templates print them."""
 
+import html
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
+from typing import Any
+
+from ehrsequencing.reporting.report import environment
 
 
 class Page(HTMLParser):
@@ -10,13 +14,13 @@ class Page(HTMLParser):
 
     VOID = frozenset({"meta", "link", "br", "img"})
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str, str]] = []
         self.words: list[str] = []
-        self.feed(html)
+        self.feed(text)
         self.close()
         assert self.open == []
 
@@ -42,5 +46,16 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def svgs(html: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
+def svgs(page: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)]
+
+
+def sentence(macro: str, case: Any) -> str:
+    """What a macro of `sentences.html.jinja` says of a case."""
+    module = environment().get_template("sentences.html.jinja").module
+    return html.unescape(" ".join(str(getattr(module, macro)(case)).split()))
+
+
+def checklist() -> Any:
+    """The lists of the checklist: `trials_item`, `filled_items`."""
+    return environment().get_template("checklist_items.jinja").module

@@ -14,8 +14,7 @@ from ehrsequencing.reporting.report import _LATER, count_texts, render
 from ehrsequencing.reporting.scores import Scores, cause_verdict, place_of
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
-from helpers.report_page import Page, svgs
-from helpers.report_words import checklist, sentence
+from helpers.report_page import Page, checklist, sentence, svgs
 
 # ---------------------------------------------------------------------------------------------------------- the words
 
