@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -341,37 +342,24 @@ def test_horizons_beyond_follow_up_are_nan() -> None:
         assert np.isnan(table[name][0, 1])
 
 
-@pytest.mark.parametrize(
-    ("change", "where"),
-    [
-        ({"duration_days": []}, "duration_days"),
-        ({"duration_days": [1.0, np.nan, 2.0]}, "duration_days"),
-        ({"duration_days": [1.0, -1.0, 2.0]}, "duration_days"),
-        ({"cause": [0, 1]}, "cause"),
-        ({"cause": [0.0, 1.0, 1.0]}, "cause"),
-        ({"cause": [0, 1, 3]}, "cause"),
-        ({"cause": [0, 1, -1]}, "cause"),
-        ({"risk": np.full((3, 2), 0.5)}, "risk"),
-        ({"risk": np.full((2, 2, 2), 0.5)}, "risk"),
-        ({"risk": np.full((3, 2, 2), np.nan)}, "risk"),
-        ({"risk": np.full((3, 2, 2), 1.5)}, "risk"),
-        ({"risk": np.full((3, 2, 2), -0.1)}, "risk"),
-        ({"horizons_days": [2.0, 1.0]}, "horizons_days"),
-        ({"horizons_days": [-1.0, 1.0]}, "horizons_days"),
-        ({"weights": [1, 1]}, "weights"),
-        ({"weights": [1, 1, -1]}, "weights"),
-    ],
-)
-def test_wrong_inputs_are_named(change: dict[str, object], where: str) -> None:
-    good: dict[str, object] = {
-        "duration_days": [1.0, 2.0, 3.0],
-        "cause": [1, 0, 2],
-        "risk": np.full((3, 2, 2), 0.3),
-        "horizons_days": [1.0, 2.0],
-    }
-    ScoredRows.of(**good)  # type: ignore[arg-type]
+WRONG: dict[str, list[object]] = {
+    "duration_days": [[], [1.0, np.nan, 2.0], [1.0, -1.0, 2.0]],
+    "cause": [[0, 1], [0.0, 1.0, 1.0], [0, 1, 3], [0, 1, -1]],
+    "risk": [np.full(shape, value) for shape, value in (
+        ((3, 2), 0.5), ((2, 2, 2), 0.5), ((3, 2, 2), np.nan), ((3, 2, 2), 1.5), ((3, 2, 2), -0.1),
+    )],
+    "horizons_days": [[2.0, 1.0], [-1.0, 1.0]],
+    "weights": [[1, 1], [1, 1, -1]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("where", "wrong"), [(where, wrong) for where, cases in WRONG.items() for wrong in cases])
+def test_wrong_inputs_are_named(where: str, wrong: object) -> None:
+    good: dict[str, Any] = {"duration_days": [1.0, 2.0, 3.0], "cause": [1, 0, 2]}
+    good |= {"risk": np.full((3, 2, 2), 0.3), "horizons_days": [1.0, 2.0]}
+    ScoredRows.of(**good)
     with pytest.raises(EhrseqError) as caught:
-        ScoredRows.of(**(good | change))  # type: ignore[arg-type]
+        ScoredRows.of(**(good | {where: wrong}))
     assert caught.value.where == where
 
 
