@@ -190,7 +190,9 @@ def study_for_cohort(
         raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
     if subjects_with_event(prepared.records(task_name, "train").rows) >= FEW_EVENTS:
         return study
-    has_hazards_of_trees = study.model.head == "horizon" and prepared.task(task_name).outcomes is None
+    has_hazards_of_trees = (
+        study.model.head == "horizon" and prepared.task(task_name).outcomes is None
+    )
     has_numbers = int(prepared.vocabulary.value_columns.max(initial=-1)) >= 0
     if has_hazards_of_trees and has_numbers:
         return with_defaults(study, OF_FEW_EVENTS_AND_NUMBERS)
