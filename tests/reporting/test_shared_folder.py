@@ -146,7 +146,10 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     found = [tuple(child.text or "" for child in one) for one in applied.iterfind(".//{*}MetricResult")]
     assert [(label, json.loads(value)) for label, value in found] == [
         ("C, outcome by 1y", {"kind": "estimate_ci", "estimate": 0.712, "lower": 0.651, "upper": 0.77, "level": 95}),
-        ("O/E, outcome by 1y, sex F", {"kind": "estimate_ci", "estimate": 0.9, "lower": 0.8, "upper": 1.0, "level": 95}),
+        (
+            "O/E, outcome by 1y, sex F",
+            {"kind": "estimate_ci", "estimate": 0.9, "lower": 0.8, "upper": 1.0, "level": 95},
+        ),
         ("O/E, outcome by 1y", {"kind": "single", "value": 1.123}),
     ]
     add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics | {"metrics": []})))
