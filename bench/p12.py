@@ -22,8 +22,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from ehrsequencing.baselines.base import Baseline
+from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.blend.train import trainer_of
+from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.fit import fit_baselines
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.arrays import Bools, Floats
@@ -178,7 +181,8 @@ def hosmer_lemeshow(died: Bools, risk: Floats) -> float:
     deaths = died[order].reshape(10, size).sum(axis=1)
     mean = risk[order].reshape(10, size).mean(axis=1)
     terms = (deaths - size * mean) ** 2 / (size * mean * (1 - mean) + 0.001)
-    return float(terms.sum() / (mean[-1] - mean[0]))
+    spread = max(float(mean[-1] - mean[0]), 1e-9)  # one risk for all: as bad as can be
+    return float(terms.sum()) / spread
 
 
 def sensitivity_or_precision(died: Bools, risk: Floats, threshold: float) -> float:
@@ -253,8 +257,22 @@ def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
     run = Run(folder / "run")
     models: list[Baseline] = [TrainedBaseline(NETWORK, run)]
     if run.blend is not None:
-        models += [Blended(run), run.blend.boosted, run.blend.cox]
-    held_out, tuning = (prepared.records(study.task.name, name) for name in ("held_out", "tuning"))
+        models.append(Blended(run))
+    train, tuning, held_out = (
+        prepared.records(study.task.name, name) for name in ("train", "tuning", "held_out")
+    )
+    rivals = FittingData(
+        run.task,
+        run.vocabulary,
+        train,
+        tuning,
+        run.model.config.edges_days,
+        study.evaluation.seed,
+        enough=prepared.study.vocabulary.min_subjects,
+        recalibration=study.training.recalibration,
+    )
+    kept = (BoostedVisits.name, LandmarkCox.name)
+    models += [one.model for one in fit_baselines("fast", rivals) if one.model.name in kept]
     found = {model.name: scores(model, held_out, tuning) for model in models}
     write_json(done, found)
     shutil.rmtree(folder / "prepared")

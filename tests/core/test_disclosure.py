@@ -28,8 +28,8 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.model_cards import model_card
 from ehrsequencing.reporting.report import PAGES, pages, render
-from ehrsequencing.reporting.share import model_card
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import WIDE, complete
 

@@ -10,6 +10,7 @@ TINY = (
     "model.layers=1",
     "training.epochs=2",
     "training.min_steps=4",
+    "training.distillation=0",
     "evaluation.explained_subjects=0",
 )
 

@@ -20,6 +20,7 @@ from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.prediction_file import prediction_file, read_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -187,3 +188,16 @@ def test_the_visit_heads_risk_has_no_days(
     for r in np.flatnonzero(~np.isnan(hazard))[::5]:
         key = int(records.subject_id[r]), int(records.rows.prediction_us[r])
         assert found[key] == pytest.approx(float(hazard[r]), abs=2e-6)
+
+
+def test_a_code_that_is_a_formula_is_quoted_in_csv_and_read_back(tmp_path: Path) -> None:
+    names = ["=1+1", "@A", "DX//-1"]
+    ones = np.zeros(3, dtype=np.int64)
+    for suffix in (".csv", ".parquet"):
+        file = tmp_path / f"p{suffix}"
+        with prediction_file(file, causes=names, horizons_days=[1.0], start_days=0.0, banded=False) as writer:
+            writer.write_rows(ones, ones, np.arange(3), 0 * ones, ones.astype(np.float32))
+        assert read_predictions(file).causes == names
+    assert [line.split(",")[2] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]] == [
+        '"\'=1+1"', '"\'@A"', '"DX//-1"',
+    ]  # fmt: skip

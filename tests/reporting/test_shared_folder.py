@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,7 +21,8 @@ from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting import share
-from ehrsequencing.reporting.share import CARD, share_run
+from ehrsequencing.reporting.model_cards import APPLIED_CARD, APPLIED_SCHEMA, CARD
+from ehrsequencing.reporting.share import share_run
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 from helpers.command_line import ehrseq
@@ -44,7 +46,7 @@ def shared(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("shared") / "model"
     done = ehrseq("export", run, "--format", "share", "--license", "cc-by-4.0", "--out", out, "--json")
     assert done.exit_code == 0, done.output
-    assert set(json.loads(done.stdout)["result"]["files"]) == {*RUN_NEEDS, MANIFEST, CARD}
+    assert set(json.loads(done.stdout)["result"]["files"]) == {*RUN_NEEDS, MANIFEST, CARD, APPLIED_CARD}
     return out
 
 
@@ -129,6 +131,10 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
             {**row, "metric": "c", "value": 0.712, "low": 0.651, "high": 0.77},
             {**row, "metric": "oe", "value": 1.123, "low": None, "high": None},
         ],
+        "subgroups": [
+            {**row, "group": "sex", "level": "F", "oe": {"value": 0.9, "low": 0.8, "high": 1.0}},
+            {**row, "group": "sex", "level": "M", "oe": {"value": None, "low": None, "high": None}},
+        ],
     }  # fmt: skip
     add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics)))
     share_run(copy, tmp_path / "shared")
@@ -136,6 +142,16 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     assert "the records of <11 people" in text
     assert "| outcome by 1y | 0.712 | 0.651 to 0.770 |" in text
     assert "| outcome by 1y | 1.123 | – |" in text
+    applied = ElementTree.parse(tmp_path / "shared" / APPLIED_CARD).getroot()
+    found = [tuple(child.text or "" for child in one) for one in applied.iterfind(".//{*}MetricResult")]
+    assert [(label, json.loads(value)) for label, value in found] == [
+        ("C, outcome by 1y", {"kind": "estimate_ci", "estimate": 0.712, "lower": 0.651, "upper": 0.77, "level": 95}),
+        (
+            "O/E, outcome by 1y, sex F",
+            {"kind": "estimate_ci", "estimate": 0.9, "lower": 0.8, "upper": 1.0, "level": 95},
+        ),
+        ("O/E, outcome by 1y", {"kind": "single", "value": 1.123}),
+    ]
     add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics | {"metrics": []})))
     share_run(copy, tmp_path / "without")
     text = (tmp_path / "without" / CARD).read_text(encoding="utf-8")
@@ -143,6 +159,41 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
     (copy / "metrics.json").write_text(json.dumps(metrics | {"causes": ["other"]}))
     share_run(copy, tmp_path / "edited")
     assert "0.712" not in (tmp_path / "edited" / CARD).read_text(encoding="utf-8"), "an edited file is not told"
+
+
+def test_the_applied_card_has_the_elements_of_the_schema_in_their_order(shared: Path) -> None:
+    """CHAI's schema 0.2: every element is required, in this order."""
+    facts = ["OutcomesAndOutputs", "ModelType", "InputDataSource", "OutputAndInputDataTypes"]
+    facts += ["DevelopmentDataCharacterization", "BiasMitigationApproaches", "OngoingMaintenance"]
+    metric = ["MetricGoal", "Results", "Interpretation", "TestType", "TestingDataDescription"]
+    metric += ["ValidationProcessAndJustification"]
+    expected = {
+        ".": ["BasicInfo", "ReleaseInfo", "ModelSummary", "UsesAndDirections", "Warnings", "TrustIngredients",
+              "KeyMetrics", "Resources", "Bibliography"],
+        "BasicInfo": ["ModelName", "ModelDeveloper", "DeveloperContact"],
+        "ReleaseInfo": ["ReleaseStage", "ReleaseDate", "ReleaseVersion", "GlobalAvailability"],
+        "ModelSummary": ["Summary", "Keywords"],
+        "UsesAndDirections": ["IntendedUseAndWorkflow", "PrimaryIntendedUsers", "HowToUse", "TargetedPatientPopulation",
+                              "CautionedOutOfScopeSettings"],
+        "Warnings": ["KnownRisksAndLimitations", "KnownBiasesOrEthicalConsiderations", "ClinicalRiskLevel"],
+        "TrustIngredients": ["AISystemFacts", "TransparencyInformation"],
+        "TrustIngredients/AISystemFacts": facts,
+        "TrustIngredients/TransparencyInformation": ["FundingSource", "StakeholdersConsulted"],
+        "KeyMetrics": ["UsefulnessUsabilityEfficacy", "FairnessEquity", "SafetyReliability"],
+        "KeyMetrics/UsefulnessUsabilityEfficacy": metric,
+        "KeyMetrics/FairnessEquity": metric,
+        "KeyMetrics/SafetyReliability": metric,
+        "Resources": ["PeerReviewedPublications", "PatientConsentOrDisclosure"],
+    }  # fmt: skip
+    root = ElementTree.parse(shared / APPLIED_CARD).getroot()
+    space = {"": APPLIED_SCHEMA}
+    for path, names in expected.items():
+        element = root if path == "." else root.find(path, space)
+        assert element is not None, path
+        assert [child.tag for child in element] == [f"{{{APPLIED_SCHEMA}}}{name}" for name in names], path
+    results = root.findall(".//MetricResult", space)
+    assert len(results) == 3  # not evaluated: each key metric says so
+    assert {child.text for one in results for child in one} == {"Not measured", "null"}
 
 
 def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path) -> None:
@@ -154,7 +205,7 @@ def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path) 
         assert done.exit_code == 2, done.output
     with pytest.raises(EhrseqError, match="nothing is added"):
         add_to_run(shared, "notes.json", lambda path: path.write_text("{}"))
-    assert {path.name for path in shared.iterdir()} == {*RUN_NEEDS, MANIFEST, CARD}
+    assert {path.name for path in shared.iterdir()} == {*RUN_NEEDS, MANIFEST, CARD, APPLIED_CARD}
 
 
 def test_what_a_hub_adds_to_the_folder_changes_nothing(shared: Path, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ _AS_MEASURED = {  # for docs/benchmarks.md
     "early_stop": "landmarks",
     "decay_steps": None,
     "recalibration": 0.0,
+    "distillation": 0.0,
 }
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small_cohort": {  # fewer than 5,000 subjects: a small, strongly regularised model without learned positions
@@ -154,6 +155,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "age_polynomial": True,
             "wide_head": True,
             "history_dropout": 0.0,
+            "table_dim": 0,
         },
         "training": {"weight_decay": 1.0, "visit_budget": 2048, **_AS_MEASURED},
     },
@@ -164,6 +166,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "dropout": 0.2,
             "history_dropout": 0.0,
             "wide_head": True,
+            "table_dim": 0,
         },
         "training": {
             "weight_decay": 1.0,

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as compute
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import torch
@@ -25,6 +24,7 @@ from ehrsequencing.explain.deletions import (
 )
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import Edit, SubjectRecord, encode_copies, kept_rows
+from ehrsequencing.prediction.prediction_file import without_formulas
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import Timelines
 
@@ -185,13 +185,7 @@ def write_table(table: pa.Table, out: Path, *, overwrite: bool = False) -> None:
         if out.name.endswith(".parquet"):
             pq.write_table(table, temporary)
         else:
-            pc.write_csv(_without_formulas(table), temporary)
-
-
-def _without_formulas(table: pa.Table) -> pa.Table:
-    """The table with a quote before texts that a spreadsheet would run as a formula."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_string(field.type):
-            text = compute.replace_substring_regex(table[number], r"^([=+@\t\r-])", r"'\1")
-            table = table.set_column(number, field, text)
-    return table
+            for number, field in enumerate(table.schema):
+                if pa.types.is_string(field.type):
+                    table = table.set_column(number, field, without_formulas(table[number]))
+            pc.write_csv(table, temporary)

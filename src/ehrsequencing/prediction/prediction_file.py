@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
+import pyarrow.compute as compute
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
@@ -28,6 +28,7 @@ _COLUMNS = pa.schema(
         ("start_days", pa.float64()),
     ],
 )
+FORMULA_START = r"[=+@\t\r-]"  # of a cell that a spreadsheet would run
 BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
 
 
@@ -51,6 +52,11 @@ def require_suffix(out: Path) -> None:
     if not out.name.endswith(SUFFIXES):
         fix = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise EhrseqError("does not end in a format for predictions", where=str(out), fix=fix)
+
+
+def without_formulas(text: pa.Array) -> pa.Array:
+    """Texts of a CSV file, with a quote before what a spreadsheet would run as a formula."""
+    return compute.replace_substring_regex(text, f"^({FORMULA_START})", r"'\1")
 
 
 class PredictionWriter:
@@ -135,6 +141,8 @@ def prediction_file(
     """
     require_suffix(out)
     schema = pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS
+    if not out.name.endswith(".parquet"):
+        causes = without_formulas(pa.array(causes, pa.string())).to_pylist()
     with (
         output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
         _open(temporary, schema, out.name) as file,
@@ -204,14 +212,17 @@ def read_predictions(path: Path) -> RiskTable:
     }
     start = None
     if "start_days" in table.column_names:
-        starts = pa.compute.unique(_column(table, "start_days", pa.float64(), path)).to_pylist()
+        starts = compute.unique(_column(table, "start_days", pa.float64(), path)).to_pylist()
         if len(starts) > 1:
             what = f"has {len(starts)} different start_days"
             raise EhrseqError(
                 what, where=str(path), fix="all risks must be given no event for the same time"
             )
         start = float(starts[0]) if starts else None
-    cause = columns["cause"].combine_chunks().dictionary_encode()
+    names = columns["cause"].combine_chunks()
+    if not path.name.endswith(".parquet"):
+        names = compute.replace_substring_regex(names, f"^'({FORMULA_START})", r"\1")
+    cause = names.dictionary_encode()
     return RiskTable(
         columns["subject_id"].to_numpy(),
         columns["prediction_time"].cast(pa.int64()).to_numpy(),

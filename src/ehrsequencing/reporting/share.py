@@ -4,12 +4,10 @@ The folder has the model, its settings, its vocabulary and the card. It is made 
 code and no number of fewer than 11 training subjects (`vocabulary.min_subjects`).
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.config import (
@@ -17,9 +15,7 @@ from ehrsequencing.config import (
     PretrainingConfig,
     SplitsConfig,
     StudyConfig,
-    TaskConfig,
     TransferConfig,
-    format_days,
 )
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
@@ -41,24 +37,17 @@ from ehrsequencing.core.outputs import (
     write_manifest,
 )
 from ehrsequencing.core.version import __version__
-from ehrsequencing.evaluation.comparison import OURS
-from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.results import SHARED
-from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.models.saved import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
-
-CARD = "README.md"
-TAGS = (
-    "ehrsequencing",
-    "survival-analysis",
-    "electronic-health-records",
-    "meds",
-    "competing-risks",
+from ehrsequencing.reporting.model_cards import (
+    APPLIED_CARD,
+    CARD,
+    applied_model_card,
+    model_card,
 )
-_OF_CARD = ("c", "auc", "brier", "ipa", "oe")
-_LICENCE_UNKNOWN = "unknown"  # what hubs take for a licence that nobody has chosen
+
 NOT_SHARED = "(not shared)"
 _COPIED = (CONFIG_FILE, WEIGHTS_FILE, "vocabulary.json", "vocabulary.safetensors")
 
@@ -92,8 +81,10 @@ def share_run(
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", settings_to_share(run.study))
-        card = model_card(run, _metrics(run), _audited(run), license_id=license_id)
+        metrics, audited = _metrics(run), _audited(run)
+        card = model_card(run, metrics, audited, license_id=license_id)
         write_bytes(folder / CARD, card.encode())
+        write_bytes(folder / APPLIED_CARD, applied_model_card(run, metrics, audited))
         _require_no_place(run, folder)
         required = [*RUN_NEEDS, *names[len(_COPIED) :]]
         write_manifest(folder, _manifest(run, folder), required=required)
@@ -190,124 +181,3 @@ def _require_no_place(run: Run, folder: Path) -> None:
                 where=str(run.folder),
                 fix=fix,
             )
-
-
-# ---- the model card --------------------------------------------------------------------------------------------------
-
-
-def model_card(
-    run: Run, metrics: Mapping[str, Any] | None, audited: str, *, license_id: str | None = None
-) -> str:
-    """The text of the card.
-
-    Args:
-        run: The run.
-        metrics: Content of `metrics.json`, where the run has been evaluated.
-        audited: A sentence on the audit.
-        license_id: Identifier of a licence.
-    """
-    rows = _rows(metrics)
-    front = {
-        "license": license_id or _LICENCE_UNKNOWN,
-        "library_name": "ehrsequencing",
-        "tags": list(TAGS),
-    }
-    head = yaml.safe_dump(front, sort_keys=False)
-    fewest = run.study.vocabulary.min_subjects
-    people = None if metrics is None else metrics["data"]["subjects"].get("train")
-    trained_on = (
-        "an unknown number of"
-        if people is None
-        else f"{people:,}"
-        if isinstance(people, int)
-        else people
-    )
-    parameters = run.manifest.get("parameters")
-    size = f" It has {parameters:,} parameters." if parameters else ""
-    return f"""---
-{head}---
-
-# {run.task.heading}
-
-{_question(run.task)}
-
-This model reads a patient's record in [MEDS](https://medical-event-data-standard.github.io) format and gives the \
-risk of each event by each horizon at every prediction time. It is for research. It is no medical device, and its \
-risks are associations, not effects of treatments.
-
-## Training
-
-It was trained on the records of {trained_on} people.{size} {audited}
-
-## Accuracy
-
-{_accuracy(metrics, rows)}
-
-## Use
-
-```
-ehrseq predict THIS_FOLDER MEDS_DATA --at last --out risks.csv
-```
-
-This needs ehrsequencing {__version__} or newer. Check its calibration on your own patients before you rely on it: \
-`ehrseq evaluate THIS_FOLDER --data MEDS_DATA --out RESULTS`.
-
-## What is inside
-
-- Names of codes that at least {fewest} training patients had, and codes that the task names.
-- Quantiles of laboratory and other numbers, and the edges of the time grid. Each comes from a group of at least \
-{fewest} patients.
-- Weights that were fitted to patients. No record can be read from them, but with much effort somebody who has a \
-person's record may find out whether it was used. Ask those who are responsible for the data before you publish them.
-
-Ids, dates, predictions, results of single people, exact counts, the training history, checkpoints, paths, the name of \
-the data set, sites and dates of extraction are not in the folder.
-"""
-
-
-def _question(task: TaskConfig) -> str:
-    if task.index.file is None:
-        return question(task)
-    index = task.index.model_copy(update={"file": None, "first_visit": True})
-    text = question(task.model_copy(update={"index": index}))
-    return text.replace("the first visit", "index times that a file lists")
-
-
-def _rows(metrics: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The metrics of this model for the task's outcome at the main landmark."""
-    if metrics is None:
-        return []
-    model = metrics["models"][0] if metrics.get("models") else OURS
-    place = (model, metrics["causes"][0], metrics["main"]["landmark_days"])
-    return [
-        row
-        for row in metrics["metrics"]
-        if (row["model"], row["cause"], row["landmark_days"]) == place
-        and row["metric"] in _OF_CARD
-        and row["value"] is not None
-        and row["horizon_days"]
-    ]
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    return f"{row['cause']} by {format_days(row['horizon_days'])}"
-
-
-def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) -> str:
-    if metrics is None:
-        return "Nobody has evaluated this model."
-    if not rows:
-        return "Too few people had the event to judge it."
-    landmark = metrics["main"]["landmark_days"]
-    where = f"{format_days(landmark)} after the index" if landmark else "at the index"
-    lines = [
-        f"On held-out people, predicted {where}. A dash stands where too few events allow an interval.",
-        "",
-        "| metric | event and horizon | value | 95 % interval |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        interval = "–" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-        name = METRICS[row["metric"]].name
-        lines.append(f"| {name} | {_place(row)} | {row['value']:.3f} | {interval} |")
-    return "\n".join(lines)

@@ -36,6 +36,12 @@ OF_FEW_EVENTS: Mapping[str, Mapping[str, Any]] = {
         "age_polynomial": True,
     },
 }
+# Few events and records that carry numbers: these numbers stand side by side, and half of the loss comes from boosted
+# visits, which find in them what so few events do not teach a network.
+OF_FEW_EVENTS_AND_NUMBERS: Mapping[str, Mapping[str, Any]] = {
+    "model": {**OF_FEW_EVENTS["model"], "table_dim": 128},
+    "training": {"distillation": 0.5},
+}
 Changes = Mapping[str, Mapping[str, Any]]  # section → setting → value
 
 
@@ -182,8 +188,15 @@ def study_for_cohort(
         name = next(n for n, value in nothing.model_dump().items() if given[n] != value)
         fix = "name the model with --init, or leave the setting out"
         raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
-    rows = prepared.records(task_name, "train").rows
-    return with_defaults(study, OF_FEW_EVENTS) if subjects_with_event(rows) < FEW_EVENTS else study
+    if subjects_with_event(prepared.records(task_name, "train").rows) >= FEW_EVENTS:
+        return study
+    has_hazards_of_trees = (
+        study.model.head == "horizon" and prepared.task(task_name).outcomes is None
+    )
+    has_numbers = int(prepared.vocabulary.value_columns.max(initial=-1)) >= 0
+    if has_hazards_of_trees and has_numbers:
+        return with_defaults(study, OF_FEW_EVENTS_AND_NUMBERS)
+    return with_defaults(study, OF_FEW_EVENTS)
 
 
 def subjects_with_event(rows: TaskRows) -> int:

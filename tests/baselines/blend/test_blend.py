@@ -376,6 +376,16 @@ def test_a_planted_leak_of_the_history_features_is_found(
     )
 
 
+@pytest.mark.parametrize("array", ["cox.design.used", "boosted.trees.0.feature"])
+def test_a_part_that_looks_at_columns_that_there_are_not_is_refused(run: Path, tmp_path: Path, array: str) -> None:
+    for name in (BLEND_FILE, ARRAYS_FILE):
+        shutil.copy(run / name, tmp_path / name)
+    arrays, trained = load_file(tmp_path / ARRAYS_FILE), Run(run)
+    save_file({**arrays, array: arrays[array] * 0 + 10**6}, tmp_path / ARRAYS_FILE)
+    with pytest.raises(EhrseqError, match=f"{array} names columns"):
+        Blend.load(tmp_path, trained.vocabulary, edges_days=trained.model.config.edges_days)
+
+
 def test_a_changed_blend_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "changed")
     arrays = load_file(run / ARRAYS_FILE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ehrsequencing.baselines.history import FeatureSpec
 from ehrsequencing.baselines.landmark_cox import CoxHazards, LandmarkCox, LinearDesign
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Recalibrated
@@ -110,8 +111,13 @@ class Blend:
             folder: The run, whose manifest has been checked.
             vocabulary: The run's.
             edges_days: Of the run's network.
+
+        Raises:
+            EhrseqError: A part looks at a column that its features do not have.
         """
         text, arrays = read_json(folder / BLEND_FILE), load_file(folder / ARRAYS_FILE)
+        features = {part: _spec(saved) for part, saved in text["features"].items()}
+        _require_columns(arrays, features, folder)
         edges = tuple(edges_days)
         weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
         base = arrays["boosted.base"]
@@ -123,7 +129,7 @@ class Blend:
         ]
         boosted = BoostedVisits(
             vocabulary,
-            _spec(text["features"]["boosted"]),
+            features["boosted"],
             np.split(arrays["boosted.cuts"], arrays["boosted.cut_offsets"][1:-1]),
             arrays["boosted.part_of"],
             base,
@@ -131,7 +137,7 @@ class Blend:
             trees,
         )
         design = LinearDesign(
-            _spec(text["features"]["cox"]),
+            features["cox"],
             *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
         )
         mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
@@ -165,6 +171,22 @@ def network_hazards(
     out = np.empty(eta.shape)
     out[rows] = np.exp(eta.astype(np.float64))
     return out
+
+
+def _require_columns(
+    arrays: Mapping[str, Any], features: Mapping[str, FeatureSpec], folder: Path
+) -> None:
+    """Refuse parts that look at columns which their features do not have: hashes prove no author."""
+    for name, values in arrays.items():
+        if name == "cox.design.used":
+            columns = len(features["cox"])
+        elif name.startswith("boosted.trees.") and name.endswith(".feature"):
+            columns = len(features["boosted"]) + 1  # and the part of time
+        else:
+            continue
+        if np.any((values < 0) | (values >= columns)):
+            what, where = f"{name} names columns that there are not", str(folder / ARRAYS_FILE)
+            raise EhrseqError(what, where=where, fix="train the run again")
 
 
 def _spec(saved: dict[str, Any]) -> FeatureSpec:
