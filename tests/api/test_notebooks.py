@@ -39,7 +39,9 @@ def test_outputs_are_kept_only_where_data_is_needed(path: Path) -> None:
     outputs = [output for cell in code for output in cell["outputs"]]
     assert bool(outputs) == (needs(path) is not None)
     assert "error" not in {output["output_type"] for output in outputs}
-    assert not [name for output in outputs for name in output.get("data", {}) if "subject_id" in str(output["data"][name])]
+    assert not [
+        name for output in outputs for name in output.get("data", {}) if "subject_id" in str(output["data"][name])
+    ]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from ehrsequencing.evaluation.estimates import (
     nll_row,
     scope_estimates,
 )
-from ehrsequencing.evaluation.follow_up import censoring, follow_up
+from ehrsequencing.evaluation.population import censoring, follow_up
 from ehrsequencing.metrics import bootstrap
 from ehrsequencing.metrics.accuracy import brier
 from ehrsequencing.metrics.bootstrap import percentile_interval

@@ -22,9 +22,9 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stopped
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.processes import ALONE, Processes, joined_processes
+from ehrsequencing.training.run_folder import TrainingState
 from ehrsequencing.training.train import Trainer
 
 TINY = (

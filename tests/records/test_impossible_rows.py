@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.audit.source import Source, join
+from ehrsequencing.audit.data import Source, join
 from ehrsequencing.config import DialectConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.meds import MedsReader, fix

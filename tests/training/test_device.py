@@ -15,8 +15,8 @@ from ehrsequencing.batches.reach import Reach
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training import loop
-from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.device import Losses, on_device, prefetched
+from ehrsequencing.training.processes import Losses, on_device, prefetched
+from ehrsequencing.training.run_folder import TrainingState
 from helpers.long_records import history, random_records, train, weights
 
 

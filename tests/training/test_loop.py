@@ -22,11 +22,10 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop, resolve
-from ehrsequencing.training.checkpoint import ExponentialMovingAverage
 from ehrsequencing.training.hazards_objective import HazardsObjective
 from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.loop import make_optimizer
-from ehrsequencing.training.run_folder import BEGUN
+from ehrsequencing.training.run_folder import BEGUN, ExponentialMovingAverage
 from ehrsequencing.training.train import Trainer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
