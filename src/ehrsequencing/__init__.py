@@ -28,7 +28,7 @@ _PUBLIC = {
     "codes": "ehrsequencing.api.records",
     "compare": "ehrsequencing.api.compare",
     "evaluate": "ehrsequencing.api.evaluate",
-    "export": "ehrsequencing.api.records",
+    "export": "ehrsequencing.api.predictions",
     "fit": "ehrsequencing.api.training",
     "from_table": "ehrsequencing.api.flat_table",
     "import_csv": "ehrsequencing.api.records",
@@ -104,13 +104,13 @@ if TYPE_CHECKING:
     from ehrsequencing.api.evaluate import score as score
     from ehrsequencing.api.flat_table import from_table as from_table
     from ehrsequencing.api.predictions import aalen_johansen as aalen_johansen
+    from ehrsequencing.api.predictions import export as export
     from ehrsequencing.api.records import (
         check as check,
     )
     from ehrsequencing.api.records import (
         codes as codes,
     )
-    from ehrsequencing.api.records import export as export
     from ehrsequencing.api.records import (
         import_csv as import_csv,
     )

@@ -165,7 +165,7 @@ def export(
     results and paths. It needs a run that was prepared with vocabulary.min_subjects of at least 11. meds-dev: the
     risk of one cause by one horizon for each label, as MEDS-DEV reads it.
     """
-    from ehrsequencing.api.records import export as write
+    from ehrsequencing.api.predictions import export as write
 
     open_run(run)
     found = write(
