@@ -36,7 +36,6 @@ TINY = (
 VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
     "cut": ("training.visit_budget=8", "model.max_visits=2"),  # long records as parts: unlike numbers of batches
-    "flat": ("model.architecture=flat",),
 }
 
 
@@ -106,8 +105,6 @@ def main(prepared: Path, out: Path) -> None:
         save_file(step_sums(one, steps(one)["drawn"]), out / f"mean {us.rank}.safetensors")
         Processes.sum_gradients = TRUE_SUM  # type: ignore[method-assign]
 
-        trainer(prepared, out / "two", us).fit()
-        trainer(prepared, out / "members", us, "training.members=2", "training.epochs=1").fit()
         stopped = resumed(prepared, out / "resumed", us)
         (out / f"stopped {us.rank}.json").write_text(json.dumps(stopped))
 

@@ -1,7 +1,5 @@
 """The likelihood of every outcome against a dense reference, its gradients, its memory, and risks against theirs."""
 
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -155,27 +153,3 @@ def test_head_starts_at_the_training_rates() -> None:
     with torch.no_grad():
         head.vectors.weight.zero_()
         torch.testing.assert_close(head.log_hazards(torch.randn(2, 8))[1].exp(), rates.float())
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_codes() -> None:
-    """2,048 rows and 20 bins: loss and gradients stay under 300 MiB, where one dense array of hazards has 312.
-
-    Measured in a process of its own, since the peak of this one is that of other tests.
-    """
-    script = """
-import resource, torch
-from ehrsequencing.models.risks import onset_risk
-from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
-torch.manual_seed(0)
-head = OutcomeHead(64, outcomes=2000, rank=32, edges_days=[float(k) for k in range(1, 20)])
-z = torch.randn(2048, 64, requires_grad=True)
-rows = torch.arange(2048).repeat_interleave(40)
-labels = OutcomeLabels(rows, torch.arange(40).repeat(2048), torch.rand(len(rows)) * 20)
-stop = torch.full((2048,), 30.0)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-head.nll(z, stop_days=stop, labels=labels).sum().backward()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 300

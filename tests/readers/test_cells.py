@@ -119,7 +119,7 @@ def check(report: ImportReport, name: str, rows: list[dict[str, str]], columns: 
     assert counts.kept + lost == counts.rows_in == len(rows)
 
 
-DIRTY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+DIRTY = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 MAP = """subject: who
 time: at
 birth: born

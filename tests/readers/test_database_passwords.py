@@ -83,6 +83,7 @@ def test_paths_keep_their_names(tmp_path: Path) -> None:
         import_omop("data/absent", tmp_path / "meds")
 
 
+@pytest.mark.slow
 def test_a_real_server_with_an_awkward_password(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     psycopg = pytest.importorskip("psycopg", reason="needs the extra postgres")
     password = "pa/ss#Xq7zW?@["

@@ -91,30 +91,6 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     assert found["fixes"] == found["tasks"] == []
 
 
-def test_births_are_no_part_of_the_span_however_absurd(tmp_path: Path) -> None:
-    data = write(tmp_path, "0 A", "9 A, -9000 MEDS_BIRTH")
-    path = data / "data" / "train" / "0.parquet"
-    table = pq.read_table(path, partitioning=None)
-    for birth_us in (-(10**18), -(2**63) + 1):  # the year -29719; and so early that an age in µs would overflow
-        times = [birth_us if code == "MEDS_BIRTH" else x for x, code in zip(
-            table["time"].cast(pa.int64()).to_pylist(), table["code"].to_pylist(), strict=True)]  # fmt: skip
-        pq.write_table(table.set_column(1, "time", pa.array(times).cast(pa.timestamp("us"))), path)
-        found = checked(data)
-        assert found["years"] == [2020, 2020]
-        assert [(fix["kind"], fix["count"]) for fix in found["fixes"]] == [("old_age", 1)]
-    births = write(tmp_path / "births", "-9000 MEDS_BIRTH")
-    assert checked(births)["years"] == []
-    assert "no row but births" in ehrseq("check", births).output
-
-
-def test_merged_visits_over_30_days_are_counted(tmp_path: Path) -> None:
-    data = write(tmp_path, "0 A @e1, 31 B @e1, 50 A @e2, 80 B @e2", column="hadm_id")
-    assert checked(data, "visits.by=encounter")["visits"]["over_30_days"] == 1
-    done = ehrseq("check", data, "visits.by=encounter")
-    assert "2; 1 longer than 30 days" in done.output
-    assert "longer than" not in ehrseq("check", data).output
-
-
 # ---- fixes and refusals ---------------------------------------------------------------------------------------------
 
 

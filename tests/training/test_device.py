@@ -3,65 +3,17 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.reach import Reach
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.device import Losses, on_device, prefetched
-from helpers.long_records import history, random_records, train, weights
-
-
-@pytest.fixture(scope="module")
-def cut_run(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cut") / "run"
-    batches = train(sim_prepared, out)
-    assert max(batches) > 2
-    return out
-
-
-@pytest.mark.slow
-def test_a_run_with_cut_records_goes_on_to_the_same_bytes(sim_prepared: Path, cut_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError):
-        train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=45", stop_at=70)
-    train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=45", resume=True)
-    assert weights(tmp_path / "run") == weights(cut_run)
-    assert history(tmp_path / "run") == history(cut_run)
-
-
-@pytest.mark.slow
-def test_training_on_parts_is_training_on_the_whole(
-    sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = ("model.dropout=0.0", "model.history_dropout=0.0", "training.learning_rate=1e-4")
-    assert max(train(sim_prepared, tmp_path / "parts", *settings)) > 2
-    monkeypatch.setattr(Reach, "for_model", lambda config: None)
-    assert max(train(sim_prepared, tmp_path / "whole", *settings)) == 1
-    np.testing.assert_allclose(history(tmp_path / "parts"), history(tmp_path / "whole"), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_made_ahead_are_the_same_bytes(
-    sim_prepared: Path, cut_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(*arguments: Any, **named: Any) -> Losses:
-        losses = Losses(*arguments, **named)
-        losses.every = 7
-        return losses
-
-    monkeypatch.setattr(loop, "on_device", lambda steps, device: prefetched(steps))
-    monkeypatch.setattr(loop, "Losses", late)
-    train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=60")
-    assert weights(tmp_path / "run") == weights(cut_run)
-    assert history(tmp_path / "run") == history(cut_run)
+from helpers.long_records import random_records
 
 
 def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
