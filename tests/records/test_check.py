@@ -5,15 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import check_data, format_check
-from ehrsequencing.records.prepare import prepare
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
@@ -92,43 +89,6 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
 
 
 # ---- fixes and refusals ---------------------------------------------------------------------------------------------
-
-
-def messy(folder: Path) -> Path:
-    """A data set with most fixes at once."""
-    rows = [row for s in range(12) for row in record(s, "- SEX//F, -9000 BIRTH, 0 A, 3 B, 40 END, 50 B", start=START)]
-    rows += [Row(0, START + 60 * DAY_US, "DEATH"), Row(0, START + 61 * DAY_US, "B"), Row(1, START, "A")]
-    rows += [Row(2, us("1850-01-01"), "B"), Row(3, START - 9001 * DAY_US, "B"), Row(4, START, "LAB", float("inf"))]
-    rows += [Row(5, START + 45 * DAY_US, "TX"), Row(99, None, "SEX//F")]
-    data = write_meds(folder, rows, splits=dict.fromkeys([*range(12), 99, 500], "train"))
-    path = data / "data" / "train" / "0.parquet"
-    table = pq.read_table(path, partitioning=None)
-    times, values = table["time"].cast(pa.timestamp("ms")), table["numeric_value"].cast(pa.float64())
-    pq.write_table(table.set_column(1, "time", times).set_column(3, "numeric_value", values), path)
-    return data
-
-
-def test_check_counts_what_prepare_counts(tmp_path: Path) -> None:
-    """Each fix once, though records are read twice; and a count for everything that was spoiled."""
-    data = messy(tmp_path / "meds")
-    found = checked(data, task=task_of())
-    prepare(data, tmp_path / "set", study=StudyConfig(), tasks=[task_of()])
-    counts = {fix["kind"]: fix["count"] for fix in found["fixes"]}
-    assert counts == read_json(tmp_path / "set" / MANIFEST)["fixes"]
-    assert counts == {
-        "time_unit": 12 * 5 + 7,
-        "value_type": 1,
-        "bad_value": 1,
-        "birth_name": 12,
-        "death_name": 1,
-        "bad_year": 1,
-        "duplicates": 1,
-        "before_birth": 1,
-        "after_death": 1,
-        "static_only": 1,
-        "absent_split": 2,  # 500, and 99, who has only static rows
-        "after_censoring": 2,
-    }
 
 
 def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:

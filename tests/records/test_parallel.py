@@ -240,6 +240,3 @@ def test_ranks_are_those_of_a_plain_search(knots: list[list[int]], asked: list[t
             low, high = own[below - 1], own[below]
             expected.append((below - 1 + (number - low) / (high - low)) / 8)
     assert _Ranks(table).of(scale, value).tolist() == expected
-
-
-# ---- the fast lanes, against the plain road --------------------------------------------------------------------------

@@ -162,6 +162,3 @@ def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
 
     assert max(np.abs(trends(visit_effect=0, drop_out_effect=0))) < 0.06
     assert min(trends()) > 0.12
-
-
-# --- Calibration of the defaults -------------------------------------------------------------------------------------

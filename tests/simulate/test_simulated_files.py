@@ -168,6 +168,3 @@ def test_a_stay_is_an_admission_and_a_discharge_that_holds_everything_else(tmp_p
         )
     assert open_ended > 3
     assert abs(np.mean(lengths) - 20) < 4 * np.std(lengths) / np.sqrt(len(lengths)) + 0.5  # the end of the study cuts
-
-
-# --- Ontology ---------------------------------------------------------------------------------------------------------

@@ -2,18 +2,13 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.device import Losses, on_device, prefetched
-from helpers.long_records import random_records
+from ehrsequencing.training.device import Losses, prefetched
 
 
 def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
@@ -47,28 +42,6 @@ def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:
         next(stream)
         stream.close()  # type: ignore[attr-defined]  # a generator
     assert threading.active_count() == before
-
-
-def test_a_gpu_gets_pinned_batches_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[tuple[str, bool, str]] = []
-    pinned: set[int] = set()
-
-    def pin(self: VisitBatch) -> VisitBatch:
-        twin = replace(self)
-        pinned.add(id(twin.codes))
-        assert threading.current_thread() is not threading.main_thread()
-        return twin
-
-    def to(self: VisitBatch, device: Any, *, non_blocking: bool = False) -> VisitBatch:
-        moved.append((str(device), non_blocking, "pinned" if id(self.codes) in pinned else "not pinned"))
-        return self
-
-    monkeypatch.setattr(VisitBatch, "pin_memory", pin)
-    monkeypatch.setattr(VisitBatch, "to", to)
-    loader = SubjectLoader(random_records((4, 3, 5), seed=0))
-    steps = list(on_device(loader.in_order(visit_budget=4), torch.device("cuda")))
-    assert len(steps) == 3
-    assert moved == [("cuda", True, "pinned")] * 3
 
 
 @pytest.mark.parametrize("every", [1, 4])
