@@ -174,10 +174,10 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
         outcome_per_year=0.1, chronic_conditions=2, chronic_prevalence=0.4, chronic_effect=2.0, pair_effect=0.0,
         truth_futures=4,
     )  # fmt: skip
-    simulate(tmp_path / "data", subjects=400, seed=1, config=plain)
+    simulate(tmp_path / "data", subjects=600, seed=1, config=plain)
     task = load_task(tmp_path / "data" / "task.yaml")
     prepare(tmp_path / "data", tmp_path / "set", study=tiny_study, tasks=[task])
-    study = load_study(None, ["model.size=small", "training.epochs=8", "training.warmup_steps=10"])
+    study = load_study(None, ["model.size=small", "training.epochs=12", "training.warmup_steps=10"])
     trainer = Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=study)
     start = trainer.tuning_nll(trainer.model)
     trainer.fit()
