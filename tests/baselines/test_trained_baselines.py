@@ -36,7 +36,7 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
     first = train(study)
     assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["flat-behrt"]
     assert first.run.manifest["seed"] == 0
-    for changed in ({"seed": 9}, {"epochs": 1}, {"members": 2}):
+    for changed in ({"seed": 9}, {"epochs": 1, "members": 2}):
         settings = TrainingConfig.model_validate(study.training.model_dump() | changed)
         again = train(study.model_copy(update={"training": settings}))
         assert again.run.study.training == settings
