@@ -1,4 +1,4 @@
-"""Long records, models that cut them, and short trainings on them."""
+"""Long records of random visits and prediction times."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """What two processes do in the tests of `torchrun`; it runs `-m helpers.two_processes PREPARED OUT`.
 
-All of it happens in one pair of processes, since starting them takes longest: sums of gradients, a broken sum, whole
-trainings, and a training that two, one and two processes continue.
+All of it happens in one pair of processes, since starting them takes longest: sums of gradients, a broken sum, and a
+training that two, one and two processes continue.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The order of imported rows against Python's own sort, packed or not; combinations of values; codes on their way."""
+"""The order of imported rows against Python's own sort, packed or not; and combinations of values."""
 
 from collections.abc import Sequence
 from typing import Any

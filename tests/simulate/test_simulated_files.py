@@ -1,4 +1,4 @@
-"""The simulated files: valid MEDS, a function of the seed alone, with stays and an ontology."""
+"""The simulated files: valid MEDS, a function of the seed alone, with stays."""
 
 import json
 from collections import defaultdict

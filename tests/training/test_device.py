@@ -1,4 +1,4 @@
-"""Batches made ahead in another thread, losses read late, as on a GPU; and training on the parts of long records."""
+"""Batches made ahead in another thread, and losses read late, as on a GPU."""
 
 import threading
 from collections.abc import Iterator

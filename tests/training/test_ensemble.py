@@ -1,4 +1,4 @@
-"""Ensembles: the mean hazard, the same bytes after any interruption, and everything else as with one model."""
+"""Ensembles: the mean hazard, members that are the runs of their seeds, and everything else as with one model."""
 
 import json
 from pathlib import Path
