@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ehrsequencing.training.checkpoint import TrainingState
+from ehrsequencing.training.run_folder import TrainingState
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.processes import Losses, prefetched
