@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ehrsequencing.training.run_folder import TrainingState
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.processes import Losses, prefetched
+from ehrsequencing.training.run_folder import TrainingState
 
 
 def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
