@@ -12,8 +12,8 @@ from ehrsequencing.models.behrt import BEHRTEmbedding
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.hazards import SurvivalHead, visit_nll
 from ehrsequencing.models.transformer import TimelineEncoder
-from ehrsequencing.models.visit_encoder import (
-    AttnPoolingVisitEncoder,
+from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder
+from ehrsequencing.models.visit_encoder_variants import (
     MeanPoolingVisitEncoder,
     TransformerVisitEncoder,
 )
