@@ -55,7 +55,7 @@ def test_the_biostatistician_finds_the_same_numbers(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flat_table(500).to_csv("flat.csv", index=False)
+    flat_table(250).to_csv("flat.csv", index=False)
     found = run_script("biostatistician")
     metrics, table = found["ev"].metrics, pd.read_csv("outcomes.csv")
     ours = metrics.query("metric == 'c' and horizon == '300d' and landmark == '0d' and model == 'ehrsequencing'")
