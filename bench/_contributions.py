@@ -16,8 +16,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.simulate.codes import ACUTE, MARKER
-from ehrsequencing.simulate.process import Process
-from ehrsequencing.simulate.settings import SimulationConfig
+from ehrsequencing.simulate.process import Process, SimulationConfig
 
 _MARKER_MEAN, _MARKER_SD = 100.0, 15.0
 

@@ -19,7 +19,7 @@ from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.evaluation.few_labels import FewLabels
+from ehrsequencing.evaluation.trained_baselines import FewLabels
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared

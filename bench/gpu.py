@@ -37,7 +37,7 @@ from ehrsequencing.models.attention import attend, codes_plan, plain_attention, 
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.device import autocast, on_device
+from ehrsequencing.training.processes import autocast, on_device
 from ehrsequencing.training.train import Trainer
 from engine import SHAPES, VOCABULARY, padded
 

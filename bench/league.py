@@ -43,7 +43,7 @@ from contenders.exchange import FACTS, PREDICTIONS, QUESTION, nll_through
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.prediction_file import Risks, prediction_file
 from ehrsequencing.prediction.run import Run

@@ -32,7 +32,7 @@ from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.evaluation.trained_baselines import TrainedBaseline
 from ehrsequencing.prediction.run import Run

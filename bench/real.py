@@ -49,7 +49,7 @@ from ehrsequencing.baselines.forest import LEAVES, TIME_PARTS, CompetingForest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, format_days
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.files import digest, read_json, write_json
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.repeated_splits import ROWS, one_split, split_fingerprint, split_study
 

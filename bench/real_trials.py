@@ -14,7 +14,7 @@ from statistics import fmean
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare

@@ -262,7 +262,10 @@ def _meanings(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]:
-    """Run the notebooks that changed; name, title, and a picture of each."""
+    """Run the notebooks that changed; name, title, and a picture of each.
+
+    Those that need data which is not in this repository (`needs` in their metadata) keep their outputs.
+    """
     import nbclient
     import nbformat
 
@@ -272,13 +275,14 @@ def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]
         done = out / path.name
         if not done.is_file() or json.loads(done.read_text())["metadata"].get("source") != content:
             book = nbformat.read(path, as_version=4)
-            with tempfile.TemporaryDirectory() as folder:
-                os.environ["TMPDIR"] = folder
-                resources = {"metadata": {"path": folder}}
-                nbclient.NotebookClient(
-                    book, timeout=NOTEBOOK_SECONDS, resources=resources
-                ).execute()
-                del os.environ["TMPDIR"]
+            if "needs" not in book.metadata:
+                with tempfile.TemporaryDirectory() as folder:
+                    os.environ["TMPDIR"] = folder
+                    resources = {"metadata": {"path": folder}}
+                    nbclient.NotebookClient(
+                        book, timeout=NOTEBOOK_SECONDS, resources=resources
+                    ).execute()
+                    del os.environ["TMPDIR"]
             book.metadata["source"] = content
             nbformat.write(book, done)
         book = json.loads(done.read_text())
@@ -303,7 +307,8 @@ def gallery_index(found: list[tuple[str, str, str | None]]) -> str:
     lines = [
         "# Gallery",
         "",
-        "Notebooks of `examples/`, run when this site was made. The records are simulated.",
+        "Notebooks of `examples/`. The first four have simulated records and were run when this site was made. The "
+        "last two keep their outputs: their records are public, and not in this repository.",
     ]
     lines += ["", "::::{grid} 1 2 2 2", ":gutter: 3", ""]
     for name, title, picture in found:

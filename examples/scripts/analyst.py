@@ -3,7 +3,7 @@
 import ehrsequencing as eh
 
 account = eh.import_omop("omop/", "records/")
-print("\n".join(account.lines()))
+print(account)
 print(eh.codes("records/").head(5))
 
 task = {

@@ -22,13 +22,13 @@ _PUBLIC = {
     "ModelConfig": "ehrsequencing.config",
     "TaskConfig": "ehrsequencing.config",
     "VisitBatch": "ehrsequencing.batches.visit_batch",
-    "aalen_johansen": "ehrsequencing.api.curves",
+    "aalen_johansen": "ehrsequencing.api.predictions",
     "audit": "ehrsequencing.api.evaluate",
     "check": "ehrsequencing.api.records",
     "codes": "ehrsequencing.api.records",
     "compare": "ehrsequencing.api.compare",
     "evaluate": "ehrsequencing.api.evaluate",
-    "export": "ehrsequencing.api.export",
+    "export": "ehrsequencing.api.predictions",
     "fit": "ehrsequencing.api.training",
     "from_table": "ehrsequencing.api.flat_table",
     "import_csv": "ehrsequencing.api.records",
@@ -43,7 +43,7 @@ _PUBLIC = {
     "run": "ehrsequencing.api.study",
     "score": "ehrsequencing.api.evaluate",
     "simulate": "ehrsequencing.api.records",
-    "visit_encoder": "ehrsequencing.config.parts",
+    "visit_encoder": "ehrsequencing.config.base",
 }
 _PACKAGES = {
     "metrics": "ehrsequencing.metrics",
@@ -96,15 +96,15 @@ if TYPE_CHECKING:
     from ehrsequencing import metrics as metrics
     from ehrsequencing.api.compare import compare as compare
     from ehrsequencing.api.compare import pool_sites as pool_sites
-    from ehrsequencing.api.curves import aalen_johansen as aalen_johansen
     from ehrsequencing.api.data import prepare as prepare
     from ehrsequencing.api.data import read_meds as read_meds
     from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival
     from ehrsequencing.api.evaluate import audit as audit
     from ehrsequencing.api.evaluate import evaluate as evaluate
     from ehrsequencing.api.evaluate import score as score
-    from ehrsequencing.api.export import export as export
     from ehrsequencing.api.flat_table import from_table as from_table
+    from ehrsequencing.api.predictions import aalen_johansen as aalen_johansen
+    from ehrsequencing.api.predictions import export as export
     from ehrsequencing.api.records import (
         check as check,
     )
@@ -133,7 +133,7 @@ if TYPE_CHECKING:
     from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
     from ehrsequencing.config import ModelConfig as ModelConfig
     from ehrsequencing.config import TaskConfig as TaskConfig
-    from ehrsequencing.config.parts import visit_encoder as visit_encoder
+    from ehrsequencing.config.base import visit_encoder as visit_encoder
     from ehrsequencing.core.errors import EhrseqError as EhrseqError
     from ehrsequencing.models import nn as nn
     from ehrsequencing.models.behrt import BEHRTForSurvival as BEHRTForSurvival

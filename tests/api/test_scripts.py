@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.config.parts import visit_encoder
+from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training import resolve
 from helpers.flat_frames import flat_table

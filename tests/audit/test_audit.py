@@ -21,7 +21,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.outputs import save_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.models.saved import WEIGHTS_FILE
+from ehrsequencing.models.base import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, add_to_run, saved_audit
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared

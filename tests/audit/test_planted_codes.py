@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ehrsequencing.audit.data import Finding
+from ehrsequencing.audit.fitted import excluded_codes, pretraining, unseen_subjects
 from ehrsequencing.audit.leading_codes import _compared, _Visits
-from ehrsequencing.audit.pretraining import excluded_codes, pretraining, unseen_subjects
 from ehrsequencing.audit.suspicion import UNKNOWN, _without, importance, sentence
 from ehrsequencing.evaluation.context import predictor_cutoff
 from ehrsequencing.records.prepared import Prepared

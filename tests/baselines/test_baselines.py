@@ -124,21 +124,6 @@ def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
     np.testing.assert_allclose(risk.mean(axis=0)[0], observed[0], atol=0.04)  # competing deaths are not censored away
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_baselines_strongest_first(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
-) -> None:
-    days, chosen = np.array([365.25]), np.arange(len(tuning))
-    made = [fit_baselines("fast", given_to(task, prepared, train, tuning, seed=3)) for _ in range(2)]
-    assert {b.model.name for b in made[0]} == {"boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"}
-    said = [b.tuning_nll for b in made[0]]
-    assert said == sorted(said)
-    for a, b in zip(*made, strict=True):
-        assert a.tuning_nll == pytest.approx(a.model.nll(tuning, chosen).mean())
-        np.testing.assert_array_equal(a.model.risk(tuning, chosen, days), b.model.risk(tuning, chosen, days))
-    assert fit_baselines("none", given_to(task, prepared, train, tuning, seed=3)) == []
-
-
 @pytest.mark.parametrize(
     "missing",
     [
@@ -231,18 +216,6 @@ def test_risk_and_likelihood_speak_of_the_same_hazards(
     survival = np.exp(-model.nll(replace(train, rows=lost), chosen))
     risk = model.risk(train, chosen, np.array([days])).sum(axis=1)[:, 0]
     np.testing.assert_allclose(1 - risk, survival, atol=0.02 if kind is LandmarkCox else 1e-12)
-
-
-@pytest.mark.slow
-def test_a_grid_finer_than_the_events_leaves_every_likelihood_finite(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
-) -> None:
-    """Bins without a training event, of either cause, and events of other subjects in them."""
-    edges = tuple(np.linspace(1.0, 3000.0, 400))
-    n = len(tuning)
-    odd = replace(tuning.rows, duration_days=np.linspace(0.5, 4000.0, n), cause=(1 + np.arange(n) % 2).astype(np.int8))
-    for one in fit_baselines("fast", replace(given_to(task, prepared, train, tuning), edges_days=edges)):
-        assert np.isfinite(one.model.nll(replace(tuning, rows=odd), np.arange(n))).all()
 
 
 def test_the_cohorts_hazards_of_weighted_days_are_those_of_most_likelihood() -> None:

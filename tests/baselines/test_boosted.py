@@ -19,31 +19,6 @@ from helpers.baselines import given_to, with_rows
 
 
 @pytest.mark.slow
-def test_boosting_sees_every_prediction_time_and_tries_as_often_as_it_is_told(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[dict[str, Any], int]] = []
-    fit_one = boosted.HistGradientBoostingRegressor.fit
-
-    def spy(self: Any, x: Any, *args: Any, **held: Any) -> Any:
-        seen.append((self.get_params(), len(x)))
-        return fit_one(self, x, *args, **held)
-
-    monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
-    made = given_to(task, prepared, train, tuning)
-    models = {n: BoostedVisits.fit(made, trials=n) for n in (1, 3)}
-    assert len(seen) == (1 + 3) * len(task.causes)
-    every = models[1].periods(train.rows, np.arange(len(train)))
-    assert {rows for _, rows in seen} == {len(every.row)}
-    rows = np.arange(len(tuning))
-    assert models[3].nll(tuning, rows).mean() <= models[1].nll(tuning, rows).mean() + 1e-9  # chosen by it
-    monkeypatch.setattr(boosted, "MOST_CELLS", 40 * (len(models[1].columns) + 1))
-    del seen[:]
-    BoostedVisits.fit(made)
-    assert {rows for _, rows in seen} <= set(range(20, 41))  # 20 prediction times, in one or two parts of time
-
-
-@pytest.mark.slow
 def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,21 +87,6 @@ def test_trees_answer_as_scikit_learn_does(leaves: int) -> None:
             Trees.from_sklearn(model, np.arange(6), trees=number).predict(x[:200]), staged, rtol=1e-12
         )
     assert len(np.unique(trees.predict(other))) > 5  # rows are told apart
-
-
-def test_no_tree_at_all_is_the_start() -> None:
-    model, x = fitted_trees()
-    none = Trees.from_sklearn(model, np.arange(6), trees=0)
-    np.testing.assert_allclose(none.predict(x), np.exp(model._baseline_prediction.ravel()[0]), rtol=1e-12)
-
-
-def test_features_may_stand_in_other_columns() -> None:
-    model, x = fitted_trees()
-    columns = np.array([7, 3, 4, 5, 6, 2])
-    wide = np.zeros((len(x), 8), np.float32)
-    wide[:, columns] = x
-    trees, moved = (Trees.from_sklearn(model, given) for given in (np.arange(6), columns))
-    np.testing.assert_array_equal(moved.predict(wide), trees.predict(x))
 
 
 Cuts = Callable[..., np.ndarray]

@@ -24,7 +24,7 @@ from ehrsequencing.baselines.cox import (
     partial_log_likelihood,
 )
 from ehrsequencing.baselines.landmark_cox import censoring_rows, fit_censoring_cox
-from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.metric_table import metric_table
@@ -175,13 +175,6 @@ def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:
     np.testing.assert_allclose(again.beta, signal.beta, atol=1e-8)
 
 
-def test_without_an_event_there_is_no_hazard() -> None:
-    rows = sample(0)
-    nobody = CoxRows(rows.x, rows.entry_days, rows.duration_days, rows.event & False)
-    never = choose_ridge(nobody, rows)
-    assert not cumulative_hazard(never, rows.x, np.array([1.0, 99.0])).any()
-
-
 def two_causes(seed: int) -> tuple[list[CoxFit], np.ndarray]:
     rng = np.random.default_rng(seed)
     rows = sample(seed, n=80)
@@ -221,19 +214,6 @@ def test_incidence_is_that_of_plain_loops_and_sums_to_one(seed: int) -> None:
     with_none = cox_incidence([CoxFit.without_events(3), fits[1]], x, days)
     np.testing.assert_allclose(with_none[:, 1], -np.expm1(-cumulative_hazard(fits[1], x, days)), atol=1e-12)
     assert (with_none[:, 0] == 0).all()
-
-
-def test_conditional_risk_is_the_risk_of_the_survivors() -> None:
-    fits, x = two_causes(0)
-    days = np.array([0.1, 0.4, 1.0])
-    given = conditional_risk(lambda d: cox_incidence(fits, x, d), days, start_days=0.4)
-    assert (given[:, :, :2] == 0).all()
-    left = [
-        CoxFit(f.mean, f.scale, f.beta, StepFunction(
-            f.baseline.times_days, np.maximum(f.baseline.values - f.baseline.at(0.4), 0.0)), f.ridge)
-        for f in fits
-    ]  # fmt: skip
-    np.testing.assert_allclose(given, np.where(days > 0.4, cox_incidence(left, x, days), 0.0), atol=1e-12)
 
 
 # ---- censoring ---------------------------------------------------------------------------------------------------
@@ -303,19 +283,6 @@ def test_dependent_censoring_biases_kaplan_meier_weights_and_not_those_of_cox(n_
     assert {name: z for (model, name), z in bias.items() if model == "cox" and abs(z) > 2} == {}
     assert abs(bias["kaplan-meier", "brier"]) > 5
     assert abs(bias["kaplan-meier", "observed"]) > 5
-
-
-def test_rows_learn_who_drops_out_and_the_end_of_the_study_does_not_hide_it() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 2, (4000, 1)).astype(float)
-    drop_out = rng.exponential(1 / np.where(x[:, 0] == 1, 0.4, 0.1))
-    duration, cause = np.minimum(drop_out, 5.0), np.zeros(4000, int)  # all who are left are censored at 5
-    early = fit_censoring_cox(censoring_rows(x, duration, cause, until_days=4.0), ridge_per_event=1e-4)
-    found = early.of_rows([[0.0], [1.0]]).before([2.0, 4.0])
-    np.testing.assert_allclose(found, np.exp(-np.outer([0.1, 0.4], [2.0, 4.0])), atol=0.02)
-    whole = fit_censoring_cox(censoring_rows(x, duration, cause), ridge_per_event=1e-4)
-    np.testing.assert_allclose(whole.of_rows([[0.0], [1.0]]).before([2.0, 4.0]), found, atol=0.01)
-    assert (whole.of_rows(x).before(5.5) == 0).all()  # nobody is left
 
 
 def test_few_censored_subjects_do_not_decide_huge_weights() -> None:

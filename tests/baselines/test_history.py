@@ -181,16 +181,6 @@ def test_features_equal_plain_loops(timelines: Timelines, chunk: int) -> None:
         np.testing.assert_allclose(found[row], [expected[name] for name in ALL_CODES.names], rtol=1e-5, atol=1e-6)
 
 
-@given(timelines=records(), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
-def test_rows_may_be_asked_for_in_any_order_and_more_than_once(timelines: Timelines, seed: int) -> None:
-    rows = every_moment(timelines)
-    every = features(TaskRecords(timelines, rows), vocabulary(), ALL_CODES)
-    chosen = np.random.default_rng(seed).integers(0, len(rows), 2 * len(rows))
-    found = history_features(TaskRecords(timelines, rows), vocabulary(), chosen=chosen, columns=ALL_CODES)
-    np.testing.assert_array_equal(found, every[chosen])
-
-
 def future_moves_features(compute: Features, seed: int) -> bool:
     """Whether changing, at random, all that comes after p changes what is known at p."""
     rng = np.random.default_rng(seed)
@@ -273,17 +263,3 @@ def test_pairs_are_those_that_most_subjects_have_in_a_visit(timelines: Timelines
         fit_feature_spec(TaskRecords(timelines, blind), vocabulary(), max_pairs=most) == spec
     )  # no outcome is looked at
     assert fit_feature_spec(TaskRecords(timelines, rows), vocabulary()).pairs == ()
-
-
-def test_a_visit_of_thousands_of_codes_costs_no_more_than_the_codes_that_may_pair() -> None:
-    """Two million pairs in one visit; only the chosen codes are looked at."""
-    names = (*TOKENS, *(f"DX//many{k}" for k in range(2000)))
-    wide = Vocabulary(
-        ("LAB",), names[3:], np.zeros(len(names) - 3, dtype=bool), np.zeros((0, 129)), np.zeros(0), np.zeros(0),
-        ValuesConfig.model_validate({"mode": "none"}),
-    )  # fmt: skip
-    every = [(code, np.nan) for code in range(3, len(names))]
-    timelines = build([([every], [1], [0], []), ([[(3, np.nan), (4, np.nan)]], [1], [0], [])])
-    spec = fit_feature_spec(TaskRecords(timelines, every_moment(timelines)), wide, max_codes=50, max_pairs=10)
-    assert spec.pairs[0] == (3, 4)
-    assert len(spec.pairs) == 10

@@ -1,15 +1,12 @@
 """Landmark Cox, its design, and what blanking and drop-out do to it."""
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ehrsequencing.baselines import landmark_cox
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.cox import RIDGES_PER_EVENT, CoxFit, CoxRegression, CoxRows, choose_ridge
 from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, Recalibrated, fit_baselines, with_last_step
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import HistoryCensoring, LandmarkCox, LinearDesign
@@ -119,24 +116,6 @@ def test_censoring_by_history_follows_who_drops_out(
         assert g[old].mean() < g[~old].mean() - 0.12  # the ridge shrinks what few subjects say
         km = censoring_survival(rows.duration_days[chosen], rows.cause[chosen]).before(200.0)
         assert g.mean() == pytest.approx(float(km), abs=0.12)
-
-
-@pytest.mark.slow
-def test_the_ridge_has_the_lowest_likelihood_that_reports_compare(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, every = given_to(task, prepared, train, tuning), np.arange(len(tuning))
-    found = LandmarkCox(data).nll(tuning, every).mean()
-    events = float((train.rows.cause == 1).sum())
-    for strength in RIDGES_PER_EVENT:  # one of the first cause at a time, with what was chosen for the other
-        monkeypatch.setattr(landmark_cox, "choose_ridge", partial(with_ridge, strength, events))
-        assert LandmarkCox(data).nll(tuning, every).mean() >= found - 1e-9
-
-
-def with_ridge(strength: float, events: float, own: CoxRows, others: CoxRows, **options: Any) -> CoxFit:
-    if float(own.event.sum()) != events:
-        return choose_ridge(own, others, **options)
-    return CoxRegression(own).fit(ridge=strength * events)
 
 
 def test_a_baseline_gets_the_last_step_of_our_training(

@@ -131,6 +131,7 @@ def test_a_fold_of_a_blend_learns_from_nobody_in_it(store: Prepared, study: Stud
     assert np.isfinite(Run(own.out).manifest["tuning_nll"])
 
 
+@pytest.mark.slow
 def test_members_share_one_teacher(store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     fit = BoostedVisits.fit.__func__  # type: ignore[attr-defined]

@@ -223,21 +223,3 @@ def test_from_flat_refuses() -> None:
         VisitBatch.from_flat(codes, ones, -codes, ones)
     with pytest.raises(EhrseqError, match=r"mask.*a mask"):
         VisitBatch.from_flat(codes, ones, codes, ones / 2)
-
-
-def test_visit_ids_stay_as_they_were_given() -> None:
-    codes, ids = torch.tensor([[3, 4, 5, 9]]), torch.tensor([[4, 4, 7, 7]])
-    batch = VisitBatch.from_flat(codes, torch.ones(1, 4), ids, torch.tensor([[True, True, True, False]]))
-    assert batch.visit_ids is not None
-    assert batch.visit_ids.tolist() == [4, 7]
-    assert batch.visit_index.tolist() == [0, 1]
-
-
-def test_padded_is_from_padded_again() -> None:
-    mask = torch.tensor([[[True, True], [True, False], [False, False]], [[False, False], [False, False], [True, True]]])
-    codes, years = torch.arange(12).view(2, 3, 2), torch.rand(2, 3)
-    batch = VisitBatch.from_padded(codes, mask, years, torch.rand(2, 3), torch.ones(2, 3))
-    again = VisitBatch.from_padded(*batch.padded())
-    for name in ("codes", "visit_offsets", "subject_offsets", "age_years", "delta_days"):
-        assert torch.equal(getattr(again, name), getattr(batch, name))
-    assert torch.equal(batch.codes_to_padded(batch.codes), codes * mask)

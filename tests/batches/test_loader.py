@@ -59,14 +59,6 @@ def test_every_prediction_time_sees_exactly_its_past(arrays: TaskRecords) -> Non
     assert answered == len(rows)
 
 
-def test_nothing_after_the_last_prediction_time_is_loaded(arrays: TaskRecords) -> None:
-    timelines, rows = arrays.timelines, arrays.rows
-    step = SubjectLoader(arrays).collate(np.arange(len(timelines)))
-    last = np.asarray(rows.visits_before)[np.asarray(rows.row_offsets)[1:] - 1]
-    with_rows = np.diff(rows.row_offsets) > 0
-    assert step.batch.n_visits - int(step.batch.is_query.sum()) == int(last[with_rows].sum())
-
-
 def test_visit_head_takes_visits_only_and_one_cause_a_subject(arrays: TaskRecords) -> None:
     timelines, rows = arrays.timelines, arrays.rows
     loader = SubjectLoader(arrays, queries=False)

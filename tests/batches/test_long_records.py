@@ -94,18 +94,16 @@ def largest_difference(model: SurvivalModel, whole: list[Step], parts: list[Step
 # ---- parts are the whole ---------------------------------------------------------------------------------------------
 
 
-@every_kind
-@pytest.mark.parametrize("size", [1, 30])
+@pytest.mark.parametrize(("kind", "size"), [*((kind, 12) for kind in KINDS), ("attention", 1), ("flat", 1)])
 def test_parts_have_the_gradient_of_the_uncut_record(kind: str, size: int) -> None:
     model = model_of(kind)
-    lengths = (30, 3, 0, 1, 45) if size > 1 else (12, 3, 0, 1, 18)  # a part for each visit: fewer of them will do
-    loader = loader_of(model, random_records(lengths, seed=1))
+    loader = loader_of(model, random_records((12, 3, 0, 1, 18), seed=1))
     parts = cut(loader, size)
     assert len(parts) > len(loader)
     assert largest_difference(model, [loader.collate(loader.subjects)], parts) < 1e-10
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.integers(0, 14), min_size=1, max_size=3),
     st.integers(0, 10**6),
@@ -180,11 +178,10 @@ def test_a_broken_cut_is_caught(
     owner: type, name: str, broken: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(kind)
-    loader = loader_of(model, random_records((30, 45), seed=1))
+    loader = loader_of(model, random_records((14, 18), seed=1))
     whole = [loader.collate(loader.subjects)]
-    assert largest_difference(model, whole, cut(loader, 25)) < 1e-10
     monkeypatch.setattr(owner, name, broken)
-    assert largest_difference(model, whole, cut(loader, 25)) > 1e-6
+    assert largest_difference(model, whole, cut(loader, 12)) > 1e-6
 
 
 @every_kind
@@ -290,6 +287,3 @@ def test_attention_among_too_many_codes_of_a_visit_is_refused(chosen: dict[str, 
     unseen = replace(rows, visits_before=np.where(rows.subject == 0, 0, rows.visits_before).astype(np.int32))
     SubjectLoader.of_model(config, replace(records, rows=unseen))  # nobody looks at that visit
     SubjectLoader.of_model(ModelConfig(), one_visit_of(MAX_VISIT_CODES + 1))
-
-
-# ---- the batch -------------------------------------------------------------------------------------------------------

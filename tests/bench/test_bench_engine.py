@@ -93,6 +93,7 @@ def test_a_wrong_reference_would_be_seen(bench: ModuleType) -> None:
         load_packed(PaddedFlat(ModelConfig.model_validate({**SEEDS, "architecture": "flat"})), ours.state_dict())
 
 
+@pytest.mark.slow
 def test_step_section_measures_every_row(bench: ModuleType, tmp_path: Path) -> None:
     bench.main(["--quick", "--only", "step", "--out", str(tmp_path / "new" / "engine.json")])
     found = json.loads((tmp_path / "new" / "engine.json").read_text())

@@ -174,6 +174,7 @@ def run_and_print(place: Any, model: str) -> str:
     return str(tables.page_text([tables.score_place(place, resamples=20)], date="today"))
 
 
+@pytest.mark.slow
 def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(place: Any, tmp_path: Path) -> None:
     text = run_and_print(place, "cox")
     assert "| lifelines Cox (strongest rival) | 1/6 |" in text

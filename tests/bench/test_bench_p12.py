@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -65,30 +64,3 @@ def test_the_challenge_trains_on_a_alone() -> None:
     assert set(splits) == {132539, 142673, 142674, 152870}  # set C is in neither
     assert {splits[142674], splits[152870]} == {"held_out"}
     assert "held_out" not in {splits[132539], splits[142673]}
-
-
-def test_from_text_files_to_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The whole command on 60 invented stays, in which creatinine tells who dies."""
-    rng = random.Random(1)
-    ends = {132539 + k: rng.choice(["9,4,1", "7,-1,0"]) for k in range(60)}
-    write_stays(tmp_path, ends, rng=rng)
-    data = tmp_path / "data"
-    data.mkdir()
-    outcome = "{death: IN_HOSPITAL_DEATH, discharge: DISCHARGE_ALIVE}"
-    index = "{code: ICU_ADMISSION, after: 48h}"
-    (data / "task.yaml").write_text(
-        f"name: p12\nindex: {index}\noutcome: {outcome}\nhorizons: [14d, 365d]\nlandmarks: [0d]\n"
-    )
-    parts = ["train"] * 40 + ["tuning"] * 10 + ["held_out"] * 10
-    columns = {"subject_id": list(ends), "split1": parts, "split2": parts[::-1]}
-    pq.write_table(P12.pa.table(columns), data / "published_splits.parquet")
-    quick = ["training.blend=false", "training.epochs=2", "vocabulary.min_subjects=5", "model.size=small"]
-    words = [str(data), str(tmp_path / "out"), "--raw", str(tmp_path / "set-a"), "--divisions", "2", *quick]
-    monkeypatch.setattr(sys, "argv", ["p12.py", *words])
-    P12.main()
-    printed = capsys.readouterr().out
-    assert "| 2 divisions | AUROC | AUPRC | NLL |" in printed
-    (ours,) = [line for line in printed.splitlines() if line.startswith("| network alone |")]
-    assert ours.count("±") == 2

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.evaluation.repeated_splits import corrected_interval
 from helpers.bench import load_bench
 
 OURS, COX, TREES = "ehrsequencing", "landmark Cox", "boosted visits"
@@ -44,20 +43,6 @@ def test_a_cell_counts_where_every_model_has_it_and_only_of_the_outcome() -> Non
     assert found[OURS, "nll"] == pytest.approx(1.3)  # at landmarks only
     assert bench.values_of(SPLITS[0], 730.5)[OURS, "oe"] == 1.0
     assert (OURS, "nll") not in bench.values_of(SPLITS[0], 730.5)
-
-
-def test_the_table_shows_every_model_and_names_the_strongest_of_the_tuning_subjects() -> None:
-    bench = load_bench("real")
-    text = bench.table("pbc2", SPLITS, [])
-    assert "2 of 25 splits done (seeds 20000–20001). Settings of ours: defaults." in text
-    assert "| landmark Cox (strongest) | 1.3000 |" in text
-    assert "boosted visits (strongest)" not in text
-    mean, low, high = corrected_interval([0.1, 0.05], 20 / 80)
-    assert f"| ours − landmark Cox | {-mean:+.4f} ({-high:+.4f} to {-low:+.4f})" in text  # NLL, ours − Cox
-    assert f"{mean:+.3f} ({low:+.3f} to {high:+.3f}) *not distinguishable*" in text  # C
-    one = bench.table("pbc2", SPLITS[:1], ["training.epochs=3"])
-    assert "*no interval*" in one
-    assert "Settings of ours: training.epochs=3." in one
 
 
 def test_a_difference_is_better_by_the_direction_of_its_metric() -> None:

@@ -66,19 +66,6 @@ def test_the_share_of_a_mechanism_is_what_a_model_knows_of_it(mechanism: str, ke
     assert shares[other] == pytest.approx(1.0, abs=0.01)
 
 
-def test_the_error_of_a_share_is_its_spread_over_worlds() -> None:
-    shares, errors = [], []
-    for seed in range(60):
-        truth = world(300, seed)
-        noise = np.exp(np.random.default_rng(seed).normal(0, 0.8, 100)).repeat(3)  # three rows a subject
-        found = true_risks.mechanism_shares(early(truth) * noise * 0.1, early(truth), truth, np.arange(100).repeat(3))
-        share = next(row for row in found if row["mechanism"] == "pair")
-        shares.append(share["share"])
-        errors.append(share["share_se"])
-    assert np.mean(shares) == pytest.approx(1.0, abs=0.02)
-    assert np.mean(errors) == pytest.approx(np.std(shares), rel=0.35)
-
-
 def test_errors_of_risks() -> None:
     truth = world()
     horizons = np.array([90.0, 365.25])
@@ -99,24 +86,6 @@ def test_errors_of_risks() -> None:
     assert constant["slope_se"] is None
 
 
-def test_the_error_of_a_slope_is_its_spread_over_worlds() -> None:
-    """Subjects of three rows whose model errs in the same way each time: rows alone would promise too much."""
-    slopes, errors, by_row = [], [], []
-    for seed in range(200):
-        chance = np.random.default_rng(seed)
-        true = np.repeat(chance.uniform(0.1, 0.5, 80), 3)
-        model = true + np.repeat(chance.normal(0, 0.05, 80), 3) + chance.normal(0, 0.01, 240)
-        for subject, out in ((np.repeat(np.arange(80), 3), errors), (np.arange(240), by_row)):
-            (row,) = true_risks.risk_errors(
-                model[:, None, None], true[:, None, None],
-                causes=["outcome"], horizons_days=np.array([90.0]), subject=subject,
-            )  # fmt: skip
-            out.append(row["slope_se"])
-        slopes.append(row["slope"])
-    assert np.mean(errors) == pytest.approx(np.std(slopes), rel=0.12)
-    assert np.mean(by_row) < 0.7 * np.std(slopes)
-
-
 def test_errors_of_hazards() -> None:
     truth = world()
     exact = true_risks.hazard_rmse_per_year(bin_hazards(truth.risk(EDGES[1:]), EDGES), truth, causes=CAUSES)
@@ -126,6 +95,7 @@ def test_errors_of_hazards() -> None:
     assert found == pytest.approx({"outcome": 0.0, "death": 0.36525}, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_the_truth_has_no_error(
     sim_data: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.cli import demo, pretraining_demo
+from ehrsequencing.cli import demo
+from ehrsequencing.cli import demo as pretraining_demo
 from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import TASK, ehrseq, refused
 from helpers.meds import record, write_meds

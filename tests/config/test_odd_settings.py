@@ -1,13 +1,12 @@
 """Settings that are not what they should be: odd shapes, hostile sizes, keys twice, and settings of another command."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from ehrsequencing.config import PRESETS, BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
+from ehrsequencing.config import BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
 from ehrsequencing.config.files import COMMANDS
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, read_json_lines
@@ -223,8 +222,14 @@ def test_every_section_of_a_study_belongs_to_a_command() -> None:
     assert set(ARGUMENTS) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        pytest.param(command, setting, marks=[pytest.mark.slow] * ((i + j) % 4 > 0))
+        for i, command in enumerate(COMMANDS)
+        for j, setting in enumerate(SETTINGS)
+    ],
+)
 def test_a_setting_that_a_command_does_not_use_is_refused(command: str, setting: str) -> None:
     name = setting.partition("=")[0]
     line = refused(*ARGUMENTS[command], setting)
@@ -259,32 +264,6 @@ def test_what_a_prepared_set_or_a_run_has_settled_cannot_be_changed_by_a_file(
     task = yaml.safe_load((sim_run / "config.yaml").read_text())["task"] | {"blanking": 9.0}
     assert f"task.blanking differs from that of {sim_run}" in line(yaml.safe_dump({"task": task}), *predict)
     assert not (tmp_path / "p.parquet").exists()
-
-
-@pytest.mark.slow
-def test_one_study_file_goes_through_every_command(sim_data: Path, tmp_path: Path) -> None:
-    """Equal or absent is fine; `evaluation` of the training is what `evaluate` starts from; a file may hold it all."""
-    task = yaml.safe_load((sim_data / "task.yaml").read_text())
-    sections = {
-        "preset": "small_cohort", "visits": {"by": "day"}, "values": {"carry": False}, "data": {"extracted": None},
-        "task": task, "model": {"dim": 16, "heads": 2, "layers": 1}, "training": {"epochs": 1},
-        "evaluation": {"bootstrap": 3, "baselines": "none"},
-    }  # fmt: skip
-    study, prepared, run = tmp_path / "study.yaml", tmp_path / "prepared", tmp_path / "run"
-    study.write_text(yaml.safe_dump(sections))
-
-    def do(*arguments: object) -> None:
-        done = ehrseq(*arguments)
-        assert done.exit_code == 0, done.output
-
-    do("prepare", sim_data, "--config", study, "--out", prepared)
-    do("train", prepared, "--config", study, "--out", run, "training.patience=2", "model.dropout=0.1")
-    do("evaluate", run, "evaluation.seed=4")
-    asked = load_study(run / "config.yaml").evaluation
-    assert (asked.bootstrap, asked.baselines) == (3, "none")
-    assert json.loads((run / "metrics.json").read_text())["models"] == ["ehrsequencing", "true hazards"]
-    do("predict", run, sim_data, "--config", study, "--at", "last", "--out", tmp_path / "p.parquet")
-    assert PRESETS["small_cohort"]["model"]["dropout"] == 0.3  # the preset says so, the file itself does not
 
 
 def test_a_task_in_the_settings_and_another_by_name_are_not_both_taken(data: Path, tmp_path: Path) -> None:

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ehrsequencing as eh
 from ehrsequencing.core import outputs
-from ehrsequencing.core.arrays import ArrayWriter
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import LOCK, atomic_path, locked, read_json, write_bytes, write_json
 from ehrsequencing.core.outputs import FORMAT, MANIFEST, complete_folder, output_file, save_manifest, write_manifest
@@ -271,13 +267,3 @@ def test_temporaries_never_enter_a_manifest(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     write_manifest(tmp_path, SET.facts)
     assert list(read_json(tmp_path / MANIFEST)["files"]) == ["x"]
-
-
-@given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=6))
-def test_appended_rows_read_back(tmp_path_factory: pytest.TempPathFactory, blocks: list[list[int]]) -> None:
-    path = tmp_path_factory.mktemp("npy") / "x.npy"
-    with ArrayWriter(path, np.int64, (2,)) as writer:
-        for block in blocks:
-            writer.append(np.repeat(np.array(block, dtype=np.int64), 2).reshape(-1, 2))
-    flat = [value for block in blocks for value in block]
-    np.testing.assert_array_equal(np.load(path, allow_pickle=False), np.repeat(flat, 2).reshape(-1, 2))

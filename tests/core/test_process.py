@@ -13,7 +13,7 @@ import ehrsequencing
 SCRIPT = """
 import resource, sys
 import numpy as np
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 assert not int(sys.argv[1]) or keep_freed_memory()
 np.ones(1 << 22)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -12,7 +12,7 @@ from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_
 from ehrsequencing.evaluation.context import input_rates
 from ehrsequencing.evaluation.curves import calibration_rows, cells, decision_rows, incidence_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import over_time_rows
-from ehrsequencing.evaluation.follow_up import at_risk, unobserved_tenths
+from ehrsequencing.evaluation.population import at_risk, unobserved_tenths
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines

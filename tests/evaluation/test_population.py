@@ -16,8 +16,8 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.files import sha256
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.few_labels import LEAST_TUNING, FewLabels
 from ehrsequencing.evaluation.population import Population, drawn_subjects
+from ehrsequencing.evaluation.trained_baselines import LEAST_TUNING, FewLabels
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.models.ensemble import Recalibrated
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run

@@ -19,7 +19,7 @@ from ehrsequencing.evaluation.estimates import (
     over_time_rows,
     scope_estimates,
 )
-from ehrsequencing.evaluation.follow_up import at_risk, follow_up
+from ehrsequencing.evaluation.population import at_risk, follow_up
 from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
 from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.evaluation.subgroups import subgroup_rows

@@ -21,7 +21,7 @@ from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, subject_records
-from ehrsequencing.explain import question as question_module
+from ehrsequencing.explain import record as question_module
 from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort
 from ehrsequencing.explain.record import encode_copies
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject

@@ -1,18 +1,9 @@
-"""Long records, models that cut them, and short trainings on them."""
-
-import json
-from pathlib import Path
+"""Long records of random visits and prediction times."""
 
 import numpy as np
-from torch import Tensor
 
-from ehrsequencing.batches.loader import Step
-from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import offsets
-from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
-from ehrsequencing.training.loop import Progress
-from ehrsequencing.training.train import Trainer
 from helpers.strategies import VOCAB
 
 
@@ -80,40 +71,3 @@ def random_records(
         carry_values=rng.normal(size=(int(carried.sum()), 2)).astype(np.float32),
     )
     return TaskRecords(timelines, asked)
-
-
-TINY = (
-    "model.dim=16", "model.heads=2", "model.layers=1", "model.max_visits=3", "training.epochs=1",
-    "training.min_steps=12", "training.visit_budget=16", "training.warmup_steps=20", "training.checkpoint_seconds=0",
-)  # fmt: skip
-
-
-def train(prepared: Path, out: Path, *extra: str, resume: bool = False, stop_at: int = 0) -> list[int]:
-    """Train; returns how many batches each step had."""
-    trainer = Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *extra]))
-    batches, calls = [0], 0
-    add_gradients = trainer.training.add_gradients
-
-    def counted(step: Step) -> Tensor:
-        batches[-1] += 1
-        batches.extend([0] * step.is_last)
-        return add_gradients(step)
-
-    def stop(progress: Progress) -> None:
-        nonlocal calls
-        calls += not progress.ended
-        if calls == stop_at:
-            raise InterruptedError
-
-    trainer.training.add_gradients = counted  # type: ignore[method-assign]
-    trainer.fit(resume=resume, on_progress=stop)
-    return batches[:-1]
-
-
-def history(run: Path) -> list[tuple[float, float]]:
-    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    return [(row["train_nll"], row["tuning_nll"]) for row in rows]
-
-
-def weights(run: Path) -> bytes:
-    return (run / "model.safetensors").read_bytes()

@@ -146,26 +146,6 @@ def write_postgres(tables: Tables, url: str) -> str:
     return url
 
 
-def copy_to_postgres(folder: Path, url: str) -> str:
-    """Load a folder of CSV.gz files as they are, ids and dates with their types."""
-    import psycopg
-
-    whole = ("person_id", "concept_id", "occurrence_id", "concept_id_1", "concept_id_2", "_of_birth")
-    with psycopg.connect(url.replace("postgres://", "postgresql://")) as connection:
-        for path in sorted(folder.glob("*.csv.gz")):
-            with gzip.open(path, "rt", newline="") as file:
-                header = file.readline().strip().split(",")
-                kinds = {"_date": "DATE", "_datetime": "TIMESTAMP", **dict.fromkeys(whole, "BIGINT")}
-                types = [next((t for end, t in kinds.items() if c.endswith(end)), "TEXT") for c in header]
-                columns = ", ".join(f'"{c}" {t}' for c, t in zip(header, types, strict=True))
-                name = path.name.removesuffix(".csv.gz")
-                connection.execute(f'CREATE TABLE "{name}" ({columns})')
-                with connection.cursor().copy(f'COPY "{name}" FROM STDIN CSV') as copy:
-                    while block := file.read(1 << 20):
-                        copy.write(block)
-    return url
-
-
 @contextmanager
 def postgres_server(folder: Path) -> Iterator[str]:
     """A PostgreSQL server of its own on loopback, for as long as the block lasts; skips where none is installed."""

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ehrsequencing.serve.app import listener, server
-from ehrsequencing.serve.page import LivePage
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.security import Access, Limits
+from ehrsequencing.serve.service import LivePage
 
 
 @dataclass(frozen=True)

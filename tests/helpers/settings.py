@@ -11,7 +11,6 @@ TINY = (
     "training.epochs=2",
     "training.min_steps=4",
     "training.distillation=0",
-    "training.distillation=0",
     "evaluation.explained_subjects=0",
 )
 

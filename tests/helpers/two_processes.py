@@ -1,7 +1,7 @@
 """What two processes do in the tests of `torchrun`; it runs `-m helpers.two_processes PREPARED OUT`.
 
-All of it happens in one pair of processes, since starting them takes longest: sums of gradients, a broken sum, whole
-trainings, and a training that two, one and two processes continue.
+All of it happens in one pair of processes, since starting them takes longest: sums of gradients, a broken sum, and a
+training that two, one and two processes continue.
 """
 
 import json
@@ -22,9 +22,9 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stopped
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.processes import ALONE, Processes, joined_processes
+from ehrsequencing.training.run_folder import TrainingState
 from ehrsequencing.training.train import Trainer
 
 TINY = (
@@ -36,7 +36,6 @@ TINY = (
 VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
     "cut": ("training.visit_budget=8", "model.max_visits=2"),  # long records as parts: unlike numbers of batches
-    "flat": ("model.architecture=flat",),
 }
 
 
@@ -106,8 +105,6 @@ def main(prepared: Path, out: Path) -> None:
         save_file(step_sums(one, steps(one)["drawn"]), out / f"mean {us.rank}.safetensors")
         Processes.sum_gradients = TRUE_SUM  # type: ignore[method-assign]
 
-        trainer(prepared, out / "two", us).fit()
-        trainer(prepared, out / "members", us, "training.members=2", "training.epochs=1").fit()
         stopped = resumed(prepared, out / "resumed", us)
         (out / f"stopped {us.rank}.json").write_text(json.dumps(stopped))
 

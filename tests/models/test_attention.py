@@ -1,7 +1,5 @@
 """Attention masks and plans against plain loops, the window, the reach, and the importance of codes."""
 
-import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -46,16 +44,6 @@ def test_codes_plan(sizes: list[int]) -> None:
     check_codes_plan(sizes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("check", [check_visits_plan, check_tokens_plan])
-def test_plans_of_long_subjects(check: Callable[..., None], bidirectional: bool) -> None:
-    """More rows than one chunk, beside short ones."""
-    check(sample_records(3, lengths=(40, 1, 23, 2, 0)), 6, bidirectional=bidirectional)
-    subject = Subject(tuple(Visit(is_query=i % 50 == 7) for i in range(600)))
-    check([subject], 300, bidirectional=bidirectional)
-
-
 @pytest.mark.parametrize(
     "settings", [{"visit_encoder": "transformer", "max_visits": 3}, {"architecture": "flat", "max_tokens": 9}], ids=str
 )
@@ -86,21 +74,6 @@ def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: boo
         assert scores[-1] < visits * 512 * 3
         assert all(b.mask is None or b.mask.numel() < visits * 512 * 3 for b in plan.blocks)
     assert scores[1] < 2.2 * scores[0]
-
-
-def test_a_plan_has_few_blocks_and_little_padding() -> None:
-    rng = random.Random(6)
-    lengths = [max(1, min(400, round(rng.lognormvariate(2.5, 1.1)))) for _ in range(128)]
-    batch = pack([Subject((Visit(),) * n) for n in lengths])
-    one_each = torch.arange(batch.n_visits + 1)
-    for plan in (
-        attention.visits_plan(batch, window=512),
-        behrt.tokens_plan(batch, one_each, max_tokens=512),
-        attention.codes_plan(batch.subject_offsets),
-    ):
-        assert len(plan.blocks) <= 12
-        assert len(plan.query_rows) <= 1.5 * batch.n_visits
-        assert sorted(plan.query_rows[plan.answer_slot].tolist()) == list(range(batch.n_visits))
 
 
 # ---- the window, and the reach of the flat model ---------------------------------------------------------------------

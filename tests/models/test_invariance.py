@@ -160,11 +160,14 @@ def test_empty(subjects: Records, kind: str) -> None:
     check_empty(make_model(**MODELS[kind]), subjects)
 
 
-@pytest.mark.parametrize("subjects", [[], [Subject()], [Subject((Visit(),))], [Subject((Visit(is_query=True),))]])
+NEXT_TO_NOTHING: list[Records] = [[], [Subject()], [Subject((Visit(),))], [Subject((Visit(is_query=True),))]]
+
+
 @every_model
-def test_next_to_nothing(subjects: Records, kind: str) -> None:
-    for attention in ("causal", "bidirectional"):
-        model = make_model(**{**MODELS[kind], "attention": attention})
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+def test_next_to_nothing(kind: str, attention: str) -> None:
+    model = make_model(**{**MODELS[kind], "attention": attention})
+    for subjects in NEXT_TO_NOTHING:
         logits = model(pack(subjects))
         assert len(logits) == sum(len(s.visits) for s in subjects)
         assert logits.isfinite().all()

@@ -144,13 +144,6 @@ def test_risk(seed: int) -> None:
     check_risk(seed)
 
 
-def test_risk_of_a_constant_hazard_by_hand() -> None:
-    """Hazards .01 and .03 a day for 100 days: S = exp(−4), split 1 : 3."""
-    logits = torch.log(column(0.01, 0.03)).view(1, 2, 1).expand(1, 2, 4)
-    risk = cumulative_incidence(logits, EDGES, horizons_days=[100.0])
-    torch.testing.assert_close(risk[0, :, 0], column(0.25, 0.75) * (1 - math.exp(-4)))
-
-
 @pytest.mark.parametrize(
     ("horizons", "start", "where"),
     [

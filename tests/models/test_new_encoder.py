@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import ehrsequencing as eh
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import load_study
-from ehrsequencing.config.parts import Kind, objective, visit_encoder
+from ehrsequencing.config.base import Kind, objective, visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.embeddings import CodeVectors
 from ehrsequencing.models.ensemble import build_model, load_model

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing import ModelConfig, VisitBatch
 from ehrsequencing.models.ensemble import build_model
-from ehrsequencing.models.positions import days_since_first, rotation
+from ehrsequencing.models.positions import rotation
 
 
 def batch_of(
@@ -22,31 +22,6 @@ def batch_of(
         delta_days=torch.tensor(gaps, dtype=torch.float64),
         is_query=torch.tensor(queries or [False] * n),
     )
-
-
-def test_days_are_counted_by_hand() -> None:
-    """Subject 1: visits at 0, 10, a query 5 days later, a visit at 40. No visits. Subject 3 begins anew, at a query."""
-    batch = batch_of(
-        [0, 10, 5, 30, 0, 7], queries=[False, False, True, False, True, False], subject_offsets=[0, 4, 4, 6]
-    )
-    assert days_since_first(batch).tolist() == [0, 10, 15, 40, 0, 7]
-
-
-def test_each_half_of_the_pairs_has_its_own_clock() -> None:
-    """Width 9: two pairs of days (60 and 7305), two of visits (6 and 200), and one dimension that never turns."""
-    batch = batch_of([0, 60, 15])
-    turn = rotation(batch, head_dim=9, dtype=torch.float64)
-    expected = torch.tensor([[0.0, 0, 0, 0], [1, 60 / 7305, 1 / 6, 1 / 200], [1.25, 75 / 7305, 2 / 6, 2 / 200]])
-    angles = 2 * torch.pi * expected.double()
-    torch.testing.assert_close(turn.cos[:, 0], angles.cos())
-    torch.testing.assert_close(turn.sin[:, 0], angles.sin())
-    x = torch.randn(3, 18, dtype=torch.float64)
-    turned = turn(x, heads=2)
-    torch.testing.assert_close(turned[:, [8, 17]], x[:, [8, 17]])
-    torch.testing.assert_close(turned[0], x[0])
-    torch.testing.assert_close(turned.norm(dim=1), x.norm(dim=1))  # turning changes no length
-    a, b = x[1, 2], x[1, 6]  # the third pair of the first head, at the second visit
-    torch.testing.assert_close(turned[1, 2], a * angles[1, 2].cos() - b * angles[1, 2].sin())
 
 
 @given(st.lists(st.floats(0, 3000), min_size=2, max_size=6), st.floats(0, 20_000), st.integers(0, 2**31))

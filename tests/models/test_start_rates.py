@@ -13,7 +13,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.risks import observed_hazards
-from ehrsequencing.records import hazards
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
@@ -30,20 +29,6 @@ def test_both_packages_count_the_same_rates() -> None:
     )  # fmt: skip
     theirs = cohort_hazards(edges, entry, duration, cause.astype(np.int8), n_causes=2)
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-12)
-
-
-@pytest.mark.parametrize("edges", [[], [30.0], [3.0, 7.0, 30.0, 60.0, 90.0, 200.0]])
-def test_rates_of_some_rows_at_a_time_are_those_of_all_to_the_last_bit(
-    monkeypatch: pytest.MonkeyPatch, edges: list[float]
-) -> None:
-    rng = np.random.default_rng(3)
-    entry = rng.choice([0.0, 3.0], 5000)
-    duration = entry + rng.exponential(40, 5000) + 0.1
-    whole = hazards.exposure(edges, entry, duration).sum(axis=0)
-    monkeypatch.setattr(hazards, "_ROWS_AT_ONCE", 300)
-    np.testing.assert_array_equal(hazards._total_exposure(edges, entry, duration), whole)
-    alone = [hazards.exposure(edges, entry[k : k + 300], duration[k : k + 300]) for k in range(0, 5000, 300)]
-    assert len(edges) < 2 or (np.sum([one.sum(axis=0) for one in alone], axis=0) != whole).any(), "sums of sums differ"
 
 
 def test_a_new_model_predicts_the_observed_incidence(

@@ -15,14 +15,12 @@ import torch.nn.attention.varlen
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.torch_version import TorchVersion
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import attention, attention_spans, behrt
 from ehrsequencing.models.attention import Plan, attend
 from ehrsequencing.models.attention_blocks import AttentionPlan
 from ehrsequencing.models.attention_spans import RaggedPlan, Spans, Stream
-from ehrsequencing.models.segments import gather_distinct_rows
 from helpers.attention_checks import any_reach, sightings
 from helpers.model_checks import FEW, check_equals_reference, outputs_and_gradients
 from helpers.models import MODELS, make_model
@@ -186,15 +184,6 @@ def test_more_spans_than_one_call_takes(most: int, monkeypatch: Patch) -> None:
     assert max(len(call.query_offsets) - 1 for stream in ragged.streams for call in stream.calls) == most
 
 
-def test_one_call_without_a_window_or_a_gather_where_nothing_asks_for_them() -> None:
-    """Subjects shorter than the window, no queries: the kernel's fast causal path on rows as they stand."""
-    batch = pack([Subject((Visit(),) * n) for n in (9, 0, 4)])
-    _, ragged = both(lambda: attention.visits_plan(batch, window=9))
-    ((stream,), answer_slot) = ragged.streams, ragged.answer_slot
-    assert (stream.rows, stream.key_rows, answer_slot) == (None, None, None)
-    assert [(call.window, call.longest_query) for call in stream.calls] == [((-1, 0), 9)]
-
-
 def test_tokens_stay_dense(on_gpu: None) -> None:
     """Whole visits back, up to a number of tokens: no window of the kernel says that."""
     batch = pack(SAMPLE)
@@ -239,25 +228,6 @@ def test_which_devices_go_ragged(
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: dtype)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert attention.is_ragged(torch.device(device)) == ragged
-
-
-@pytest.mark.parametrize(("version", "ragged"), [("2.9.1", False), ("2.10.0", False), ("2.11.0+cu130", True)])
-def test_an_older_torch_stays_dense(version: str, ragged: bool, monkeypatch: Patch) -> None:
-    """Its kernel takes no window."""
-    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert attention.is_ragged(torch.device("cuda")) == ragged
-
-
-def test_gathering_rows_that_do_not_repeat() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    index = torch.tensor([3, 0, 4])
-    assert gather_distinct_rows(x, None) is x
-    assert torch.equal(gather_distinct_rows(x, index), x[index])
-    assert torch.autograd.gradcheck(lambda y: gather_distinct_rows(y, index), x)
 
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------

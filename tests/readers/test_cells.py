@@ -22,7 +22,6 @@ from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.omop import import_omop
-from ehrsequencing.readers.synthea import import_synthea
 from helpers.fhir import RESOURCES
 
 DATES = st.sampled_from(
@@ -119,7 +118,7 @@ def check(report: ImportReport, name: str, rows: list[dict[str, str]], columns: 
     assert counts.kept + lost == counts.rows_in == len(rows)
 
 
-DIRTY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+DIRTY = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 MAP = """subject: who
 time: at
 birth: born
@@ -169,25 +168,6 @@ def test_omop_tables_of_dirt_add_up(data: st.DataObject) -> None:
         report = import_omop(str(folder), Path(name) / "meds")
     check(report, "measurement", rows, set(OMOP_COLUMNS))
     check(report, "death", deaths, {"person_id", "death_date"})
-
-
-SYNTHEA_COLUMNS = {"DATE": DATES, "PATIENT": TEXTS, "ENCOUNTER": TEXTS, "CODE": TEXTS, "VALUE": NUMBERS}
-
-
-@DIRTY
-@given(st.data())
-def test_synthea_tables_of_dirt_add_up(data: st.DataObject) -> None:
-    rows = table(data, SYNTHEA_COLUMNS)
-    with TemporaryDirectory() as name:
-        folder = Path(name) / "synthea"
-        folder.mkdir()
-        write([{"Id": p, "BIRTHDATE": "1950-01-01", "DEATHDATE": "", "GENDER": "F"} for p in "AB"],
-              folder / "patients.csv")  # fmt: skip
-        stay = {"Id": "A", "START": "2018-01-01", "STOP": "", "PATIENT": "A", "ENCOUNTERCLASS": "inpatient"}
-        write([{**stay, "CODE": "1"}], folder / "encounters.csv")
-        write(rows, folder / "observations.csv")
-        report = import_synthea(folder, Path(name) / "meds")
-    check(report, "observations", rows, {name.lower() for name in SYNTHEA_COLUMNS})
 
 
 @settings(max_examples=40)

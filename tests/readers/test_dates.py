@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ehrsequencing.config import ImportConfig, load_import
+from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import count_dates, date_order, parse_times
 from ehrsequencing.readers.synthea import import_synthea
@@ -53,6 +53,7 @@ def test_the_same_bytes_from_dates_in_any_order(iso: dict[str, bytes], tmp_path:
     assert written(tmp_path / "meds") == iso
 
 
+@pytest.mark.slow
 def test_the_same_bytes_from_text_in_postgresql(
     iso: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,13 +113,6 @@ def test_synthea_reads_dates_in_any_order(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match=r"encounters\.csv, column START.*import\.dates=dmy"):
         import_synthea(tmp_path / "dmy", tmp_path / "meds")
     import_synthea(tmp_path / "dmy", tmp_path / "meds", settings=ImportConfig(dates="mdy"))
-
-
-def test_unknown_settings_of_an_import_are_refused(tmp_path: Path) -> None:
-    for text in ("import.dates=ydm", "import.nothing=1", "visits.by=window"):
-        with pytest.raises(EhrseqError):
-            load_import([text])
-        assert ehrseq("import", "omop", write_csv(SMALL, tmp_path / text), tmp_path / "meds", text).exit_code == 2
 
 
 @given(st.lists(st.dates(date(1900, 1, 1), date(2100, 1, 1)), min_size=1), st.sampled_from(sorted(FORMATS)))
@@ -215,16 +209,6 @@ def test_a_date_column_that_cannot_be_found_is_refused_by_name(tmp_path: Path, h
     assert result.exit_code == 2
     assert f"procedure_occurrence.csv: {'the header' if 'coalesce' in header else 'has no'}" in result.output
     assert said in result.output
-
-
-def test_a_renamed_column_is_named_with_what_was_found(tmp_path: Path) -> None:
-    source = gibleed("procedure_day_date", tmp_path / "csv")
-    with pytest.raises(EhrseqError, match="did you mean procedure_day_date"):
-        import_omop(str(source), tmp_path / "meds")
-    text = (source / "procedure_occurrence.csv").read_text().replace("procedure_concept_id", "procedure_code")
-    (source / "procedure_occurrence.csv").write_text(text.replace("procedure_day_date", "procedure_date"))
-    with pytest.raises(EhrseqError, match="has no column procedure_concept_id"):
-        import_omop(str(source), tmp_path / "meds")
 
 
 @pytest.mark.parametrize("format", ["%d/%m/%Y", "%m/%d/%Y"])

@@ -12,9 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers import cleaning_rules
-from ehrsequencing.readers.fhir import elements, import_fhir, read_bundle
+from ehrsequencing.readers.fhir import import_fhir, read_bundle
 from ehrsequencing.readers.fhir import reader as fhir_reader
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import subject_ids
@@ -181,12 +179,6 @@ def test_other_reports_of_the_past_are_dated_in_the_same_way(kind: str, began: s
         assert found == [(time, "s1")]
 
 
-def test_onsets_pull_stays_back_if_reports_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the tests above, which is the reader as it was: the diagnosis of 2011 stands in 2009."""
-    monkeypatch.setattr(cleaning_rules, "set_known_times", lambda *_: None)
-    assert known(KNOWN["onset years before"][0])[0][0].startswith("2009")
-
-
 def bill(*references: str, **more: Any) -> dict[str, Any]:
     diagnosis = [
         {"diagnosisReference": {"reference": reference, "display": "Anna Surname"}} for reference in references
@@ -263,14 +255,6 @@ def test_every_form_of_file_gives_the_same_bytes(tmp_path: Path) -> None:
         assert found == made["bulk"], form
     text = (tmp_path / "meds/bundle/metadata/import_report.json").read_text()
     assert "Surname" not in text  # bundles are often named after their patient
-
-
-def test_the_forms_differ_if_full_urls_are_not_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above."""
-    monkeypatch.setattr(elements, "_with_references", lambda resource, change: resource)
-    with pytest.raises(EhrseqError, match="Encounter: all 1 rows would be dropped"):
-        every_form(tmp_path)
-    assert (tmp_path / "meds" / "bundle").is_dir()
 
 
 def test_lines_that_are_no_json_and_unknown_types_are_counted(tmp_path: Path) -> None:

@@ -356,17 +356,6 @@ def test_a_table_without_a_map_says_where_to_read_on(tmp_path: Path) -> None:
     assert "--map map.yaml" in refused("import", "csv", write(wide(), tmp_path / "visits.csv"), tmp_path / "meds")
 
 
-def test_texts_without_a_number_and_unlisted_texts_are_counted(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = wide()
-    report = import_csv(
-        write(rows, tmp_path / "visits.csv"), tmp_path / "meds", settings=ImportConfig(map=write_map(tmp_path))
-    )
-    assert report.counts["no_number"] == sum(row["Bili"] == "< 5" for row in rows) > 0
-    assert report.counts["unlisted"] == sum(row["status"] == "moved" for row in rows) > 0
-    table = report.tables["visits"]
-    assert table.kept + sum(table.dropped.values()) == table.rows_in == len(rows)
-
-
 def test_numbers_are_keys_and_missing_values_of_a_map(tmp_path: Path) -> None:
     rows = "".join(f"{i},{10 * i},{i % 3},{i if i % 2 else -9}\n" for i in range(1, 7))
     (tmp_path / "t.csv").write_text(f"id,days,end,lab\n{rows}")
@@ -398,20 +387,3 @@ def test_ids_that_are_written_differently_are_different_people(ids: list[str], f
     assert report.subjects == 3
     names = pq.read_table(tmp_path / "meds/metadata/subject_ids.parquet")["source_id"].to_pylist()
     assert sorted(names) == sorted(ids)
-
-
-def test_an_impossible_age_is_unread_and_no_birth_in_the_future(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(
-        "id,at,age\n" + "".join(f"{i},2015-06-0{i},{50 - 59 * (i == 3)}\n" for i in range(1, 9))
-    )
-    mapping = (
-        "subject: id\ntime: at\nbirth: {column: age, unit: y, before: at}\nevents:\n  - {code: A}\n  - {code: B}\n"
-    )
-    done = ehrseq("import", "csv", tmp_path / "t.csv", "--map", write_map(tmp_path, mapping), tmp_path / "meds")
-    assert done.exit_code == 0, done.output
-    report = json.loads((tmp_path / "meds/metadata/import_report.json").read_text())
-    assert report["rows"]["t"]["cells"]["age"] == {"values": 7, "empty": 0, "unread": 1}
-    rows = [r for p in (tmp_path / "meds/data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
-    born = [row["time"] for row in rows if row["code"] == "MEDS_BIRTH"]
-    assert len(born) == 7
-    assert max(born) < dt.datetime(1966, 1, 1)

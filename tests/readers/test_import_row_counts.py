@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing.readers.table_files import open_table
 from helpers.command_line import ehrseq
-from helpers.omop import SMALL, Tables, write_csv, write_duckdb
+from helpers.omop import SMALL, Tables, write_csv
 from helpers.synthea import write_tables
 
 pytest.importorskip("ibis", reason="needs the extra omop")
@@ -67,13 +67,6 @@ def test_every_row_of_a_small_database_is_accounted_for(tmp_path: Path) -> None:
     assert [d["rows"] for d in merged] == [1]
 
 
-def test_rows_of_a_database_are_counted_without_a_place(tmp_path: Path) -> None:
-    import_omop(write_duckdb(SMALL, tmp_path / "cdm.duckdb"), tmp_path / "meds")
-    rows = row_counts(tmp_path / "meds")
-    assert balanced(rows)
-    assert {d["example"] for d in rows["condition_occurrence"]["dropped"]} == {None}
-
-
 def test_a_stray_quote_in_a_file_without_quotes_loses_nothing(tmp_path: Path) -> None:
     rows = conditions(note=lambda i: '"10 mg' if i == 5 else "x")
     import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
@@ -99,37 +92,6 @@ def test_a_stray_quote_among_quotes_is_counted_and_warned_about(tmp_path: Path) 
     assert lost["example"] == {"file": "condition_occurrence.csv", "line": 252}
     assert f"warning: {lost['rows']} of 300 rows of condition_occurrence" in result.stderr
     assert "10 mg" not in result.output
-
-
-SYNTHEA = {
-    "patients": lines("Id,BIRTHDATE,DEATHDATE,GENDER", [f"p{i},1950-01-01,,F" for i in range(20)]),
-    "encounters": lines("Id,START,STOP,PATIENT,CODE", [f"e{i},2010-01-01,,p{i},1" for i in range(20)]),
-}
-
-
-def test_a_stray_quote_in_synthea_is_counted_and_warned_about(tmp_path: Path) -> None:
-    rows = [f"{DAYS[i]},p{i % 20},e{i % 20},44054006,{quoted(i)}" for i in range(300)]
-    source = write_tables(
-        SYNTHEA | {"conditions": lines("START,PATIENT,ENCOUNTER,CODE,DESCRIPTION", rows)}, tmp_path / "csv"
-    )
-    result = ehrseq("import", "synthea", source, tmp_path / "meds")
-    assert result.exit_code == 0, result.output
-    made = row_counts(tmp_path / "meds")["conditions"]
-    assert made["rows_in"] == 300
-    lost = {d["reason"]: d for d in made["dropped"]}["malformed_line"]
-    assert lost["rows"] > 15
-    assert "of 300 rows of conditions" in result.stderr
-    assert balanced(row_counts(tmp_path / "meds"))
-
-
-def test_a_small_loss_is_reported_without_a_warning(tmp_path: Path) -> None:
-    rows = conditions()
-    rows[7] = "3,201826,,x"
-    result = ehrseq("import", "omop", write_tables(omop_tables(rows), tmp_path / "csv"), tmp_path / "meds")
-    assert result.exit_code == 0
-    assert "warning" not in result.output
-    assert "dropped from condition_occurrence: 1 of 300 rows (condition_start_date: no readable date; " in result.output
-    assert "first: condition_occurrence.csv, row 8)" in result.output
 
 
 def test_a_table_that_loses_all_its_rows_is_refused(tmp_path: Path) -> None:
@@ -205,16 +167,6 @@ def test_shifted_records_keep_their_ends_and_a_wrong_date_opens_none(tmp_path: P
     tables["condition_occurrence"] = [*SMALL["condition_occurrence"], wrong]
     report = import_omop(str(write_csv(tables, tmp_path / "wrong")), tmp_path / "two")
     assert report.counts["open_end"] == 1
-
-
-def test_names_instead_of_numbers_of_persons_are_refused(tmp_path: Path) -> None:
-    tables = omop_tables(conditions())
-    tables["person"] = lines("person_id,year_of_birth", ["1,1950", "SECRET-A,1950", "SECRET-B,1950"])
-    result = ehrseq("import", "omop", write_tables(tables, tmp_path / "csv"), tmp_path / "meds")
-    assert result.exit_code == 2
-    assert "table person: column person_id holds text instead of whole numbers (2 ids)" in result.output
-    assert "number the persons" in result.output
-    assert "SECRET" not in result.output
 
 
 def test_sex_is_known_without_concepts_and_no_family_is_mixed(tmp_path: Path) -> None:

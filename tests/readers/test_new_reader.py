@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.registry import Import, all_readers, reader
+from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import CodeFacts, Role
 
 ROWS = """person,date,code,value
@@ -94,16 +94,6 @@ def test_a_source_whose_every_row_is_lost_leaves_no_output(source: Path, tmp_pat
     with pytest.raises(EhrseqError, match="all 2 rows would be dropped"):
         import_toy(source, tmp_path / "meds")
     assert [path.name for path in tmp_path.iterdir()] == [source.name]
-
-
-def test_the_help_lists_every_format() -> None:
-    assert {"omop", "synthea", "toy"} <= set(all_readers())
-    listed = run("import", "--help").output
-    for name, format in all_readers().items():
-        assert f"{name} " in listed
-        assert format.help in listed
-        assert format.source.split()[0] in run("import", name, "--help").output
-    assert "No such command 'fhirr'" in run("import", "fhirr", "a", "b").output
 
 
 def test_no_format_is_loaded_before_it_is_asked_for() -> None:

@@ -9,21 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from meds import schema as meds
 
-from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.rows import Role
 from helpers.command_line import ehrseq, refused
 from helpers.meds import meds_rows, written
 from helpers.omop import (
     SMALL,
     Tables,
-    copy_to_postgres,
     postgres_server,
     write_csv,
     write_duckdb,
@@ -34,8 +30,6 @@ from helpers.omop import (
 pytest.importorskip("ibis", reason="needs the extra omop")
 
 from ehrsequencing.readers.omop.reader import import_omop
-
-Row = tuple[Any, ...]
 
 
 @pytest.fixture(scope="module")
@@ -146,18 +140,6 @@ def test_the_same_bytes_from_postgresql(small: Path, tmp_path_factory: pytest.Te
     assert written(folder / "meds") == written(small)
 
 
-@pytest.mark.slow
-def test_mimic_demo_the_same_bytes_from_postgresql(
-    real_data: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    pytest.importorskip("psycopg", reason="needs the extra postgres")
-    source = real_data / "mimic4_demo_omop"
-    import_omop(str(source), tmp_path / "files")
-    with postgres_server(tmp_path_factory.mktemp("server")) as url:
-        import_omop(copy_to_postgres(source, url), tmp_path / "database")
-    assert written(tmp_path / "files") == written(tmp_path / "database")
-
-
 def test_a_changed_row_changes_the_bytes(small: Path, tmp_path: Path) -> None:
     changed = {**SMALL, "death": [{**SMALL["death"][0], "death_date": "2013-07-02"}]}
     import_omop(str(write_csv(changed, tmp_path / "csv")), tmp_path / "meds")
@@ -211,13 +193,6 @@ def test_ids_with_leading_zeros_are_refused_where_ids_are_numbers(tmp_path: Path
             import_omop(str(source), tmp_path / "meds")
 
 
-@pytest.mark.parametrize("url", ["postgres://me:SECRET@127.0.0.1:1/cdm", "duckdb://absent.duckdb", "what://ever"])
-def test_a_url_that_cannot_be_opened_keeps_its_password(tmp_path: Path, url: str) -> None:
-    with pytest.raises(EhrseqError) as caught:
-        import_omop(url, tmp_path / "meds")
-    assert "SECRET" not in str(caught.value)
-
-
 def test_without_ibis_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ibis", None)
     with pytest.raises(EhrseqError, match=r"ehrsequencing\[omop\]"):
@@ -230,76 +205,6 @@ def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, mon
     error = refused("import", "omop", "postgres://me:SECRET@127.0.0.1:1/cdm", tmp_path / "meds")
     assert 'needs its driver, which is not installed (pip install "ehrsequencing[postgres]")' in error
     assert "SECRET" not in error
-
-
-def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "meds").mkdir()
-    (tmp_path / "meds" / "mine.txt").write_text("mine")
-    with pytest.raises(EhrseqError, match="is there already"):
-        import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
-    assert (tmp_path / "meds" / "mine.txt").read_text() == "mine"
-
-
-def test_simulated_records_come_back(sim_data: Path, tmp_path: Path) -> None:
-    """MEDS → OMOP → MEDS gives the same rows; and so the same cohort, labels and visits."""
-    from ehrsequencing.records.prepare import prepare
-
-    table = pa.concat_tables([pq.read_table(p) for p in sorted((sim_data / "data").rglob("*.parquet"))])
-    rows = [tuple(r[c] for c in ("subject_id", "time", "code", "numeric_value")) for r in table.to_pylist()]
-    rows = [(s, t, c if "//" in c or c.startswith("MEDS_") else f"SIM//{c}", v) for s, t, c, v in rows]
-    # A follow-up that ends at midnight would be read as a date.
-    rows = [(s, t.replace(minute=7) if c == "SIM//END_OF_FOLLOWUP" else t, c, v) for s, t, c, v in rows]
-    import_omop(str(write_csv(as_omop(rows), tmp_path / "csv")), tmp_path / "back")
-    got = [row[:4] for row in meds_rows(tmp_path / "back")]
-    assert sorted(got, key=repr) == sorted(set(rows), key=repr)
-
-    (tmp_path / "direct" / "data").mkdir(parents=True)
-    columns = zip(*rows, strict=True)
-    made = pa.table(dict(zip(("subject_id", "time", "code", "numeric_value"), map(list, columns), strict=True)))
-    pq.write_table(meds.DataSchema.align(made), tmp_path / "direct" / "data" / "0.parquet")
-    text = (sim_data / "task.yaml").read_text()
-    for name in ("ENROLLMENT", "END_OF_FOLLOWUP"):
-        text = text.replace(name, f"SIM//{name}")
-    (tmp_path / "task.yaml").write_text(text)
-    for name in ("back", "direct"):
-        task, study = load_task(tmp_path / "task.yaml"), load_study(None, ["vocabulary.min_subjects=2"])
-        prepare(tmp_path / name, tmp_path / f"prepared-{name}", study=study, tasks=[task])
-    one, two = (tmp_path / f"prepared-{name}" for name in ("back", "direct"))
-    assert pq.read_table(one / "tasks/simulated/cohort.parquet") == pq.read_table(
-        two / "tasks/simulated/cohort.parquet"
-    )
-    for path in sorted(two.rglob("*.npy")):
-        other = one / path.relative_to(two)
-        np.testing.assert_array_equal(np.load(path), np.load(other), err_msg=path.name)
-
-
-def as_omop(rows: list[Row]) -> Tables:
-    """OMOP tables that say what these MEDS rows say."""
-    codes = sorted({code for _, _, code, _ in rows if not code.startswith("MEDS_")})
-    number = {code: 1000 + i for i, code in enumerate(codes)}
-    gender = {s: number[c] for s, t, c, _ in rows if t is None}
-    timed = [(s, t, c, v) for s, t, c, v in rows if t is not None]
-    named = [(s, t, number[c], v) for s, t, c, v in timed if c in number]
-    return {
-        "person": [
-            {"person_id": s, "gender_concept_id": gender.get(s), "birth_datetime": t}
-            for s, t, c, _ in timed
-            if c == "MEDS_BIRTH"
-        ],
-        "death": [{"person_id": s, "death_datetime": t} for s, t, c, _ in timed if c == "MEDS_DEATH"],
-        "procedure_occurrence": [
-            {"person_id": s, "procedure_concept_id": c, "procedure_datetime": t} for s, t, c, v in named if v is None
-        ],
-        "measurement": [
-            {"person_id": s, "measurement_concept_id": c, "measurement_datetime": t, "value_as_number": v}
-            for s, t, c, v in named
-            if v is not None
-        ],
-        "concept": [
-            {"concept_id": i, "vocabulary_id": c.partition("//")[0], "concept_code": c.partition("//")[2]}
-            for c, i in number.items()
-        ],
-    }
 
 
 def test_mimic_demo_against_a_plain_reading(real_data: Path, tmp_path: Path) -> None:
@@ -340,7 +245,3 @@ def test_mimic_demo_against_a_plain_reading(real_data: Path, tmp_path: Path) -> 
     assert len(expected) > 10_000
     check = ehrseq("check", tmp_path / "meds", "visits.by=encounter", "visits.column=encounter_id")
     assert check.exit_code == 0, check.output
-
-
-def test_roles_are_numbered_for_storage() -> None:
-    assert max(Role) < 128

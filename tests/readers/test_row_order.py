@@ -1,21 +1,17 @@
-"""The order of imported rows against Python's own sort, packed or not; combinations of values; codes on their way."""
+"""The order of imported rows against Python's own sort, packed or not; and combinations of values."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meds import schema as meds
 
 from ehrsequencing.readers import cleaning_rules
 from ehrsequencing.readers import rows as reader_rows
 from ehrsequencing.readers.cleaning_rules import NO_TIME, ordered_rows
-from ehrsequencing.readers.meds_writer import CodeNumbers, _write_data
 from ehrsequencing.readers.rows import combinations
 
 ROWS = st.lists(
@@ -29,7 +25,6 @@ ROWS = st.lists(
     ),
     max_size=25,
 )
-CODES = st.lists(st.one_of(st.none(), st.sampled_from("abcdef"), st.text(max_size=3)), max_size=12)
 
 
 def order_of(rows: Sequence[tuple[Any, ...]], lost: Sequence[bool] | None = None) -> list[int]:
@@ -99,34 +94,3 @@ def test_mutants_of_the_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         with monkeypatch.context() as patch:
             patch.setattr(cleaning_rules, "ranks", lambda column: np.zeros(len(column), dtype=np.int64))
             assert order_of(rows) != expected(rows)
-
-
-@given(st.lists(st.tuples(CODES, CODES.map(lambda words: [*words, *words])), max_size=6))
-@settings(max_examples=25)
-def test_each_code_has_one_number_in_the_order_of_meeting(batches: list[tuple[Any, Any]]) -> None:
-    """Whether a batch comes as text, or as a dictionary that repeats codes, or has null among them."""
-    numbers, given_codes, found = CodeNumbers(), [], []
-    for plain, words in batches:
-        places = pa.array(range(len(words)), pa.int32())
-        repeated = pa.DictionaryArray.from_arrays(places, pa.array(words, pa.string()))
-        for codes, column in ((plain, pa.array(plain, pa.string())), (words, repeated)):
-            found += numbers.of(pa.chunked_array([column])).to_pylist()
-            given_codes += codes
-    met = list(dict.fromkeys(code for code in given_codes if code is not None))
-    assert numbers.texts.to_pylist() == met
-    assert found == [None if code is None else met.index(code) for code in given_codes]
-
-
-def test_a_file_holds_codes_as_text(tmp_path: Path) -> None:
-    codes = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int32()), ["HIV", "SEX//F"])
-    rows = pa.table({
-        "subject_id": pa.array([1, 1, 2]), "time": pa.array([None, 5, None], pa.timestamp("us")), "code": codes,
-        "numeric_value": pa.array([None, 1.5, None], pa.float32()),
-        "text_value": pa.array([None, "x", None], pa.large_string()), "encounter_id": pa.array([None, 7, None]),
-    })  # fmt: skip
-    _write_data(tmp_path / "data" / "0.parquet", rows)
-    read = pq.read_table(tmp_path / "data" / "0.parquet")
-    assert read.equals(meds.DataSchema.align(rows.set_column(2, "code", codes.cast(pa.string()))))
-    assert read.schema.field("code").type == pa.string()
-    assert read.schema.field("text_value").type == pa.large_string()
-    meds.DataSchema.validate(read)

@@ -32,6 +32,7 @@ def test_a_database_gets_these_statements_and_no_others(tmp_path: Path, monkeypa
     assert set(sent) == {text.partition("\n")[2].removesuffix(";") for text in shown}
 
 
+@pytest.mark.slow
 def test_postgresql_gets_its_own_dialect(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
         source = write_postgres(SMALL, url)

@@ -24,7 +24,6 @@ from helpers.meds import meds_rows, written
 from helpers.synthea import NEW, write_tables
 
 OLD_HEADERS = {"Id": "ID", "START": "DATE", "ENCOUNTERCLASS": "CLASS", "STOP": "UNTIL"}
-Row = tuple[Any, ...]
 
 
 def at(text: str) -> datetime:
@@ -175,7 +174,7 @@ def drawn_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(drawn_rows(), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_order_of_rows_never_matters(rows: list[dict[str, Any]], random: Any) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)
@@ -207,14 +206,14 @@ def test_of_equal_rows_one_with_a_clock_stays(turn: int) -> None:
 
 
 @given(drawn_rows())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_subjects_are_cleaned_one_by_one(rows: list[dict[str, Any]]) -> None:
     alone = [clean_rows([r for r in rows if r["subject_id"] == s])[0] for s in (1, 2, 3)]
     assert clean_rows(rows)[0].equals(pa.concat_tables(alone).combine_chunks())
 
 
 @given(drawn_rows())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_dates_never_come_early(rows: list[dict[str, Any]]) -> None:
     """An event keeps its clock; a bare date lies on its day, not before the end of the visit or of the day."""
     made = clean_rows([r for r in rows if r["role"] in (Role.EVENT, Role.PERSON)])[0].to_pylist()
@@ -231,7 +230,7 @@ def test_dates_never_come_early(rows: list[dict[str, Any]]) -> None:
 
 
 @given(drawn_rows())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_observation_periods_against_days(rows: list[dict[str, Any]]) -> None:
     """Periods of whole days: merged starts and ends are the edges of the set of days covered."""
     periods = [r | {"time": r["time"] // DAY_US * DAY_US} for r in rows if r["role"] == Role.OBSERVED]

@@ -37,24 +37,7 @@ def of_code(rows: list[Row], code: str = "X") -> list[tuple[dt.datetime, int | N
     return [(row["time"], row["encounter_id"]) for row in rows if row["code"] == code]
 
 
-INSIDE = [
-    START,
-    START - dt.timedelta(hours=3),  # a lab that was taken before admission
-    dt.datetime(2011, 5, 2),  # the day before, without a clock: a zone may move a date by one
-    dt.datetime(2011, 5, 2, 0, 1),
-    dt.datetime(2011, 5, 3),
-    END + dt.timedelta(hours=5),
-    dt.datetime(2011, 5, 7),
-    dt.datetime(2011, 5, 7, 23, 59),
-]
 OUTSIDE = [dt.datetime(2011, 5, 1, 23, 59), dt.datetime(2011, 5, 1), dt.datetime(2011, 5, 8), dt.datetime(2012, 1, 1)]
-
-
-@pytest.mark.parametrize("time", INSIDE)
-def test_rows_near_their_visit_belong_to_it(time: dt.datetime) -> None:
-    rows, counts = cleaned(visit(), event(time))
-    assert [encounter for _, encounter in of_code(rows)] == [7]
-    assert not counts["outside_visit"]
 
 
 @pytest.mark.parametrize("time", OUTSIDE)

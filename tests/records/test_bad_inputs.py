@@ -245,7 +245,15 @@ def test_every_input_of_the_list_has_its_case() -> None:
     assert accepted == {12, 14, 15, 30, 33, 35, 36, 37, 42, 45, 46, 47, 48, 50, 51, 53, 54, 55}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.number}-{case.name}")
+#: One form of each kind in `make test`; the others in `make test-all`.
+FIRST = {case.number: case.name for case in reversed(CASES)}
+FORMS = [
+    pytest.param(case, id=f"{case.number}-{case.name}", marks=[pytest.mark.slow] * (FIRST[case.number] != case.name))
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize("case", FORMS)
 def test_a_bad_input_ends_as_declared(case: Case, data: Path, prepared: Path, run: Path, tmp_path: Path) -> None:
     case.spoil(data)
     task = tmp_path / "task.yaml"

@@ -5,15 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import check_data, format_check
-from ehrsequencing.records.prepare import prepare
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
@@ -91,68 +88,7 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     assert found["fixes"] == found["tasks"] == []
 
 
-def test_births_are_no_part_of_the_span_however_absurd(tmp_path: Path) -> None:
-    data = write(tmp_path, "0 A", "9 A, -9000 MEDS_BIRTH")
-    path = data / "data" / "train" / "0.parquet"
-    table = pq.read_table(path, partitioning=None)
-    for birth_us in (-(10**18), -(2**63) + 1):  # the year -29719; and so early that an age in µs would overflow
-        times = [birth_us if code == "MEDS_BIRTH" else x for x, code in zip(
-            table["time"].cast(pa.int64()).to_pylist(), table["code"].to_pylist(), strict=True)]  # fmt: skip
-        pq.write_table(table.set_column(1, "time", pa.array(times).cast(pa.timestamp("us"))), path)
-        found = checked(data)
-        assert found["years"] == [2020, 2020]
-        assert [(fix["kind"], fix["count"]) for fix in found["fixes"]] == [("old_age", 1)]
-    births = write(tmp_path / "births", "-9000 MEDS_BIRTH")
-    assert checked(births)["years"] == []
-    assert "no row but births" in ehrseq("check", births).output
-
-
-def test_merged_visits_over_30_days_are_counted(tmp_path: Path) -> None:
-    data = write(tmp_path, "0 A @e1, 31 B @e1, 50 A @e2, 80 B @e2", column="hadm_id")
-    assert checked(data, "visits.by=encounter")["visits"]["over_30_days"] == 1
-    done = ehrseq("check", data, "visits.by=encounter")
-    assert "2; 1 longer than 30 days" in done.output
-    assert "longer than" not in ehrseq("check", data).output
-
-
 # ---- fixes and refusals ---------------------------------------------------------------------------------------------
-
-
-def messy(folder: Path) -> Path:
-    """A data set with most fixes at once."""
-    rows = [row for s in range(12) for row in record(s, "- SEX//F, -9000 BIRTH, 0 A, 3 B, 40 END, 50 B", start=START)]
-    rows += [Row(0, START + 60 * DAY_US, "DEATH"), Row(0, START + 61 * DAY_US, "B"), Row(1, START, "A")]
-    rows += [Row(2, us("1850-01-01"), "B"), Row(3, START - 9001 * DAY_US, "B"), Row(4, START, "LAB", float("inf"))]
-    rows += [Row(5, START + 45 * DAY_US, "TX"), Row(99, None, "SEX//F")]
-    data = write_meds(folder, rows, splits=dict.fromkeys([*range(12), 99, 500], "train"))
-    path = data / "data" / "train" / "0.parquet"
-    table = pq.read_table(path, partitioning=None)
-    times, values = table["time"].cast(pa.timestamp("ms")), table["numeric_value"].cast(pa.float64())
-    pq.write_table(table.set_column(1, "time", times).set_column(3, "numeric_value", values), path)
-    return data
-
-
-def test_check_counts_what_prepare_counts(tmp_path: Path) -> None:
-    """Each fix once, though records are read twice; and a count for everything that was spoiled."""
-    data = messy(tmp_path / "meds")
-    found = checked(data, task=task_of())
-    prepare(data, tmp_path / "set", study=StudyConfig(), tasks=[task_of()])
-    counts = {fix["kind"]: fix["count"] for fix in found["fixes"]}
-    assert counts == read_json(tmp_path / "set" / MANIFEST)["fixes"]
-    assert counts == {
-        "time_unit": 12 * 5 + 7,
-        "value_type": 1,
-        "bad_value": 1,
-        "birth_name": 12,
-        "death_name": 1,
-        "bad_year": 1,
-        "duplicates": 1,
-        "before_birth": 1,
-        "after_death": 1,
-        "static_only": 1,
-        "absent_split": 2,  # 500, and 99, who has only static rows
-        "after_censoring": 2,
-    }
 
 
 def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ HAND = HandMade(HAND_COUNTED)
 
 
 @pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])
-def test_oracle_and_store_agree_with_hand_counts(subject: int, hand_store: Path) -> None:
-    task, expected = HAND.task(subject), HAND.count(subject)
-    assert [row for row in HAND.truth.cohort(task) if row.subject == subject] == expected
-    assert [row for row, _ in stored_cohort(hand_store, task.name) if row.subject == subject] == expected
+def test_the_oracle_agrees_with_hand_counts(subject: int) -> None:
+    """And the store with the oracle, on every record: the next test."""
+    found = HAND.truth.cohort(HAND.task(subject))
+    assert [row for row in found if row.subject == subject] == HAND.count(subject)
 
 
 def test_every_task_agrees_on_every_record(hand_store: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.audit.source import Source
+from ehrsequencing.audit.data import Source
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json

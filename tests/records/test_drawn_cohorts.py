@@ -38,7 +38,7 @@ def check_drawn(data: DataSet, some: tuple[TaskConfig, ...], cut: str, ignore: s
             check_summaries(store, task, records, splits)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(**DRAWN)
 def test_cohorts_are_those_of_plain_loops(data: DataSet, some: Any, cut: str, ignore: str, shards: int) -> None:
     check_drawn(data, some, cut, ignore, shards)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.audit.source import Source, join
+from ehrsequencing.audit.data import Source, join
 from ehrsequencing.config import DialectConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.meds import MedsReader, fix
@@ -93,21 +93,6 @@ def test_whoever_was_followed_far_longer_is_censored_at_the_data_s_end(tmp_path:
     run = untrained_run(prepared)
     source = Source.read(run, prepared, tmp_path / "meds", wanted=np.array([4, 118]))  # as the audit counts them
     assert join([source.records[4], source.records[118]]).beyond.tolist() == [1]
-
-
-@pytest.mark.parametrize("end", ["2099-12-31", "2999-12-31", "9998-12-31 23:59:59"])
-def test_a_death_in_the_far_future_is_no_death(end: str, tmp_path: Path) -> None:
-    rows = [Row(i, us(f"201{i % 9}-07-01 12:00"), code) for i in range(40) for code in ("IDX",)]
-    rows += [Row(i, us(f"201{i % 9}-09-01 12:00"), "B") for i in range(40)]
-    rows += [Row(i, us(f"201{i % 9}-12-01") if i % 4 == 0 else us(end), "MEDS_DEATH") for i in range(40)]
-    prepared, found = cohort(
-        rows, tmp_path, index={"code": "IDX"}, outcome={"death": "MEDS_DEATH"}, censoring={"dataset_end": True}
-    )
-    assert sum(cause for _, cause in found.values()) == 10
-    assert prepared.manifest["fixes"]["after_end"] == 30
-    assert max(duration for duration, _ in found.values()) < 10 * 366
-    reader = MedsReader(tmp_path / "meds")
-    assert sum(np.sum(events.time_us > us("2020-01-01")) for events in reader) == 30
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,10 @@ def cohort_of(data: Path, out: Path, task: TaskConfig) -> Any:
 # ---- in --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["first", "every"])
-@pytest.mark.parametrize("form", ["meds", "aces", "aces shards", "trigger only", "csv", "csv.gz"])
+@pytest.mark.parametrize(
+    ("form", "which"),
+    [("meds", "first"), *((form, "every") for form in ("aces", "aces shards", "trigger only", "csv", "csv.gz"))],
+)
 def test_an_index_from_a_file_is_that_of_the_code(form: str, which: str, data: Path, tmp_path: Path) -> None:
     """The same moments by another way: the same cohort, whatever else the file says about outcomes."""
     pairs = [*reversed(INDEXES), INDEXES[0], (77, moment(1))]  # unsorted, one twice, one subject too many

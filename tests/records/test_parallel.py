@@ -20,12 +20,10 @@ from ehrsequencing.records import parallel
 from ehrsequencing.records import prepare as prepare_room
 from ehrsequencing.records import scales as samples_room
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import group_order, pieces
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import call_in_order
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.scales import Sample
-from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.meds import Row, us, write_meds
@@ -100,11 +98,6 @@ def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
         list(call_in_order(Dying(tmp_path), "die", [(), ()], jobs=2))
 
 
-def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(EhrseqError, match="does not see the output folder"):
-        parallel._call(Dying(tmp_path / "set"), "die", ())
-
-
 # ---- a Dask cluster --------------------------------------------------------------------------------------------------
 
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -129,6 +122,7 @@ def engine_of(cluster: Any) -> str:
     return "dask://" + cluster.scheduler_address.removeprefix("tcp://")
 
 
+@pytest.mark.slow
 @quiet
 def test_dask_makes_the_same_bytes(
     sharded: Path, of_one_process: dict[str, bytes], dask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,25 +218,6 @@ def test_a_sample_holds_the_smallest_hashes(rows: list[tuple[int, int, int]], cu
 # ---- the fast orders, against plain loops ----------------------------------------------------------------------------
 
 
-@given(st.lists(st.sampled_from([0, 1, 2, 65_535, 65_536, 70_001, 2**31]), max_size=30))
-def test_group_order_is_a_stable_sort(groups: list[int]) -> None:
-    group = np.array(groups, dtype=np.int64)
-    assert group_order(group, 2**32).tolist() == np.argsort(group, kind="stable").tolist()
-
-
-@given(
-    keys=st.lists(st.tuples(st.integers(0, 4), st.integers(-5, 5)), max_size=30),
-    queries=st.lists(st.tuples(st.integers(0, 6), st.integers(-6, 6)), max_size=20),
-)
-def test_counts_up_to_a_query(keys: list[tuple[int, int]], queries: list[tuple[int, int]]) -> None:
-    keys = sorted(keys)
-    group, key = (np.array([row[k] for row in keys], dtype=np.int64) for k in range(2))
-    asked, query = (np.array([row[k] for row in queries], dtype=np.int64) for k in range(2))
-    count, first = count_at_or_before(group, key, asked, query)
-    assert count.tolist() == [sum(g == a and k <= q for g, k in keys) for a, q in queries]
-    assert first.tolist() == [sum(g < a for g, _ in keys) for a, _ in queries]
-
-
 @given(
     knots=st.lists(st.lists(st.integers(-4, 4), min_size=9, max_size=9), min_size=1, max_size=4),
     asked=st.lists(st.tuples(st.integers(0, 3), st.integers(-12, 12)), max_size=30),
@@ -265,15 +240,3 @@ def test_ranks_are_those_of_a_plain_search(knots: list[list[int]], asked: list[t
             low, high = own[below - 1], own[below]
             expected.append((below - 1 + (number - low) / (high - low)) / 8)
     assert _Ranks(table).of(scale, value).tolist() == expected
-
-
-# ---- the fast lanes, against the plain road --------------------------------------------------------------------------
-
-
-@given(counts=st.lists(st.integers(1, 7), max_size=12), rows=st.integers(1, 9))
-def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
-    starts = np.cumsum([0, *counts])[:-1].astype(np.int64)
-    found = pieces(starts, sum(counts), rows)
-    assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(sum(counts)))
-    assert {piece.start for piece in found} <= set(starts.tolist())
-    assert all(piece.stop - piece.start < rows + 7 for piece in found)

@@ -18,7 +18,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.events import STATIC
-from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepare import prepare
 from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, write_meds
@@ -132,20 +131,6 @@ def test_types_that_mean_the_same_are_taken_without_a_word(data: Path, name: str
     assert prepared(data) == (files, {})
 
 
-def test_every_row_group_may_have_its_own_dictionary_and_entries_without_rows(data: Path) -> None:
-    files = prepared(data)[0]
-    entries = pa.array(["NEVER", "B", "A", "SEX//F", "MEDS_BIRTH", "LAB//X", "MEDS_DEATH"])
-
-    def encode(t: pa.Table) -> pa.Table:
-        position = {code: n for n, code in enumerate(entries.to_pylist())}
-        indices = pa.array([position[code] for code in t["code"].to_pylist()], pa.int32())
-        return t.set_column(2, "code", pa.DictionaryArray.from_arrays(indices, entries))
-
-    rewrite(data, encode)
-    assert prepared(data) == (files, {})
-    assert "NEVER" not in {code for events in MedsReader(data) for code in events.codes}
-
-
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float16(), pa.decimal128(9, 2)], ids=str)
 def test_values_of_another_width_are_converted_and_counted(data: Path, kind: pa.DataType) -> None:
     files = prepared(data)[0]
@@ -219,9 +204,6 @@ def test_encounter_ids_may_be_text_or_numbers(tmp_path: Path, kind: Any) -> None
 
     rewrite(data, change)
     assert prepared(data, *by) == (files, {})
-
-
-# ---- files and folders ----------------------------------------------------------------------------------------------
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------

@@ -70,20 +70,6 @@ def test_a_number_that_is_measured_again_and_again_is_one_persons(
         assert 7.25 not in found.knots or len({w for v, w in once if v == 7.25}) >= enough
 
 
-def test_by_hand() -> None:
-    spread = fitted([(10.0 * who, who) for who in range(1, 11)], 5)
-    assert spread is not None
-    np.testing.assert_allclose([spread.knots[0], spread.knots[-1], spread.mean], [30, 80, 55], rtol=1e-6)
-    heavy = fitted([(100.0, 0)] * 1000 + [(who, who) for who in (1.0, 2.0, 3.0, 4.0)], 5)  # type: ignore[list-item]
-    assert heavy is not None
-    np.testing.assert_allclose([heavy.knots[0], heavy.knots[-1], heavy.mean], 22, rtol=1e-6)  # 1,000 values weigh as 1
-    assert fitted([(100.0, 0)] * 1000 + [(1.0, 1), (2.0, 2), (3.0, 3)], 5) is None
-    steps = fitted([(0.0, who) for who in range(6)] + [(0.5, 7)] + [(1.0, who) for who in range(6)], 5)
-    assert steps is not None
-    assert set(steps.knots[[0, 60, 100, 128]]) == {0.0, 1.0}  # the one 0.5 joins those before it, and moves nothing
-    assert 0.5 not in steps.knots
-
-
 # ---- from records to the store ---------------------------------------------------------------------------------------
 
 

@@ -109,14 +109,6 @@ def test_a_shard_outside_of_the_folders_has_no_split(folders: Path, tmp_path: Pa
     assert len(splits_of(folders, tmp_path / "hash", "splits.by=hash")) == 30
 
 
-def test_a_subject_in_two_folders_is_refused(folders: Path, tmp_path: Path) -> None:
-    path = folders / "data" / "tuning" / "0.parquet"
-    mine, other = (pq.read_table(p, partitioning=None) for p in (path, folders / "data" / "train" / "0.parquet"))
-    pq.write_table(pa.concat_tables([mine, other.slice(0, 1)]), path)
-    with pytest.raises(EhrseqError, match="a subject is in two shards"):
-        splits_of(folders, tmp_path / "out")
-
-
 # ---- sites ----------------------------------------------------------------------------------------------------------
 
 SITE = ("splits.by=site", "splits.column=site")
@@ -128,12 +120,6 @@ def sites(tmp_path: Path) -> Path:
     return write_meds(tmp_path / "data", rows, column="site")
 
 
-def replace_site(data: Path, values: pa.Array) -> None:
-    path = data / "data" / "0.parquet"
-    table = pq.read_table(path, partitioning=None)
-    pq.write_table(table.set_column(table.schema.get_field_index("site"), "site", values), path)
-
-
 def test_sites_under_another_name_of_the_column(sites: Path, tmp_path: Path) -> None:
     plain = splits_of(sites, tmp_path / "plain", *SITE, "splits.held_out_sites=[north]")
     assert {s for s, split in plain.items() if split == "held_out"} == set(range(0, 30, 3))
@@ -142,12 +128,6 @@ def test_sites_under_another_name_of_the_column(sites: Path, tmp_path: Path) -> 
     assert splits_of(sites, tmp_path / "other", *settings) == plain
     line = refused(ehrseq("check", sites, *settings[:3]))
     assert "dialect.subject_id=patient" in line
-
-
-def test_sites_that_are_no_names_are_refused_in_one_line(sites: Path) -> None:
-    n = pq.read_metadata(sites / "data" / "0.parquet").num_rows
-    replace_site(sites, pa.array([["north"]] * n))
-    assert "sites are text or whole numbers" in refused(ehrseq("check", sites, *SITE, "splits.held_out_sites=north"))
 
 
 # ---- parents --------------------------------------------------------------------------------------------------------
@@ -224,6 +204,3 @@ def test_a_death_that_is_no_cause_is_warned_of(tmp_path: Path, changes: dict[str
     task = TaskConfig.model_validate(base | {"horizons": ["10d"]} | changes)
     (found,) = check_data(data, study=load_study(), tasks=[task]).tasks
     assert any("death is no cause of the task" in text for text in found.warnings) == due
-
-
-# ---- what the prepared set keeps -------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.core.files import read_json
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.code_search import NAMES, find_roles, suggest
 from helpers.command_line import ehrseq
@@ -86,16 +85,3 @@ def test_codes_are_common_but_not_everybodys(tmp_path: Path) -> None:
     assert found["CENSORING"] == "{dataset_end: true}"
     assert "DEATH" not in found
     assert find_roles({"END_OF_FOLLOWUP": 30}, {}, subjects=40)["CENSORING"] == "{code: END_OF_FOLLOWUP}"
-
-
-def test_a_readmission_that_keeps_nobody_is_told_of_recurrent(hospital: Path, tmp_path: Path) -> None:
-    task = tmp_path / "task.yaml"
-    (text,) = (one.text for one in suggest(hospital) if one.name == "readmission")
-    task.write_text(text.replace("recurrent: true", "recurrent: false"))
-    checked = ehrseq("check", hospital, "--task", task, "--out", tmp_path / "found.json")
-    assert checked.exit_code == 0
-    assert "set recurrent: true" in checked.output
-    assert read_json(tmp_path / "found.json")["tasks"][0]["attrition"]["prediction_times"] == 0
-    prepared = ehrseq("prepare", hospital, "--task", task, "--out", tmp_path / "set")
-    assert prepared.exit_code == 2
-    assert "set recurrent: true" in prepared.stderr

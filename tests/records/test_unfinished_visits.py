@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
-from ehrsequencing.config import load_study
 from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.training.inference import risk_of_rows
-from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, task, verdicts
-from helpers.meds import HOUR_US, Row, scratch, write_meds
+from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, verdicts
+from helpers.meds import Row, scratch, write_meds
 from helpers.models import make_model
 
 LANDMARKS = ["0d", "8h", "40d", "180d"]  # visits of several days: many a landmark lies in one
@@ -138,19 +136,3 @@ def show_the_rest(prepared: Path) -> None:
 def test_a_query_that_sees_too_much_of_a_visit_is_a_leak(world: World, tmp_path: Path) -> None:
     bad = broken_set(world.folder / "set", tmp_path / "bad", show_the_rest)
     assert leaks(assemble(bad, tmp_path / "run"), only=["prefix_equality"])
-
-
-def test_forty_eight_hours_after_admission_the_stay_so_far_is_known(tmp_path: Path) -> None:
-    """The index of the issue: a stay cut by gaps, asked 48 h after it began."""
-    rows = [Row(s, None, "SEX//F") for s in range(40)]
-    for s in range(40):
-        rows += [Row(s, k * 6 * HOUR_US + s, "ADMISSION" if k == 0 else f"DX//{k}") for k in range(20)]
-    folder = write_meds(tmp_path / "data", rows)
-    settings = ["visits.by=gap", "vocabulary.min_subjects=1"]
-    question = task(index={"code": "ADMISSION", "after": "48h"}, outcome={"o": "DX//19"}, competing={}, censoring={})
-    prepare(folder, tmp_path / "set", study=load_study(None, settings), tasks=[question])
-    found = Prepared(tmp_path / "set").rows("hospital", "train")
-    index = np.flatnonzero(found.at_landmark(0))
-    assert len(index) > 10
-    assert found.unfinished_codes[index].tolist() == [9] * len(index)  # hours 0, 6 … 48
-    assert found.delta_days[index].tolist() == [0.0] * len(index)

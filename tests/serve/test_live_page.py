@@ -11,9 +11,9 @@ import pytest
 from ehrsequencing.explain import Edit, edited_risks
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve.page import LivePage, live_page
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.security import Access
+from ehrsequencing.serve.service import LivePage, live_page
 from helpers.browser import probed
 from helpers.serve import Client, running
 

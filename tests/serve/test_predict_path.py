@@ -23,8 +23,8 @@ from schemathesis.specs.openapi.checks import (
 
 from ehrsequencing.prediction.predict import NewRecords, predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve.page import live_page
 from ehrsequencing.serve.predictor import Predictor
+from ehrsequencing.serve.service import live_page
 from helpers.serve import Client, curves, running
 from helpers.settings import EXAMPLES
 

@@ -67,35 +67,6 @@ def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
         np.testing.assert_allclose(moved / plain, [[expected], [1.0]], rtol=1e-12)
 
 
-def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
-    def hazards(*, male: bool, age_years: float, chronic: list[bool], **knobs: float) -> np.ndarray:
-        config = busy_world(pair_visit_share=0, lab_effect=0, decay_effect=0, chronic_conditions=3, **knobs)
-        process = Process(config)
-        lives = process.begin(
-            np.random.default_rng(0),
-            age_days=np.array([age_years * 365.25]),
-            male=np.array([male]),
-            chronic=np.array([chronic]),
-            enrolment_day=np.zeros(1),
-        )
-        return process.hazards_per_day(lives)[:, 0]
-
-    knobs = {
-        "sex_effect": 0.2,
-        "death_sex_effect": 0.3,
-        "chronic_effect": 0.4,
-        "age_effect": 0.1,
-        "death_age_effect": 0.5,
-    }
-    plain = hazards(male=False, age_years=60, chronic=[False] * 3, **knobs)
-    np.testing.assert_allclose(plain * 365.25, [0.027, 0.012])
-    moved = hazards(male=True, age_years=50, chronic=[True, False, True], **knobs)
-    # Conditions 1 and 3 of 3 have 2 · 1/4 and 2 · 3/4 times the knob.
-    np.testing.assert_allclose(moved / plain, np.exp([0.2 + 0.4 * (0.5 + 1.5) - 0.1, 0.3 - 0.5]))
-    off = hazards(male=True, age_years=50, chronic=[True, False, True], **dict.fromkeys(knobs, 0.0))
-    np.testing.assert_allclose(off, plain)
-
-
 def hazards_read_off(record: list[dict[str, Any]], p: datetime) -> tuple[list[float], dict[str, float]]:
     """Log hazards of the day after p, and each mechanism's part, from raw rows up to p by a plain loop."""
     codes = [row["code"] for row in record if row["time"] is None or row["time"] <= p]
@@ -191,6 +162,3 @@ def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
 
     assert max(np.abs(trends(visit_effect=0, drop_out_effect=0))) < 0.06
     assert min(trends()) > 0.12
-
-
-# --- Calibration of the defaults -------------------------------------------------------------------------------------

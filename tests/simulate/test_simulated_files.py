@@ -1,4 +1,4 @@
-"""The simulated files: valid MEDS, a function of the seed alone, with stays and an ontology."""
+"""The simulated files: valid MEDS, a function of the seed alone, with stays."""
 
 import json
 from collections import defaultdict
@@ -10,13 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from meds import schema as meds
-from pydantic import ValidationError
 
-from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.prepare import prepare
 from ehrsequencing.simulate import SimulationConfig, dataset, simulate
-from ehrsequencing.simulate.dataset import split_of
 from ehrsequencing.simulate.records import BLOCK
 
 Row = tuple[Any, str, float | None]  # time (None: static), code, value
@@ -122,11 +118,6 @@ def test_a_subject_depends_neither_on_the_number_of_others_nor_on_the_shards(
     assert len(list((fewer / "data" / "train").iterdir())) == 2
 
 
-def test_splits_are_about_70_15_15_and_do_not_depend_on_the_seed() -> None:
-    shares = np.bincount(split_of(np.arange(1, 100_001)), minlength=3) / 100_000
-    np.testing.assert_allclose(shares, [0.70, 0.15, 0.15], atol=0.005)
-
-
 # --- Refusals and interruptions ---------------------------------------------------------------------------------------
 
 
@@ -135,15 +126,6 @@ def test_senseless_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any]) 
     with pytest.raises(EhrseqError, match=next(iter(wrong))):
         simulate(tmp_path / "out", **{"subjects": 5, "seed": 0, **wrong})
     assert not (tmp_path / "out").exists()
-
-
-def test_settings_are_frozen_strict_and_checked() -> None:
-    with pytest.raises(ValidationError, match="extra"):
-        SimulationConfig.model_validate({"par_effect": 1.0})
-    with pytest.raises(ValidationError, match="frozen"):
-        SimulationConfig().pair_effect = 0.0  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="above"):
-        SimulationConfig(follow_up_min_years=9)
 
 
 # --- Stays ------------------------------------------------------------------------------------------------------------
@@ -186,17 +168,3 @@ def test_a_stay_is_an_admission_and_a_discharge_that_holds_everything_else(tmp_p
         )
     assert open_ended > 3
     assert abs(np.mean(lengths) - 20) < 4 * np.std(lengths) / np.sqrt(len(lengths)) + 0.5  # the end of the study cuts
-
-
-# --- Ontology ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_task_of_descendants_is_the_task_of_the_codes(data: Path, tmp_path: Path) -> None:
-    study = load_study(None, [])
-    task = load_task(data / "task.yaml")
-    above = task.model_copy(update={"name": "above", "outcome": {"outcome": ("under:GROUP//EVENT",)}, "competing": {}})
-    below = above.model_copy(update={"name": "below", "outcome": {"outcome": ("DX//OUTCOME", "MEDS_DEATH")}})
-    prepare(data, tmp_path / "set", study=study, tasks=[above, below])
-    tables = [pq.read_table(tmp_path / "set" / "tasks" / name / "cohort.parquet") for name in ("above", "below")]
-    assert tables[0].equals(tables[1])
-    assert sum(tables[0]["cause"].to_pylist()) > 100

@@ -10,8 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.prepare import prepare
@@ -20,7 +18,7 @@ from ehrsequencing.simulate.dataset import split_of
 from ehrsequencing.simulate.lives import Evidence, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.records import Courses, simulate_courses
-from ehrsequencing.simulate.truth import Curves, grid_days, true_curves
+from ehrsequencing.simulate.truth import grid_days, true_curves
 from helpers.simulate import brute_prediction_times, busy_world
 
 YEAR = 365.25
@@ -31,8 +29,6 @@ NO_EFFECTS = dict.fromkeys(
     ),
     0.0,
 )
-
-SHARES = [f"{what}_visit_share" for what in ("stay", "pair", "order", "acute", "lab")]
 
 
 def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[Process, Courses, Lives, Evidence]:
@@ -90,19 +86,6 @@ def test_quiet_visit_days_have_their_closed_form() -> None:
     np.testing.assert_array_equal(curves.incidence[1], 0)
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1, max_size=8))
-def test_binned_hazards_give_back_the_incidences(gains: list[tuple[float, float]]) -> None:
-    """Integrating the constant hazards returns the curves they were made from, zeros included."""
-    edges = np.concatenate([[0.0], np.cumsum(np.arange(1.0, len(gains) + 1))])
-    survival, incidence = [1.0], [(0.0, 0.0)]
-    for first, second in gains:  # shares of the survivors
-        incidence.append((incidence[-1][0] + survival[-1] * first, incidence[-1][1] + survival[-1] * second))
-        survival.append(survival[-1] * (1 - first - second))
-    wanted = np.array(incidence).T[:, None]
-    hazards = Curves(np.array([survival]), wanted, wanted).hazards_per_day(edges)
-    np.testing.assert_allclose(integrate(hazards, edges), wanted, atol=1e-9)
-
-
 @pytest.mark.parametrize("mutant", [False, True])
 def test_a_known_future_of_halving_hazards_has_its_closed_form(mutant: bool) -> None:
     """No visits to come: the acute effect halves after 10, 20 and 30 days, and is gone after 40."""
@@ -151,25 +134,14 @@ def test_the_standard_error_is_honest() -> None:
     edges = np.array([0.0, 90.0, 1826.25])
     repeats = [
         true_curves(process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(seed))
-        for seed in range(60)
+        for seed in range(40)
     ]
     scatter = np.stack([curves.incidence for curves in repeats]).var(axis=0, ddof=1)[:, :, 1:]
     claimed = np.stack([curves.incidence_se for curves in repeats])[:, :, :, 1:] ** 2
-    np.testing.assert_allclose(np.sqrt(scatter.mean(axis=1) / claimed.mean(axis=(0, 2))), 1, atol=0.12)
+    np.testing.assert_allclose(np.sqrt(scatter.mean(axis=1) / claimed.mean(axis=(0, 2))), 1, atol=0.15)
 
 
 # --- The truth of a population ----------------------------------------------------------------------------------------
-
-
-def aalen_johansen(duration: np.ndarray, cause: np.ndarray, horizon: float) -> tuple[float, float]:
-    """Incidence of cause 1 by the horizon and a generous standard error, by a plain loop over event times."""
-    survival, incidence = 1.0, 0.0
-    for time in np.unique(duration[(cause > 0) & (duration <= horizon)]):
-        at_risk = (duration >= time).sum()
-        now = duration == time
-        incidence += survival * (now & (cause == 1)).sum() / at_risk
-        survival *= 1 - (now & (cause > 0)).sum() / at_risk
-    return incidence, math.sqrt(incidence * (1 - incidence) / (duration >= min(horizon, duration.max())).sum())
 
 
 Population = tuple[Courses, np.ndarray, np.ndarray, np.ndarray]
@@ -178,7 +150,7 @@ Population = tuple[Courses, np.ndarray, np.ndarray, np.ndarray]
 @pytest.fixture(scope="module")
 def population() -> Population:
     """Courses, the at-risk visits and their true curves: default mechanisms, few futures (their noise averages out)."""
-    process, courses, lives, evidence = states_of(busy_world(truth_futures=16), 3500, seed=9)
+    process, courses, lives, evidence = states_of(busy_world(truth_futures=8), 3500, seed=9)
     edges = np.array([0.0, 90.0, YEAR, 2 * YEAR, 5 * YEAR])
     fraction = np.full(len(lives.day), 0.5)
     curves = true_curves(
@@ -192,17 +164,6 @@ def outcomes(courses: Courses, visits: np.ndarray) -> tuple[np.ndarray, np.ndarr
     subject = courses.subject[visits]
     ends = np.stack([courses.outcome_days, courses.death_days, courses.censoring_day])[:, subject]
     return ends.min(axis=0) - courses.visits.day[visits] - 0.5, (ends.argmin(axis=0) + 1) % 3
-
-
-@pytest.mark.slow
-def test_mean_true_risk_at_enrolment_is_the_aalen_johansen_incidence(population: Population) -> None:
-    courses, visits, edges, risk = population
-    first = courses.is_enrolment[visits]
-    duration, cause = outcomes(courses, visits[first])
-    for g in range(1, len(edges)):
-        incidence, se = aalen_johansen(duration, cause, edges[g])
-        assert abs(risk[first, g].mean() - incidence) < 3 * se
-        assert se < 0.15 * incidence
 
 
 @pytest.mark.parametrize("mutant", ["", "stale", "shuffled"])
@@ -236,15 +197,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_visits_without_contents_are_prediction_times_too(tmp_path: Path) -> None:
-    """Many visits have nothing to write: the record still shows every visit, and `prepare` asks at each."""
-    nothing = dict.fromkeys((*SHARES, "background_per_visit"), 0.0)
-    simulate(tmp_path / "out", subjects=60, seed=5, truth="all", config=busy_world(truth_futures=4, **nothing))
-    truth = pq.read_table(tmp_path / "out" / "truth.parquet")
-    assert len(truth) > 8 * 5 * 60
-    assert times_of(cohort_of(tmp_path / "out", tmp_path / "set")) == times_of(truth)
-
-
 def test_truth_rows_are_exactly_the_prediction_times(data: Path) -> None:
     truth = pq.read_table(data / "truth.parquet")
     rows = list(zip(truth["subject_id"].to_pylist(), truth["prediction_time"].to_pylist(), strict=True))
@@ -252,14 +204,6 @@ def test_truth_rows_are_exactly_the_prediction_times(data: Path) -> None:
     assert len(rows) == 8 * len(set(rows))  # two causes, four horizons
     assert truth["cause"].to_pylist() == (["outcome"] * 4 + ["death"] * 4) * len(set(rows))
     assert truth["horizon_days"].to_pylist() == [90, YEAR, 2 * YEAR, 5 * YEAR] * 2 * len(set(rows))
-
-
-def test_truth_files_have_the_declared_columns(data: Path) -> None:
-    prediction = {"subject_id": "int64", "prediction_time": "timestamp[us]", "cause": "string"}
-    risks = {field.name: str(field.type) for field in pq.read_schema(data / "truth.parquet")}
-    assert risks == {**prediction, "horizon_days": "double", "risk": "float", "risk_se": "float"}
-    hazards = {field.name: str(field.type) for field in pq.read_schema(data / "truth_hazards.parquet")}
-    assert hazards == {**prediction, "start_days": "double", "stop_days": "double", "hazard": "double"}
 
 
 def test_hazards_integrate_to_the_risks(data: Path) -> None:

@@ -3,18 +3,9 @@
 import numpy as np
 import pytest
 
-from ehrsequencing.simulate.lives import class_values
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.records import Courses
 from helpers.simulate import NO_EFFECTS, courses_of
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
-def test_hidden_classes_have_mean_one_and_nearly_their_spread(spread: float) -> None:
-    values = class_values(spread)
-    np.testing.assert_allclose(values.mean(), 1)
-    np.testing.assert_allclose(values.std(), spread, rtol=0.15)
-    assert (np.diff(values) >= 0).all()
 
 
 def excess(courses: Courses, which: np.ndarray) -> float:

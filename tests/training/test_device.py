@@ -1,67 +1,14 @@
-"""Batches made ahead in another thread, losses read late, as on a GPU; and training on the parts of long records."""
+"""Batches made ahead in another thread, and losses read late, as on a GPU."""
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from ehrsequencing.batches.loader import SubjectLoader
-from ehrsequencing.batches.reach import Reach
-from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.training import loop
-from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.device import Losses, on_device, prefetched
-from helpers.long_records import history, random_records, train, weights
-
-
-@pytest.fixture(scope="module")
-def cut_run(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cut") / "run"
-    batches = train(sim_prepared, out)
-    assert max(batches) > 2
-    return out
-
-
-@pytest.mark.slow
-def test_a_run_with_cut_records_goes_on_to_the_same_bytes(sim_prepared: Path, cut_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError):
-        train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=45", stop_at=70)
-    train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=45", resume=True)
-    assert weights(tmp_path / "run") == weights(cut_run)
-    assert history(tmp_path / "run") == history(cut_run)
-
-
-@pytest.mark.slow
-def test_training_on_parts_is_training_on_the_whole(
-    sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = ("model.dropout=0.0", "model.history_dropout=0.0", "training.learning_rate=1e-4")
-    assert max(train(sim_prepared, tmp_path / "parts", *settings)) > 2
-    monkeypatch.setattr(Reach, "for_model", lambda config: None)
-    assert max(train(sim_prepared, tmp_path / "whole", *settings)) == 1
-    np.testing.assert_allclose(history(tmp_path / "parts"), history(tmp_path / "whole"), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_made_ahead_are_the_same_bytes(
-    sim_prepared: Path, cut_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(*arguments: Any, **named: Any) -> Losses:
-        losses = Losses(*arguments, **named)
-        losses.every = 7
-        return losses
-
-    monkeypatch.setattr(loop, "on_device", lambda steps, device: prefetched(steps))
-    monkeypatch.setattr(loop, "Losses", late)
-    train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=60")
-    assert weights(tmp_path / "run") == weights(cut_run)
-    assert history(tmp_path / "run") == history(cut_run)
+from ehrsequencing.training.processes import Losses, prefetched
+from ehrsequencing.training.run_folder import TrainingState
 
 
 def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
@@ -95,28 +42,6 @@ def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:
         next(stream)
         stream.close()  # type: ignore[attr-defined]  # a generator
     assert threading.active_count() == before
-
-
-def test_a_gpu_gets_pinned_batches_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[tuple[str, bool, str]] = []
-    pinned: set[int] = set()
-
-    def pin(self: VisitBatch) -> VisitBatch:
-        twin = replace(self)
-        pinned.add(id(twin.codes))
-        assert threading.current_thread() is not threading.main_thread()
-        return twin
-
-    def to(self: VisitBatch, device: Any, *, non_blocking: bool = False) -> VisitBatch:
-        moved.append((str(device), non_blocking, "pinned" if id(self.codes) in pinned else "not pinned"))
-        return self
-
-    monkeypatch.setattr(VisitBatch, "pin_memory", pin)
-    monkeypatch.setattr(VisitBatch, "to", to)
-    loader = SubjectLoader(random_records((4, 3, 5), seed=0))
-    steps = list(on_device(loader.in_order(visit_budget=4), torch.device("cuda")))
-    assert len(steps) == 3
-    assert moved == [("cuda", True, "pinned")] * 3
 
 
 @pytest.mark.parametrize("every", [1, 4])

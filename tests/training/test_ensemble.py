@@ -1,4 +1,4 @@
-"""Ensembles: the mean hazard, the same bytes after any interruption, and everything else as with one model."""
+"""Ensembles: the mean hazard, members that are the runs of their seeds, and everything else as with one model."""
 
 import json
 from pathlib import Path
@@ -7,19 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.loop import Progress
-from ehrsequencing.training.train import Trainer, bootstrap_sample
+from ehrsequencing.training.train import bootstrap_sample
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records
-from helpers.training import TINY, Interrupted, losses, train, weights
+from helpers.training import losses, train, weights
 
-TRIO = "training.members=3"
+PAIR = "training.members=2"
 
 
 def make_ensemble(**settings: object) -> Ensemble:
@@ -66,27 +63,27 @@ def test_survival_and_incidence_sum_to_one_and_the_likelihood_is_that_of_the_mea
 
 
 @pytest.fixture(scope="module")
-def trio(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("trio") / "run"
-    train(sim_prepared, out, TRIO)
+def pair(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pair") / "run"
+    train(sim_prepared, out, PAIR)
     return out
 
 
-def test_members_are_the_runs_of_their_seeds(sim_prepared: Path, trio: Path, tmp_path: Path) -> None:
-    model = Run(trio).model
+def test_members_are_the_runs_of_their_seeds(sim_prepared: Path, pair: Path, tmp_path: Path) -> None:
+    model = Run(pair).model
     assert isinstance(model, Ensemble)
-    rows = [json.loads(line) for line in (trio / "history.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (pair / "history.jsonl").read_text().splitlines()]
     for number, member in enumerate(model.members):
         train(sim_prepared, tmp_path / str(number), f"training.seed={number}")
         alone = Run(tmp_path / str(number)).model
         assert all(torch.equal(a, b) for a, b in zip(member.parameters(), alone.parameters(), strict=True))
         own = [(row["train_nll"], row["tuning_nll"]) for row in rows if row["member"] == number + 1]
         assert own == losses(tmp_path / str(number))
-    manifest = read_manifest(trio, what="a run")
-    assert [member["seed"] for member in manifest["members"]] == [0, 1, 2]
+    manifest = read_manifest(pair, what="a run")
+    assert [member["seed"] for member in manifest["members"]] == [0, 1]
     # The mean hazard is at least as likely as the members are on average: −log and Jensen.
     assert manifest["tuning_nll"] <= np.mean([member["tuning_nll"] for member in manifest["members"]]) + 1e-6
-    assert sorted(p.name for p in trio.iterdir() if p.is_dir()) == []
+    assert sorted(p.name for p in pair.iterdir() if p.is_dir()) == []
 
 
 def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
@@ -99,41 +96,16 @@ def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
     assert not np.array_equal(drawn, bootstrap_sample(subjects, seed=4))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop_at", [3, 25])
-def test_a_stopped_ensemble_goes_on_to_the_same_bytes(
-    sim_prepared: Path, trio: Path, tmp_path: Path, stop_at: int
-) -> None:
-    seen: list[Progress] = []
-
-    def stop(progress: Progress) -> None:
-        seen.append(progress)
-        if len(seen) == stop_at:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, [*TINY, TRIO])).fit(
-            on_progress=stop
-        )
-    assert seen[-1].members == 3
-    with pytest.raises(EhrseqError, match="started with other settings"):
-        train(sim_prepared, tmp_path / "run", resume=True)
-    train(sim_prepared, tmp_path / "run", TRIO, resume=True)
-    assert weights(tmp_path / "run") == weights(trio)
-    assert losses(tmp_path / "run") == losses(trio)
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
 def test_a_finished_ensemble_is_kept_and_other_numbers_are_refused(
-    sim_prepared: Path, sim_run: Path, trio: Path, tmp_path: Path
+    sim_prepared: Path, sim_run: Path, pair: Path, tmp_path: Path
 ) -> None:
-    before = weights(trio)
-    train(sim_prepared, trio, TRIO, resume=True)
-    assert weights(trio) == before
-    for settings in ((), ("training.members=2",)):
+    before = weights(pair)
+    train(sim_prepared, pair, PAIR, resume=True)
+    assert weights(pair) == before
+    for settings in ((), ("training.members=3",)):
         with pytest.raises(EhrseqError, match="other settings"):
-            train(sim_prepared, trio, *settings, resume=True)
+            train(sim_prepared, pair, *settings, resume=True)
     with pytest.raises(EhrseqError, match="not empty"):
-        train(sim_prepared, trio, TRIO)
+        train(sim_prepared, pair, PAIR)
     with pytest.raises(EhrseqError, match=r"decided by training\.members"):
         train(sim_prepared, tmp_path / "run", "model.members=2")

@@ -22,11 +22,10 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop, resolve
-from ehrsequencing.training.checkpoint import ExponentialMovingAverage
 from ehrsequencing.training.hazards_objective import HazardsObjective
 from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.loop import make_optimizer
-from ehrsequencing.training.run_folder import BEGUN
+from ehrsequencing.training.run_folder import BEGUN, ExponentialMovingAverage
 from ehrsequencing.training.train import Trainer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
@@ -202,11 +201,6 @@ def test_no_event_of_interest_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_bf16_trains_close_to_float32(sim_prepared: Path, reference: Path, tmp_path: Path) -> None:
-    train(sim_prepared, tmp_path / "run", "training.precision=bf16")
-    assert losses(tmp_path / "run")[-1][1] == pytest.approx(losses(reference)[-1][1], rel=0.02)
-
-
 @pytest.mark.parametrize("warmup", [4, 10])
 def test_averaged_weights_follow_their_recursion(warmup: int) -> None:
     model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
@@ -245,7 +239,7 @@ def test_weights_forget_over_as_many_epochs_whatever_their_steps(
 # ---- the early stop ----
 
 
-@pytest.mark.parametrize(("warm_epochs", "epochs"), [(0, 3), (2.5, 4)])
+@pytest.mark.parametrize(("warm_epochs", "epochs"), [(2.5, 4)])
 def test_patience_starts_when_the_warm_up_is_over(
     sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_epochs: float, epochs: int
 ) -> None:

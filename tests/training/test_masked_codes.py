@@ -16,8 +16,8 @@ from ehrsequencing.config import ModelConfig, TrainingConfig, load_study
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import masked_codes
-from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, MaskedVisits, mask_codes
+from ehrsequencing.training.run_folder import TrainingState
 from ehrsequencing.training.train import Trainer
 from helpers.no_wait import check_no_wait
 from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records

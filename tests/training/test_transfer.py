@@ -12,7 +12,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.reporting.pages import transfer_advice
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import MATCHES, Pretrained, match_vocabularies
@@ -75,12 +74,6 @@ def test_transfer_needs_a_model(sim_prepared: Path, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text("transfer: {mode: lora}\n")
     assert "transfer.mode: needs a model to start from" in told("--config", str(file))
-
-
-def test_advice_comes_where_few_codes_are_known() -> None:
-    assert transfer_advice(None) is None
-    assert transfer_advice({"overlap": {"none": {"share": 0.4}}}) is None
-    assert (transfer_advice({"overlap": {"none": {"share": 1.0}}}) or "").startswith("little is transferred: the model")
 
 
 # ---- codes of two vocabularies: by name, then by ancestor ----

@@ -64,7 +64,7 @@ def default(sim_prepared: Path, sim_data: Path, tmp_path_factory: pytest.TempPat
     return train_and_predict("", sim_prepared, sim_data, tmp_path_factory.mktemp("default"))
 
 
-QUICK = {VARIANTS[k] for k in (1, 9, 11, 17, 21, 23)}
+QUICK = {VARIANTS[k] for k in (1, 9, 11, 17)}
 
 
 @pytest.mark.parametrize(

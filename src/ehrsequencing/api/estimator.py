@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from ehrsequencing.api.curves import StepFunction
 from ehrsequencing.api.data import as_table, is_path, meds_folder, prepare, task_of
-from ehrsequencing.api.predictions import days_of, opened
+from ehrsequencing.api.predictions import StepFunction, days_of, opened
 from ehrsequencing.api.training import fit as fit_run
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ehrsequencing.api import curves, plots
-from ehrsequencing.api.curves import StepFunction
+from ehrsequencing.api import plots
+from ehrsequencing.api import predictions as curves
 from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
-from ehrsequencing.api.predictions import days_of, risk_column
+from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError

@@ -1,22 +1,28 @@
-"""What a run says of records: predictions as a frame, one subject's risks, explanations, attention weights."""
+"""What a run says of records: predictions as a frame, one subject's risks, explanations, attention weights, curves."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
 from ehrsequencing.api import plots
 from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days, parse_days
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
+from ehrsequencing.metrics.censoring import aalen_johansen as cumulative_incidence
+from ehrsequencing.metrics.censoring import aalen_johansen_se
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -24,9 +30,11 @@ from ehrsequencing.prediction.predict import (
     horizons_of,
     start_days_of,
 )
+from ehrsequencing.prediction.predict_labels import predict_labels
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.reporting.share import share_run
 
 CURVE_POINTS = 60  # of a drawn risk curve
 
@@ -216,3 +224,150 @@ def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Ta
     if subject is not None and not len(table):
         raise _no_subject()
     return table
+
+
+# ---- curves as step functions ----------------------------------------------------------------------------------------
+
+
+class StepFunction:
+    """A curve that is constant between its points, as scikit-survival's users know it.
+
+    Attributes:
+        x: (n,) days, increasing, 0 first.
+        y: (n,) values there.
+        low: (n,) lower limits of a 95 % interval; None without one.
+        high: (n,) the upper limits.
+        domain: The first and the last day.
+
+    Example:
+        >>> curve = StepFunction(np.array([0.0, 30.0, 90.0]), np.array([0.0, 0.1, 0.2]))
+        >>> curve(45.0), curve([0, 90]).tolist()
+        (0.1, [0.0, 0.2])
+    """
+
+    def __init__(
+        self, x: Floats, y: Floats, *, low: Floats | None = None, high: Floats | None = None
+    ) -> None:
+        self.x, self.y = x, y
+        self.low, self.high = low, high
+        self.domain = (float(x[0]), float(x[-1]))
+
+    def __call__(self, x: ArrayLike) -> Any:
+        """The value at some days.
+
+        Raises:
+            ValueError: A day is not within the domain.
+        """
+        days = np.asarray(x, dtype=np.float64)
+        if not ((days >= self.domain[0]) & (days <= self.domain[1])).all():
+            raise ValueError(f"x must be within [{self.domain[0]:g}; {self.domain[1]:g}]")
+        found = self.y[np.searchsorted(self.x, days, side="right") - 1]
+        return float(found) if found.ndim == 0 else found
+
+    def __repr__(self) -> str:
+        return (
+            f"StepFunction({len(self.x)} points from {self.domain[0]:g} to {self.domain[1]:g} days)"
+        )
+
+
+def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFunction:
+    """The exact Aalen–Johansen curve of a cause, with a 95 % interval. It shows single persons: do not share it.
+
+    Args:
+        time: (n,) days to the event or censoring.
+        cause: (n,) int, 0 = censored, 1 = the event of interest, 2 … = competing.
+        of: Whose cumulative incidence.
+
+    Returns:
+        A step function from 0 to the longest follow-up, with `low` and `high` (estimate ± 1.96 standard errors).
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> curve = eh.aalen_johansen([10.0, 20.0, 30.0, 40.0], [1, 2, 0, 1])
+        >>> curve(25), curve.y.tolist()
+        (0.25, [0.0, 0.25, 0.25, 0.25, 0.75])
+    """
+    duration = np.asarray(time, dtype=np.float64)
+    codes = np.asarray(cause, dtype=np.int64)
+    n_causes = max(of, int(codes.max(initial=1)))
+    found = cumulative_incidence(duration, codes, n_causes=n_causes)
+    x = np.unique(np.r_[0.0, found.times_days, duration.max(initial=0.0)])
+    y = found.at(x)[of - 1]
+    error = 1.96 * aalen_johansen_se(duration, codes, x, n_causes=n_causes)[of - 1]
+    return StepFunction(x, y, low=np.clip(y - error, 0, 1), high=np.clip(y + error, 0, 1))
+
+
+# ---- `export`: a run for other people, or its risks for MEDS-DEV --------------------------------------------------
+
+
+_BELONGS = {"share": {"license"}, "meds-dev": {"data", "labels", "cause", "horizon"}}
+
+
+def export(
+    run: str | os.PathLike[str] | Run,
+    out: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    format: str = "share",
+    license: str | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    cause: str | None = None,
+    horizon: str | float | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[str] | int:
+    """Write a run for other people (`share`), or its risks at the times of MEDS labels (`meds-dev`).
+
+    Args:
+        run: A run, or its folder.
+        out: The folder (`share`) or file (`meds-dev`) to make.
+        data: For `meds-dev`: a folder of MEDS data.
+        format: `share`: a folder with a model card and without ids, dates and paths, of a run that was prepared with
+            `vocabulary.min_subjects` of at least 11. `meds-dev`: a risk for each label.
+        license: For `share`: the licence that the model card names, as in `cc-by-nc-4.0`.
+        labels: For `meds-dev`: MEDS labels, a file or a folder.
+        cause: For `meds-dev`: which cause; default: the first.
+        horizon: For `meds-dev`: as in `"90d"`; default: the task's only one.
+        overwrite: Whether an earlier output there that nobody has changed is replaced.
+        progress: Whether to show a bar.
+        say: Called with remarks.
+
+    Returns:
+        `share`: the names of the files. `meds-dev`: how many labels have a risk.
+
+    Raises:
+        EhrseqError: The run may not be shared, or an argument belongs to the other format.
+    """
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    if format not in _BELONGS:
+        fix = f"use {' or '.join(_BELONGS)}"
+        raise EhrseqError(f"{format!r} is not a choice", where="format", fix=fix)
+    values = {
+        "data": data,
+        "labels": labels,
+        "cause": cause,
+        "horizon": horizon,
+        "license": license,
+    }
+    given = {name for name, value in values.items() if value is not None}
+    if other := sorted(given - _BELONGS[format]):
+        fix = "leave it out, or use the other format"
+        raise EhrseqError(f"does not belong to the format {format}", where=other[0], fix=fix)
+    if format == "share":
+        with bar("exporting", show=progress):
+            return share_run(folder, Path(out), license_id=license, overwrite=overwrite)
+    if data is None or labels is None:
+        raise EhrseqError("needs data and labels", where="format meds-dev", fix="name both")
+    with bar("predicting", show=progress) as tick:
+        return predict_labels(
+            folder,
+            Path(data),
+            Path(out),
+            labels=Path(labels),
+            cause=cause,
+            horizons_days=None if horizon is None else days_of(horizon, where="horizon"),
+            overwrite=overwrite,
+            progress=tick,
+            say=say,
+        )

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ehrsequencing.api.data import data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
-from ehrsequencing.api.hazard_ratios import cause_number, hazard_ratios
+from ehrsequencing.api.paper import cause_number, hazard_ratios
 from ehrsequencing.api.predictions import (
     attention_table,
     days_of,

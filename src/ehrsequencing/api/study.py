@@ -12,7 +12,7 @@ from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.results import SHARED
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.report import PAGES

@@ -11,11 +11,11 @@ from ehrsequencing.api.progress import training_bar
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, settings_named, validated
-from ehrsequencing.config.parts import visit_encoder
+from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes

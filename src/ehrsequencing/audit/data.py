@@ -1,20 +1,126 @@
-"""The input of every check (run, prepared set, original records, a sample of subjects) and its output, a `Finding`."""
+"""The input of every check (run, prepared set, original records, who is there twice) and its output, a `Finding`."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ehrsequencing.audit.source import Source
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Bools, Ints, Ints32
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.codes import read_parents
+from ehrsequencing.records.events import STATIC, Events
+from ehrsequencing.records.labels import IndexTimes
+from ehrsequencing.records.meds import LateRows, MedsReader
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords, joined
+from ehrsequencing.records.timelines import TaskRecords, Timelines, joined
+from ehrsequencing.records.visits import make_record
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
+
+
+@dataclass(frozen=True)
+class Source:
+    """The MEDS records that a set was prepared from."""
+
+    encoder: Encoder  # encodes records as the run's training data was
+    fit: VocabularyFit  # codes and values of the training subjects of the prepared set
+    records: dict[int, Events]  # events of each sampled subject, by id
+    dataset_end_us: int  # last timestamp, or the date of extraction
+
+    @classmethod
+    def read(cls, run: Run, prepared: Prepared, folder: Path, *, wanted: Ints) -> "Source":
+        """One pass over the shards.
+
+        Raises:
+            EhrseqError: The records cannot be read, or are not those that were prepared.
+        """
+        study, manifest = prepared.study, prepared.manifest
+        reader = MedsReader(folder, study.data, study.visits)
+        late = manifest.get("late_rows")
+        reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
+        parents = read_parents(folder)
+        encoder = Encoder(run, parents)
+        fit = VocabularyFit(
+            study.vocabulary, study.values, excluded=encoder.excluded, parents=parents
+        )
+        training = prepared.timelines("train").subject_id
+        records: dict[int, Events] = {}
+        subjects = 0
+        end_us = STATIC
+        for events in reader:
+            ids, row = np.unique(events.subject_id, return_inverse=True)
+            fit.update(events, row, np.isin(ids, training)[row])
+            subjects += len(ids)
+            end_us = max(end_us, int(events.time_us.max(initial=STATIC)))
+            records |= _split(events.take(np.isin(events.subject_id, wanted)))
+        if reader.declared_us is not None:
+            end_us = reader.declared_us
+        if (
+            subjects != manifest["subjects"]
+            or end_us != manifest["dataset_end_us"]
+            or len(records) < len(wanted)
+        ):
+            raise EhrseqError(
+                "these are not the records that were prepared",
+                where=str(folder),
+                fix="name the records that were prepared with --data",
+            )
+        return cls(encoder, fit, records, end_us)
+
+    def encode(self, parts: list[Events], ids: Ints, *, end_us: int, labelled: bool) -> TaskRecords:
+        """Records of one subject each, encoded as `prepare` (with labels) and predictions in use encode records.
+
+        Args:
+            parts: The records; they become subjects 0, 1, 2 …
+            ids: (n,) whose they are, for a task whose index times stand in a file.
+            end_us: End of the data.
+            labelled: Whether follow-up ends and outcomes are looked for.
+        """
+        run, builder = self.encoder.run, copy(self.encoder.builder)
+        record = make_record(join(parts), excluded=self.encoder.excluded, settings=run.study.visits)
+        if builder.index_times is not None:
+            builder.index_times = IndexTimes(*builder.index_times.of(ids))
+        cohort = builder.build(record, dataset_end_us=end_us, labelled=labelled)
+        return self.encoder.encode(record, cohort.rows)
+
+
+def _split(events: Events) -> dict[int, Events]:
+    """Events sorted by subject, by the subject's id."""
+    ids, first = np.unique(events.subject_id, return_index=True)
+    bounds = np.r_[first, len(events)].tolist()
+    return {
+        int(who): events.take(np.arange(low, high))
+        for who, low, high in zip(ids.tolist(), bounds, bounds[1:], strict=False)
+    }
+
+
+def join(parts: list[Events]) -> Events:
+    """Records under new ids 0, 1, 2 … in one; they may come from shards that number their codes differently."""
+    number: dict[str, int] = {}
+    codes = [
+        np.array(
+            [number.setdefault(code, len(number)) for code in part.codes] or [0], dtype=np.int32
+        )[part.code]
+        for part in parts
+    ]
+    encounters = [part.encounter for part in parts if part.encounter is not None]
+    return Events(
+        subject_id=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        time_us=np.concatenate([part.time_us for part in parts]),
+        code=np.concatenate(codes),
+        codes=tuple(number),
+        value=np.concatenate([part.value for part in parts]),
+        encounter=np.concatenate(encounters) if encounters else None,
+        beyond=np.flatnonzero([bool(np.isin(part.subject_id[:1], part.beyond)) for part in parts]),
+    )
+
 
 SPLITS = ("train", "tuning", "held_out")
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
@@ -141,3 +247,86 @@ class AuditData:
             if folder is not None:
                 raise
             self.why_no_source = f"the records cannot be used any more ({error.what})"
+
+
+# ---- people under two ids --------------------------------------------------------------------------------------------
+
+
+FEWEST_RARE = 3  # distinct visits that only the people with this very record have
+MOST_COPIES = 10  # people with one record; what more have is a schedule
+TOLERATED = 0.001  # share of a split: twins, and the odd person with two ids, are worth a warning
+SECOND_US = 1_000_000
+Hashes = NDArray[np.uint64]
+
+
+def _mixed(numbers: Ints | Ints32 | Hashes) -> Hashes:
+    """Spread numbers over 64 bits, so that their sums tell sets apart (the finaliser of SplitMix64)."""
+    x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _sums(numbers: Hashes, offsets: Ints) -> Hashes:
+    """Sum of each owner's numbers, modulo 2**64."""
+    total = np.zeros(len(numbers) + 1, dtype=np.uint64)
+    np.cumsum(numbers, out=total[1:])
+    return total[offsets[1:]] - total[offsets[:-1]]
+
+
+def splits(data: AuditData) -> Finding:
+    """Nobody is in two splits, or twice in one, under one id or under two."""
+    parts = [data.records[name] for name in SPLITS]
+    timelines = joined([part.timelines for part in parts])
+    repeated = len(timelines) - len(np.unique(timelines.subject_id))
+    tested = {"subjects": len(timelines) - repeated}
+    if repeated:
+        what = "subjects are in more than one split, or twice in one"
+        return judge(repeated, of=len(timelines), what=what, clean="", tested=tested)
+    split = np.repeat(np.arange(len(SPLITS)), [len(part.timelines) for part in parts])
+    is_asked = np.concatenate([np.diff(part.rows.row_offsets) > 0 for part in parts])
+    is_copy = np.zeros(len(timelines), dtype=np.bool_)
+    for timed in (False, True):
+        record, is_rare = _fingerprints(timelines, timed=timed)
+        is_rare &= is_asked
+        for number in (
+            1,
+            2,
+        ):  # tuning, held out: who is among the people of the splits before it, too
+            here = is_rare & (split == number)
+            is_copy |= here & np.isin(record, record[is_rare & (split < number)])
+    judged = is_copy[is_asked & (split > 0)]
+    share = float(judged.mean()) if len(judged) else 0.0
+    if not judged.any():
+        return Finding("passed", "nobody is in two splits", tested, 0.0, TOLERATED)
+    return Finding(
+        "leak" if share > TOLERATED else "warning",
+        f"{count_text(int(judged.sum()))} of the {count_text(len(judged))} tuning and held-out people have the record "
+        "of somebody in another split, the same codes in the same order; keep one of each, and prepare again",
+        tested,
+        round(share, 3) if judged.sum() >= SMALLEST_COUNT else None,
+        TOLERATED,
+    )
+
+
+def _fingerprints(timelines: Timelines, *, timed: bool) -> tuple[Hashes, Bools]:
+    """Of each subject: a fingerprint of the record, and whether chance cannot explain that somebody else has it.
+
+    A record is its visits in their order: their codes, and with `timed` also the times between them, to the second.
+    """
+    owner, start = timelines.owner, timelines.start_us
+    place = np.arange(len(owner)) - timelines.subject_offsets[owner]
+    visit = _sums(_mixed(timelines.codes), timelines.visit_offsets)
+    if timed:
+        gap = np.where(place > 0, np.diff(start, prepend=0) // SECOND_US, -1)
+        visit = _mixed(visit + _mixed(gap))
+    record = _sums(_mixed(visit + _mixed(place)), timelines.subject_offsets)
+    _, same, alike = np.unique(record, return_inverse=True, return_counts=True)
+    pairs = np.unique(np.stack([visit, owner.astype(np.uint64)]), axis=1)
+    _, kind, people = np.unique(pairs[0], return_inverse=True, return_counts=True)
+    owner = pairs[1].astype(np.int64)
+    rare = np.bincount(owner, people[kind] == alike[same[owner]], len(record))
+    return record, (rare >= FEWEST_RARE) & (alike[same] <= MOST_COPIES)
+
+
+CHECK = Check("splits", "Is nobody in both training and test, under one id or under two?", splits)

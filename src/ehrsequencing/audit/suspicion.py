@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ehrsequencing.audit.data import AuditData, Check, Finding
-from ehrsequencing.audit.source import join
+from ehrsequencing.audit.data import AuditData, Check, Finding, join
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.cox import CoxRegression, CoxRows
 from ehrsequencing.baselines.history import fit_feature_spec, has_static, history_features

@@ -25,7 +25,6 @@ from ehrsequencing.cli.console import (
 )
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, score
-from ehrsequencing.cli.export import export
 from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.options import (
     Config,
@@ -38,10 +37,10 @@ from ehrsequencing.cli.options import (
     read_tasks,
 )
 from ehrsequencing.cli.predict import explain, explore, predict
-from ehrsequencing.cli.serve import serve
+from ehrsequencing.cli.serve import export, serve
 from ehrsequencing.cli.train import pretrain, train
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.core.version import __version__
 
 if TYPE_CHECKING:

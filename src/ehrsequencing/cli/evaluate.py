@@ -19,7 +19,7 @@ from ehrsequencing.cli.options import (
     read_tasks,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 
 
 def main_results(metrics: Mapping[str, Any]) -> dict[str, Any]:

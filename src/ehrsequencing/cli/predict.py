@@ -18,7 +18,7 @@ from ehrsequencing.cli.options import (
     read_study,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
     from ehrsequencing.api.predictions import Explanation
@@ -113,7 +113,7 @@ def explain(
     from ehrsequencing.api.predictions import days_of, explained
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
-    from ehrsequencing.explain.question import Question
+    from ehrsequencing.explain.record import Question
     from ehrsequencing.explain.tables import require_suffix, write_table
     from ehrsequencing.prediction.predict import NewRecords
     from ehrsequencing.records.codes import read_descriptions

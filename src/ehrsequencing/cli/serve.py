@@ -1,18 +1,18 @@
-"""`ehrseq serve RUN DATA`: the run as a service on this machine."""
+"""`ehrseq serve` and `ehrseq export`: the run as a service on this machine, or as a folder for others."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, note, say
-from ehrsequencing.cli.options import Force, Recalibrate, RunFolder, open_run
+from ehrsequencing.cli.console import bar, finish, note, remark, say, shown
+from ehrsequencing.cli.options import Force, Overwrite, Recalibrate, RunFolder, open_run
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run
-    from ehrsequencing.serve.page import LivePage
+    from ehrsequencing.serve.service import LivePage
 
 
 def serve(
@@ -79,8 +79,8 @@ def serve(
     except ImportError as error:
         fix = 'install it with pip install "ehrsequencing[serve]"'
         raise EhrseqError(f"needs {error.name}", where="ehrseq serve", fix=fix) from error
-    from ehrsequencing.serve.page import live_page
     from ehrsequencing.serve.security import Limits
+    from ehrsequencing.serve.service import live_page
 
     limits = Limits(body_bytes=max_body * 2**20, rows=max_rows, visits=max_visits, seconds=timeout)
     open_run(run)
@@ -124,3 +124,71 @@ def serve(
         on_start=on_start,
     )
     finish(wrote={}, then=["predict", run, data or "DATA"], result={"url": started[0]})
+
+
+# ---- `ehrseq export RUN`: a folder that may be shared, or risks for MEDS-DEV -----------------------------------------
+
+
+def export(
+    run: RunFolder,
+    data: Annotated[
+        Path | None, typer.Argument(help="meds-dev: folder of a MEDS data set, seen or not")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder or file to make")] = ...,  # type: ignore[assignment]
+    overwrite: Overwrite = False,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="share: a folder for others; meds-dev: a risk for each of --labels (docs/scale.md)",
+        ),
+    ] = "share",
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="meds-dev: MEDS labels, a file or a folder")
+    ] = None,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="meds-dev: which cause [the first]")
+    ] = None,
+    horizon: Annotated[
+        str | None, typer.Option("--horizon", help="meds-dev: as in 90d [the task's only one]")
+    ] = None,
+    license_: Annotated[
+        str | None,
+        typer.Option(
+            "--license", help="share: the licence that the model card names, as in cc-by-nc-4.0"
+        ),
+    ] = None,
+) -> None:
+    """Write the run for other people, or its risks for MEDS-DEV.
+
+    share: a folder for ehrseq predict and ehrseq evaluate --data elsewhere, with a model card and without ids, dates,
+    results and paths. It needs a run that was prepared with vocabulary.min_subjects of at least 11. meds-dev: the
+    risk of one cause by one horizon for each label, as MEDS-DEV reads it.
+    """
+    from ehrsequencing.api.predictions import export as write
+
+    open_run(run)
+    found = write(
+        run,
+        out,
+        data,
+        format=format_,
+        license=license_,
+        labels=labels,
+        cause=cause,
+        horizon=horizon,
+        overwrite=overwrite,
+        progress=shown(),
+        say=remark,
+    )
+    if isinstance(found, list):
+        say(f"read {out / 'README.md'} before you give the folder away")
+        then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
+        finish(wrote={"shared": out}, then=then, result={"files": found})
+        return
+    say(f"risks at {found:,} labels")
+    finish(
+        wrote={"predictions": out},
+        then=f"meds-dev-evaluation predictions_path={out} output_dir=results",
+        result={"labels": found},
+    )

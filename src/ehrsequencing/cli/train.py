@@ -7,7 +7,7 @@ import typer
 
 from ehrsequencing.cli.console import current, finish, say, shown, unfinished, warn
 from ehrsequencing.cli.options import Config, Overrides, Overwrite, read_study
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 
 
 def train(

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ehrsequencing.config import parts
+from ehrsequencing.config import base as parts
 from ehrsequencing.config.base import Settings
 
 # what other libraries call our settings

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ehrsequencing.config import parts
+from ehrsequencing.config import base as parts
 from ehrsequencing.config.base import Settings
 from ehrsequencing.config.model import ModelConfig
 from ehrsequencing.config.records import (

@@ -19,11 +19,10 @@ from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.follow_up import unobserved_tenths
 from ehrsequencing.evaluation.oracle import is_simulation
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.population import Population, unobserved_tenths
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
-from ehrsequencing.models.saved import WEIGHTS_FILE
+from ehrsequencing.models.base import WEIGHTS_FILE
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS

@@ -20,7 +20,8 @@ from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.evaluation import follow_up, results
+from ehrsequencing.evaluation import population as follow_up
+from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import (
     ORACLE,
     Comparison,
@@ -36,16 +37,17 @@ from ehrsequencing.evaluation.curves import (
     smooth_rows,
 )
 from ehrsequencing.evaluation.estimates import (
+    before_and_after,
     difference_rows,
     metric_rows,
     nll_row,
     over_time_rows,
+    recalibrate,
     scope_estimates,
 )
 from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
 from ehrsequencing.evaluation.oracle import TruthRisks, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.risk_source import (
     BaselineRisks,
     EvaluatedRisks,

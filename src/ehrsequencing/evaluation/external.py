@@ -19,9 +19,9 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder, refuse_overlap
 from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.context import input_rates
+from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, people
-from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.predict import Encoder

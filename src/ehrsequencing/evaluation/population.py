@@ -1,20 +1,38 @@
-"""The population of an evaluation: subjects with prediction times and labels, and how they were chosen."""
+"""The population of an evaluation: subjects with prediction times, labels and follow-up, and how they were chosen."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import EvaluationConfig, TaskConfig
-from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
+from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.landmark_cox import HistoryCensoring
+from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, TOO_FEW, count_text
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records.cohort import NEVER
+from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.evaluation.results import number
+from ehrsequencing.metrics.bootstrap import interval_around
+from ehrsequencing.metrics.calibration import quantile_groups
+from ehrsequencing.metrics.censoring import (
+    CensoringByRow,
+    RiskSets,
+    StepFunction,
+    SubjectClock,
+    censoring_survival,
+    dropout_cause,
+    median_follow_up_days,
+)
+from ehrsequencing.records.attrition import FEWEST_SUBJECTS
+from ehrsequencing.records.cohort import NEVER, potential_days
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 DRAWN = "drawn at random for the evaluation"  # the last step of the flow, where some were drawn
 
@@ -163,3 +181,175 @@ def people(count: int) -> str:
     ('Fewer than 11', '1,235')
     """
     return count_text(count) if count >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
+
+
+# ---- follow-up -------------------------------------------------------------------------------------------------------
+
+
+THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
+TENTHS = 10
+FEWEST_ROWS = 20 * TENTHS  # below, a tenth is a handful
+
+
+class Weights:
+    """The distribution of drop-out at each landmark, and at all prediction times together.
+
+    Args:
+        population: The subjects that are evaluated.
+        task: The question.
+        train: Training subjects, where the curves are to come from them.
+        fitting: What a Cox regression of drop-out is fitted to; None: Kaplan–Meier.
+
+    Attributes:
+        potential: (R,) days from each evaluated prediction time until follow-up ends by design.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        task: TaskConfig,
+        *,
+        train: TaskRecords | None,
+        fitting: FittingData | None,
+    ) -> None:
+        self.records, self.train = population.records, train
+        self.task, self.dataset_end_us = task, population.dataset_end_us
+        self.potential = potential_days(self.records, task, self.dataset_end_us)
+        self.cox = None if fitting is None else HistoryCensoring(fitting)
+
+    def at(self, landmark_days: float | None, chosen: Ints) -> StepFunction | CensoringByRow | None:
+        """G of the chosen rows: on each subject's own clock where subjects have several, else one curve for all.
+
+        That of a landmark is fitted on the evaluated rows (None), or on the training subjects at risk there.
+        """
+        if self.cox is not None:
+            return self.cox.of_rows(self.records, chosen, landmark_days=landmark_days)
+        subject = self.records.rows.subject[chosen]
+        if len(np.unique(subject)) < len(chosen):
+            return self._clock.of_rows(days_since_first_index(self.records.rows)[chosen])
+        if self.train is None:
+            return None
+        at = self.train.at_landmark(landmark_days or 0.0)
+        if not len(at):
+            return None
+        return censoring_survival(self.train.rows.duration_days[at], self._dropout(self.train)[at])
+
+    def _dropout(self, records: TaskRecords) -> Ints:
+        """(R,) causes, 0 only where the subject dropped out."""
+        ends = potential_days(records, self.task, self.dataset_end_us)
+        return dropout_cause(records.rows.duration_days, records.rows.cause, ends)
+
+    @cached_property
+    def _clock(self) -> SubjectClock:
+        """G₀ by time since the index, of the training subjects or of those that are evaluated."""
+        records = self.records if self.train is None else self.train
+        since = days_since_first_index(records.rows)
+        dropout = self._dropout(records)
+        return SubjectClock.fit(since, records.rows.duration_days, dropout, records.rows.subject)
+
+
+def days_since_first_index(rows: TaskRows) -> Floats:
+    """(R,) days from the subject's first index to each prediction time."""
+    first = rows.index_us[rows.row_offsets[:-1][rows.subject]]
+    return np.asarray((rows.prediction_us - first) / DAY_US, dtype=np.float64)
+
+
+def unobserved_tenths(scope: Comparison, records: TaskRecords) -> list[str]:
+    """Warnings where nobody in a tenth of the ages, or of the prediction times, is observed up to a horizon.
+
+    Args:
+        scope: A landmark, or all prediction times.
+        records: The prediction times that it is made of.
+    """
+    rows, landmark = records.rows, scope.landmark_days
+    at = np.arange(len(rows)) if landmark is None else records.at_landmark(landmark)
+    sides = {"ages": np.asarray(rows.age_years[at], dtype=np.float64)}
+    if landmark is None:
+        sides["prediction times"] = (rows.prediction_us[at] - rows.index_us[at]) / DAY_US
+    found = []
+    for name, values in sides.items():
+        for horizon in scope.horizons_days:
+            if _has_unobserved_tenth(scope, values, float(horizon)):
+                found.append(
+                    f"In at least one tenth of the {name} {scope.where} nobody is observed for "
+                    f"{format_days(float(horizon))}: no weight stands in for them, so that all numbers by then may be "
+                    "biased. If follow-up ends at a fixed age or date, name it, as in censoring: {age: 80y}."
+                )
+    return found
+
+
+def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float) -> bool:
+    inside = scope.followed(horizon_days) & ~np.isnan(values)
+    if inside.sum() < FEWEST_ROWS:
+        return False
+    tenth = quantile_groups(values[inside], TENTHS)
+    duration, event = scope.duration_days[inside], (scope.cause[inside] > 0).astype(np.int64)
+    for k in np.unique(tenth):
+        here = tenth == k
+        if not RiskSets.count(duration[here], event[here], 1, None).reaches([horizon_days])[0]:
+            return True
+    return False
+
+
+def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
+    """How many were at risk at a landmark, how long they were followed, and how many are evaluated by each horizon.
+
+    `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
+    """
+    median, parts = median_follow_up_days(scope.duration_days, scope.cause), scope.parts()
+    events = np.concatenate([part.subjects_with_event() for part in parts], axis=1).tolist()
+    return {
+        "landmark_days": scope.landmark_days,
+        "subjects": scope.subjects,
+        "evaluated": [part.subjects for part in parts for _ in part.horizons_days],
+        "followup_median_days": number(median),
+        "events": dict(zip(causes, events, strict=True)),
+    }
+
+
+def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
+    """How censoring is corrected for, and the smallest chance of being followed, G: the largest weight is 1 / G."""
+    places = [
+        (scope.landmark_days, float(horizon), float(g))
+        for scope in scopes
+        for horizon, g in zip(scope.horizons_days, scope.smallest_g(), strict=True)
+    ]
+    thin = [(g, horizon) for _, horizon, g in places if g < THIN_FOLLOW_UP]
+    note = ""
+    if thin:
+        g, horizon = min(thin)
+        each = f"each remaining subject represents {1 / g:.0f}" if g else "nobody is left"
+        note = (
+            f"Few subjects are followed long enough: at {len(thin)} of {len(places)} combinations of landmark and "
+            f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "
+            f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
+        )
+    smallest = [
+        {
+            "landmark_days": landmark,
+            "horizon_days": horizon,
+            "g": number(g),
+            "thin": bool(g < THIN_FOLLOW_UP),
+        }
+        for landmark, horizon, g in places
+    ]
+    return {"model": model, "smallest_g": smallest, "note": note}
+
+
+def follow_up(scope: Comparison) -> dict[str, Any]:
+    """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
+    median = median_follow_up_days(scope.duration_days, scope.cause)
+    few = scope.subjects < FEWEST_SUBJECTS
+    blocks = [] if few else scope.blocks()
+    samples = [
+        median_follow_up_days(scope.duration_days, scope.cause, weights=weights)
+        for weights in blocks
+    ]
+    low, high = interval_around(median, np.concatenate(samples) if samples else ())
+    return {
+        "landmark_days": scope.landmark_days,
+        "median_days": number(median),
+        "low": number(low),
+        "high": number(high),
+        "reason": TOO_FEW if few else None,
+    }

@@ -15,8 +15,7 @@ import pyarrow as pa
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.explain.deletions import deletion
-from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import SubjectRecord, subject_records
+from ehrsequencing.explain.record import Question, SubjectRecord, subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
 from ehrsequencing.records.events import hash_u64

@@ -17,8 +17,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import Edit, SubjectRecord, kept_rows
+from ehrsequencing.explain.record import Edit, Question, SubjectRecord, kept_rows
 
 PAIRED_CODES = 20  # the codes with the largest effects, of which all pairs are removed: 190 pairs
 KINDS = ("code", "visit", "code in visit", "pair")

@@ -22,8 +22,7 @@ from ehrsequencing.explain.deletions import (
     change,
     deletion,
 )
-from ehrsequencing.explain.question import Question
-from ehrsequencing.explain.record import Edit, SubjectRecord, encode_copies, kept_rows
+from ehrsequencing.explain.record import Edit, Question, SubjectRecord, encode_copies, kept_rows
 from ehrsequencing.prediction.prediction_file import without_formulas
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import Timelines

@@ -7,7 +7,14 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.explain import Edit
-from ehrsequencing.explorer.codes import ShownCodes, shown_codes
+from ehrsequencing.explorer.codes import (
+    Removals,
+    ShownCodes,
+    edit_of,
+    removed_risks,
+    shown_codes,
+    single_removals,
+)
 from ehrsequencing.explorer.patients import (
     ExplorerSettings,
     Gathered,
@@ -15,7 +22,6 @@ from ehrsequencing.explorer.patients import (
     gather,
     require_curves,
 )
-from ehrsequencing.explorer.removals import Removals, edit_of, removed_risks, single_removals
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor, unanswered
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions

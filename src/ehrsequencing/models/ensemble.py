@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.behrt import BEHRTForSurvival
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
-from ehrsequencing.models.saved import read_config
 
 ARCHITECTURES: dict[str, type[SurvivalModel]] = {
     one.architecture: one for one in (HierarchicalBEHRTForSurvival, BEHRTForSurvival)

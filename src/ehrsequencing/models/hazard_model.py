@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.hazards import horizon_nll, visit_nll
-from ehrsequencing.models.head import SurvivalHead
+from ehrsequencing.models.hazards import SurvivalHead, horizon_nll, visit_nll
 from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.models.table import TableBranch

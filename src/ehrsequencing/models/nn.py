@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from ehrsequencing.batches.padded import as_mask
 from ehrsequencing.models.behrt import BEHRTEmbedding
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
-from ehrsequencing.models.hazards import visit_nll
-from ehrsequencing.models.head import SurvivalHead
+from ehrsequencing.models.hazards import SurvivalHead, visit_nll
 from ehrsequencing.models.transformer import TimelineEncoder
-from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder
-from ehrsequencing.models.visit_encoder_variants import (
+from ehrsequencing.models.visit_encoder import (
+    AttnPoolingVisitEncoder,
     MeanPoolingVisitEncoder,
     TransformerVisitEncoder,
 )

@@ -246,9 +246,9 @@ class TableCounts:
             raise EhrseqError(what, where=where, fix=fix)
 
 
-@dataclass
+@dataclass(repr=False)
 class ImportReport:
-    """The report of one import."""
+    """The report of one import. It prints itself."""
 
     source: str  # name of the source format
     missing: list[str] = field(default_factory=list)  # known tables that the source lacks
@@ -260,6 +260,9 @@ class ImportReport:
     subjects: int = 0
     codes: int = 0
     shards: int = 0
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
 
     def table(self, name: str) -> TableCounts:
         """The counts of a table, which begin with its first mention."""

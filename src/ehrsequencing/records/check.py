@@ -69,7 +69,7 @@ class TaskCheck:
         return {"name": self.task.name, **{name: getattr(self, name) for name in names}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataCheck:
     """What is in a data set."""
 
@@ -77,7 +77,7 @@ class DataCheck:
     fixes: Counter[str]  # how often each fix of `FIXES` would be applied
     tasks: list[TaskCheck]  # what each task makes of it
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return format_check(self)
 
     def as_json(self) -> dict[str, Any]:

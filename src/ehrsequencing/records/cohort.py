@@ -20,7 +20,6 @@ from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
@@ -31,7 +30,12 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
-from ehrsequencing.records.labels import IndexTimes, read_index_times
+from ehrsequencing.records.labels import (
+    Eligibility,
+    IndexTimes,
+    eligibility_steps,
+    read_index_times,
+)
 from ehrsequencing.records.outcomes import outcome_finder
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, Visits, count_at_or_before

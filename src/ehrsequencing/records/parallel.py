@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.process import keep_freed_memory
+from ehrsequencing.core.signals import keep_freed_memory
 
 PROCESSES = "processes"
 _ROWS_PER_PROCESS = 10_000_000  # with fewer, a process costs more than it saves (docs/scale.md)

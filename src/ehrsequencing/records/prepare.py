@@ -29,13 +29,12 @@ from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import Events
+from ehrsequencing.records.events import Events, KeptRows, keep, ranges, read_kept
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.prepared import SECTIONS
-from ehrsequencing.records.row_store import KeptRows, keep, ranges, read_kept
 from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
 from ehrsequencing.records.survey import (
     DayCounts,

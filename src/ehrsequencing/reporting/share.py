@@ -38,7 +38,7 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import SHARED
-from ehrsequencing.models.saved import CONFIG_FILE, WEIGHTS_FILE
+from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.reporting.model_cards import (

@@ -21,8 +21,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
-from ehrsequencing.serve import fhir, page
-from ehrsequencing.serve.page import LivePage
+from ehrsequencing.serve import fhir
+from ehrsequencing.serve import service as page
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
@@ -34,7 +34,7 @@ from ehrsequencing.serve.schemas import (
     problem_of_validation,
 )
 from ehrsequencing.serve.security import Access, Limits, access_to, bearer, guard
-from ehrsequencing.serve.service import Service
+from ehrsequencing.serve.service import LivePage, Service
 
 IDLE_SECONDS = 5  # after which a connection without a whole head of a request is closed
 DRAIN_SECONDS = 5  # that open requests have to end when the server stops

@@ -6,6 +6,6 @@ sees), `truth` (what the best possible model could say) and `dataset` (the files
 """
 
 from ehrsequencing.simulate.dataset import simulate
-from ehrsequencing.simulate.settings import SimulationConfig
+from ehrsequencing.simulate.process import SimulationConfig
 
 __all__ = ["SimulationConfig", "simulate"]

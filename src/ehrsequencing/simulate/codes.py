@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ehrsequencing.simulate.settings import SimulationConfig
+from ehrsequencing.simulate.process import SimulationConfig
 
 BIRTH, DEATH_CODE, OUTCOME_CODE = "MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME"
 ENROLMENT, END_OF_FOLLOW_UP = "ENROLLMENT", "END_OF_FOLLOWUP"

@@ -26,7 +26,7 @@ from ehrsequencing.simulate.codes import (
     OUTCOME_CODE,
     CodeTable,
 )
-from ehrsequencing.simulate.process import MECHANISMS, Process
+from ehrsequencing.simulate.process import MECHANISMS, Process, SimulationConfig
 from ehrsequencing.simulate.records import (
     BLOCK,
     TRUTH_STREAM,
@@ -34,7 +34,6 @@ from ehrsequencing.simulate.records import (
     random_stream,
     simulate_block,
 )
-from ehrsequencing.simulate.settings import SimulationConfig
 from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
 
 CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of causes

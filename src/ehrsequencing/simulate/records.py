@@ -28,8 +28,7 @@ from ehrsequencing.simulate.codes import (
     CodeTable,
 )
 from ehrsequencing.simulate.lives import Draws, Evidence, LastAxis, Lives
-from ehrsequencing.simulate.process import Process
-from ehrsequencing.simulate.settings import DAYS_PER_YEAR, SimulationConfig
+from ehrsequencing.simulate.process import DAYS_PER_YEAR, Process, SimulationConfig
 
 # administrative censoring, at midnight; in days since 1970
 STUDY_END = (date(2020, 1, 1) - date(1970, 1, 1)).days

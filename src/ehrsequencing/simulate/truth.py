@@ -22,8 +22,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.simulate.lives import Draws, Evidence, Lives
-from ehrsequencing.simulate.process import Process
-from ehrsequencing.simulate.settings import DAYS_PER_YEAR
+from ehrsequencing.simulate.process import DAYS_PER_YEAR, Process
 
 HORIZONS_DAYS = {"90d": 90.0, "1y": DAYS_PER_YEAR, "2y": 2 * DAYS_PER_YEAR, "5y": 5 * DAYS_PER_YEAR}
 _FINE_DAYS = [0.0, 7.0, 14.0, 30.0, 60.0, 90.0, 120.0, 180.0, 240.0, 300.0]

@@ -10,8 +10,7 @@ from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.training.device import autocast, on_device
-from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.processes import ALONE, Processes, autocast, on_device
 
 
 class HazardsObjective:

@@ -26,7 +26,9 @@ from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stop
-from ehrsequencing.training.checkpoint import (
+from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast, on_device
+from ehrsequencing.training.run_folder import (
     ExponentialMovingAverage,
     TrainingState,
     load_checkpoint,
@@ -34,11 +36,8 @@ from ehrsequencing.training.checkpoint import (
     save_checkpoint,
     saved_at_signals,
     unpack_tensors,
+    write_history,
 )
-from ehrsequencing.training.device import Losses, autocast, on_device
-from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.run_folder import write_history
 
 
 class Objective(Protocol):

@@ -20,7 +20,7 @@ from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.records.hazards import event_bin, exposure
-from ehrsequencing.training.device import on_device
+from ehrsequencing.training.processes import on_device
 
 FEWEST = 10  # subjects with the event, below which a cause is left as it is
 MOST_ROWS = 200_000  # prediction times: of a larger tuning split every second subject is taken, or every third …

@@ -21,11 +21,10 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.device import training_device
 from ehrsequencing.training.hazards_objective import HazardsObjective
 from ehrsequencing.training.loop import Progress, ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.processes import ALONE, Processes, training_device
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
 from ehrsequencing.training.run_folder import RunFolder, write_run_files

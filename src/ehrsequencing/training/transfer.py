@@ -21,9 +21,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
 from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models import lora
-from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.ensemble import load_model
-from ehrsequencing.models.saved import read_config
 from ehrsequencing.models.transformer import TransformerLayer
 from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_parents

@@ -28,13 +28,11 @@ from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.teacher import folds_of
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
-from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.results import blend as blend_table
 from ehrsequencing.evaluation.risk_source import cut_at_batches
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
@@ -42,7 +40,6 @@ from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.reporting.tables import blend_weights as reported
 from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.loop import show_nothing
 from ehrsequencing.training.train import Trainer
@@ -325,18 +322,6 @@ def test_evaluate_judges_the_blend_and_not_its_network(
     assert all(abs(nll[key] - nll_alone[key]) > 1e-3 for key in nll)
 
 
-def test_the_weights_are_told(run: Path) -> None:
-    found = blend_table(Run(run), {"network alone": 1.25, "landmark Cox": 1.5})
-    assert found is not None
-    assert found["best_part"] == "network alone"
-    assert [row["part"] for row in found["weights"]] == [*PARTS, *PARTS]
-    told = reported({"blend": rounded(found, 2)})
-    assert [len(weights) for weights in told.values()] == [3, 3]
-    first = found["weights"][0]
-    assert next(iter(told.values()))[0] == f"{first['value']:.2f} ({first['low']:.2f} to {first['high']:.2f})"
-    assert reported({}) == {}
-
-
 def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store: Prepared) -> None:
     tuning, told = store.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
     answers, every = Run(run).answers, np.arange(len(tuning))
@@ -384,15 +369,6 @@ def test_a_part_that_looks_at_columns_that_there_are_not_is_refused(run: Path, t
     save_file({**arrays, array: arrays[array] * 0 + 10**6}, tmp_path / ARRAYS_FILE)
     with pytest.raises(EhrseqError, match=f"{array} names columns"):
         Blend.load(tmp_path, trained.vocabulary, edges_days=trained.model.config.edges_days)
-
-
-def test_a_changed_blend_is_refused(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "changed")
-    arrays = load_file(run / ARRAYS_FILE)
-    part_of = arrays["boosted.part_of"][::-1].copy()
-    save_file(arrays | {"boosted.part_of": part_of}, tmp_path / "changed" / ARRAYS_FILE)
-    with pytest.raises(EhrseqError, match="has changed since"):
-        Run(tmp_path / "changed")
 
 
 def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:

@@ -80,23 +80,6 @@ def test_chance_draws_weights_towards_equal_ones_and_many_subjects_do_not() -> N
     assert shares[1] > 0.8
 
 
-@pytest.mark.slow
-def test_intervals_are_near_those_of_rows_drawn_by_hand() -> None:
-    _, rows = drawn(n=600)
-    found = fit_weights(rows, n_causes=1, resamples=300)
-    rng, n = np.random.default_rng(3), int(rows.subject.max()) + 1
-    refits = []
-    for _ in range(60):
-        chosen = np.concatenate([np.flatnonzero(rows.subject == s) for s in rng.integers(0, n, n)])
-        again = BlendRows(
-            rows.duration_days[chosen], rows.entry_days[chosen], rows.cause[chosen], rows.subject[chosen],
-            rows.at_duration.take(chosen), rows.at_entry.take(chosen), EDGES,
-        )  # fmt: skip
-        refits.append(fit_weights(again, n_causes=1, resamples=0).value[0])
-    spread = np.percentile(refits, 97.5, axis=0) - np.percentile(refits, 2.5, axis=0)
-    np.testing.assert_allclose(found.high[0] - found.low[0], spread, rtol=0.45)
-
-
 def test_blended_hazards_lie_between_and_are_those_of_a_single_part() -> None:
     parts, rows = drawn(n=200)
     for m in range(3):

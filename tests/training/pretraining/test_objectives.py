@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.config.parts import objective
+from ehrsequencing.config.base import objective
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.events import DAY_US

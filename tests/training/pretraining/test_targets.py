@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.reach import Reach
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.pretraining.targets import TargetCodes, times_to_codes, training_rates, visit_rows
+from ehrsequencing.training.pretraining.targets import TargetCodes, times_to_codes, visit_rows
 from helpers.visits import Record, timelines_of
 
 NUMBER = np.array([-1, -1, 0, 1, 2, -1, 1])  # of tokens 0 … 6: 5 is excluded, 6 is a joint token of 3's code
@@ -74,14 +74,3 @@ def test_a_cut_of_the_record_changes_no_target() -> None:
         assert step.batch.codes_per_visit[step.positions].tolist() == [3] * len(step.rows)
         rows += step.rows.tolist()
     assert rows == list(range(40))
-
-
-def test_rates_are_counts_with_half_an_occurrence_more() -> None:
-    nan = math.nan
-    records: list[Record] = [
-        ((0.0, ((2, nan),)), (1.0, ((2, nan), (3, nan)))),
-        ((0.0, ((3, nan),)), (5.0, ((3, nan),))),
-    ]
-    rates = training_rates(timelines_of(records), CODES, seed=0)
-    np.testing.assert_allclose(rates.share, np.array([2.5, 3.5, 0.5]) / 6.5)
-    assert sorted(rates.waits.stop_days.tolist()) == [1.0, 5.0]

@@ -1,16 +1,26 @@
-"""OMOP tables of a live database through Ibis. Its URL may hold a password: no message repeats any part of it."""
+"""OMOP tables of a live database through Ibis, and concepts with their codes.
+
+Its URL may hold a password: no message repeats any part of it.
+"""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, as_whole
+from ehrsequencing.readers.registry import Import
+from ehrsequencing.readers.rows import END_SUFFIX, CodeFacts, clean_codes, joined
 from ehrsequencing.readers.table_files import BLOCK_ROWS, SourceTable, lower_names
 
 # A password may hold any character: it ends at the last @ that a valid host, database and query can follow.
@@ -149,3 +159,147 @@ def connect(url: str) -> Any:
     if "port" in given:
         given["port"] = int(given["port"])
     return ibis.postgres.connect(**given, **dict(query))
+
+
+# ---- concepts and their codes ----------------------------------------------------------------------------------------
+
+
+VOCABULARY_TABLES = {
+    "concept": ("concept_id", "vocabulary_id", "concept_code"),
+    "concept_ancestor": (
+        "ancestor_concept_id",
+        "descendant_concept_id",
+        "min_levels_of_separation",
+    ),
+    "concept_relationship": ("concept_id_1", "concept_id_2", "relationship_id", "invalid_reason"),
+}
+# Concepts that every OMOP database uses, even without a row in its table concept: code and description.
+KNOWN = {8507: ("Gender//M", "MALE"), 8532: ("Gender//F", "FEMALE")}
+
+
+class Concepts:
+    """Names every concept id: `VOCABULARY//CODE`, or `OMOP//id` where the table concept lacks it.
+
+    Holds ids and codes of the whole table (some 300 MB for all of Athena). Descriptions and parents are read at the
+    end, only for the concepts that were used.
+    """
+
+    def __init__(self, tables: Mapping[str, Sequence[SourceTable]], job: Import) -> None:
+        self._tables, self._job = tables, job
+        ids, codes = [np.zeros(0, np.int64)], [pa.array([], pa.string())]
+        for block in self._blocks("concept"):
+            number = block.whole("concept_id")
+            code = joined(block.text("vocabulary_id"), block.text("concept_code"))
+            good = pc.and_(number.is_valid(), code.is_valid())
+            ids.append(number.filter(good).to_numpy())
+            codes.extend(clean_codes(code.filter(good)).chunks)
+        ids.append(np.array(sorted(KNOWN), np.int64))  # last, so that the table's own rows win
+        codes.append(pa.array([KNOWN[i][0] for i in sorted(KNOWN)], pa.string()))
+        every, first = np.unique(np.concatenate(ids), return_index=True)
+        self._ids: Ints = every
+        self._codes = pa.concat_arrays(codes).take(pa.array(first))
+        self._used = np.zeros(0, dtype=np.int64)
+        self._bases: dict[str, str] = {}  # a code with a unit, a value or an end → the code without
+
+    def _blocks(self, name: str) -> Iterator[Block]:
+        """The rows of a table of the vocabulary, all of which count as kept."""
+        if name in self._tables:
+            counts = self._job.report.table(name)
+            self._job.survey(self._tables[name], counts, ())
+            for block in self._job.blocks(self._tables[name], counts, VOCABULARY_TABLES[name], {}):
+                self._job.report.keep(block.source.to_numpy())
+                yield block
+
+    @property
+    def unnamed(self) -> int:
+        """How many concepts were used that the table lacks."""
+        return int((~np.isin(self._used, self._ids)).sum())
+
+    def codes(self, concept_id: pa.ChunkedArray, *, family: str = "OMOP") -> pa.ChunkedArray:
+        """(n,) codes of (n,) concept ids without nulls; `FAMILY//id` for an id that the table lacks."""
+        ids, inverse = np.unique(concept_id.to_numpy(), return_inverse=True)
+        self._used = np.union1d(self._used, ids[ids != 0])
+        return pa.chunked_array([self._names(ids, family).take(pa.array(inverse))])
+
+    def _names(self, ids: Ints, family: str = "OMOP") -> pa.Array:
+        own = pa.array([f"{family}//{i}" for i in ids.tolist()], pa.string())
+        return pc.coalesce(self._codes.take(pc.index_in(pa.array(ids), pa.array(self._ids))), own)
+
+    def short_codes(self, concept_id: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+        """(n,) codes without their vocabulary (null for an id of null or 0), and (n,) whether the table has the id."""
+        ids = pc.fill_null(concept_id, 0)
+        names = self._names(ids.to_numpy())
+        short = pc.replace_substring_regex(names, r"^.*?//", "")
+        short = pc.if_else(pc.equal(ids, 0), NO_TEXT, short)
+        return short, pc.is_in(ids, value_set=pa.array(self._ids))
+
+    def derived(self, code: pa.ChunkedArray, suffix: pa.ChunkedArray) -> pa.ChunkedArray:
+        """CODE//SUFFIX where there is a suffix, else CODE; the longer code gets CODE as its parent."""
+        longer = clean_codes(joined(code, suffix))
+        made = longer.is_valid()
+        pairs = zip(longer.filter(made).to_pylist(), code.filter(made).to_pylist(), strict=True)
+        self._bases.update(pairs)
+        return pc.coalesce(longer, code)
+
+    def with_end(self, code: pa.ChunkedArray) -> None:
+        """Make each code the parent of the code of its visit's end."""
+        self._bases |= {f"{base}{END_SUFFIX}": base for base in pc.unique(code).to_pylist()}
+
+    def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
+        """Descriptions and parents of the codes that were named, and of all their ancestors."""
+        parents = self._parents()
+        ids = np.array(
+            sorted({*self._used.tolist(), *parents, *chain(*parents.values())}), np.int64
+        )
+        code_of = dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True))
+        described = self._descriptions(ids)
+        facts: dict[str, CodeFacts] = {}
+        nothing = CodeFacts()
+        for number, code in code_of.items():
+            before = facts.get(code, nothing)
+            above = {code_of[up] for up in parents.get(number, ())} - {code}
+            ups = tuple(sorted(above.union(before.parents)))
+            facts[code] = CodeFacts(before.description or described.get(number), ups)
+        for code in seen & self._bases.keys():
+            base = self._bases[code]
+            facts[code] = CodeFacts(facts.get(base, nothing).description, (base,))
+        return facts
+
+    def _parents(self) -> dict[int, set[int]]:
+        """Concept → its direct parents, for the used concepts and their ancestors."""
+        edges, out = self._edges(), dict[int, set[int]]()
+        met = wanted = self._used
+        while len(wanted):
+            chosen = edges.filter(pc.is_in(edges["child"], value_set=pa.array(wanted)))
+            for edge in chosen.to_pylist():
+                out.setdefault(edge["child"], set()).add(edge["parent"])
+            wanted = np.setdiff1d(chosen["parent"].to_numpy(), met)
+            met = np.union1d(met, wanted)
+        return out
+
+    def _edges(self) -> pa.Table:
+        """Children and parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
+        kinds = ["Maps to"] if "concept_ancestor" in self._tables else ["Is a", "Maps to"]
+        parts = [pa.schema({"child": pa.int64(), "parent": pa.int64()}).empty_table()]
+        for block in self._blocks("concept_ancestor"):
+            child = block.whole("descendant_concept_id")
+            edges = pa.table({"child": child, "parent": block.whole("ancestor_concept_id")})
+            parts.append(edges.filter(pc.equal(block.whole("min_levels_of_separation"), 1)))
+        for block in self._blocks("concept_relationship"):
+            child = block.whole("concept_id_1")
+            edges = pa.table({"child": child, "parent": block.whole("concept_id_2")})
+            of_kind = pc.is_in(block.text("relationship_id"), value_set=pa.array(kinds))
+            parts.append(edges.filter(pc.and_(of_kind, pc.is_null(block.text("invalid_reason")))))
+        return pa.concat_tables(parts).drop_null()
+
+    def _descriptions(self, ids: Ints) -> dict[int, str]:
+        out = {number: description for number, (_, description) in KNOWN.items()}
+        for table in self._tables.get("concept", []):
+            named = table.has("concept_name")
+            for block in table.blocks(["concept_id", "concept_name"]) if named else ():
+                number = as_whole(block["concept_id"])
+                wanted = pc.is_in(number, value_set=pa.array(ids))
+                names = as_text(block["concept_name"]).filter(wanted).to_pylist()
+                pairs = zip(number.filter(wanted).to_pylist(), names, strict=True)
+                out |= {i: text for i, text in pairs if text is not None}
+        return out

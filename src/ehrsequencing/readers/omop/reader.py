@@ -15,8 +15,9 @@ from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, is_text, parse_times
 from ehrsequencing.readers.import_report import TableCounts
-from ehrsequencing.readers.omop.concepts import VOCABULARY_TABLES, Concepts
 from ehrsequencing.readers.omop.database import (
+    VOCABULARY_TABLES,
+    Concepts,
     database_tables,
     local_path,
     looks_like_database,

@@ -21,9 +21,9 @@ from ehrsequencing.models.behrt import BEHRTForSurvival
 from ehrsequencing.models.embeddings import CodeEmbedding
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.timelines import Timelines
-from ehrsequencing.training.device import autocast, on_device
 from ehrsequencing.training.loop import step_seed
 from ehrsequencing.training.pretraining.targets import Rates, TargetCodes
+from ehrsequencing.training.processes import autocast, on_device
 
 MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
 MOST_VISITS = 1024  # that one objective predicts from, in one step

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.config.parts import objective
+from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates

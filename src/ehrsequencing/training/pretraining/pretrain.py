@@ -12,7 +12,7 @@ from torch import nn
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig
-from ehrsequencing.config.parts import objective
+from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
@@ -28,8 +28,6 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.device import training_device
 from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
 from ehrsequencing.training.pretraining.objective import (
     ObjectiveInputs,
@@ -43,8 +41,14 @@ from ehrsequencing.training.pretraining.targets import (
     training_rates,
     visit_rows,
 )
+from ehrsequencing.training.processes import training_device
 from ehrsequencing.training.resolve import resolve_inputs
-from ehrsequencing.training.run_folder import RESULTS_FILE, RunFolder, write_run_files
+from ehrsequencing.training.run_folder import (
+    RESULTS_FILE,
+    RunFolder,
+    TrainingState,
+    write_run_files,
+)
 from ehrsequencing.training.train import MAY_CHANGE
 
 
