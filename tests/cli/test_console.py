@@ -246,7 +246,7 @@ def expected() -> list[str]:
     return [*lines, "done"]
 
 
-@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
+@pytest.mark.parametrize("environment", [{}, pytest.param({"NO_COLOR": "1"}, marks=pytest.mark.slow)], ids=str)
 def test_lines_stand_above_the_bar_and_the_bar_is_gone_at_the_end(environment: dict[str, str]) -> None:
     written = in_a_terminal(TRAINS.format(say=THROUGH_THE_BAR), **environment)
     assert screen(written) == expected()

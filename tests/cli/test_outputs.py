@@ -17,6 +17,7 @@ from helpers.omop import SMALL, write_csv
 from helpers.storage import everything
 from helpers.synthea import NEW, write_tables
 
+SYNTHEA = pytest.param("synthea", marks=pytest.mark.slow)  # imported by the writer of OMOP
 QUICK = ("evaluation.bootstrap=0", "--baselines", "none")
 
 
@@ -57,7 +58,7 @@ def command(name: str, source: Path, out: Path) -> list[object]:
     return ["import", name, source, out]
 
 
-@pytest.mark.parametrize("name", ["prepare", "omop", "synthea"])
+@pytest.mark.parametrize("name", ["prepare", "omop", SYNTHEA])
 def test_input_and_output_must_not_overlap(inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
     source = inputs[name]
     link = source.parent / "link"
@@ -75,7 +76,7 @@ def test_input_and_output_must_not_overlap(inputs: dict[str, Path], tmp_path: Pa
     assert "overlaps the input" in refused(tmp_path, *command(name, link, source / "out"))
 
 
-@pytest.mark.parametrize("name", ["prepare", "omop", "synthea"])
+@pytest.mark.parametrize("name", ["prepare", "omop", SYNTHEA])
 def test_only_a_folder_of_the_same_kind_is_replaced(inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
     source, out = inputs[name], tmp_path / "parents" / "are" / "made"
     assert ehrseq(*command(name, source, out)).exit_code == 0

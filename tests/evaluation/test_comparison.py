@@ -19,7 +19,6 @@ from ehrsequencing.evaluation.estimates import (
     scope_estimates,
 )
 from ehrsequencing.evaluation.population import censoring, follow_up
-from ehrsequencing.metrics import bootstrap
 from ehrsequencing.metrics.accuracy import brier
 from ehrsequencing.metrics.bootstrap import percentile_interval
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, median_follow_up_days
@@ -99,17 +98,6 @@ def test_large_blocks_of_resamples_are_cut_and_joined(
     cut = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for name, one in whole.items():
         np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=1e-9, err_msg=name)
-
-
-def test_one_byte_holds_how_often_a_subject_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "BLOCK_ELEMENTS", 300)
-    draws, whole = draw_subjects(90, 10, 4), np.concatenate(list(bootstrap.bootstrap_subjects(range(90), 10, 4)))
-    assert draws.nbytes == draws.size == 900
-    np.testing.assert_array_equal(draws, whole)
-    assert draws.max() < 100
-    scope = replace(world(3, 90), draws=draws)
-    assert {block.dtype for block in scope.blocks()} == {np.dtype(np.int32)}  # no sum of theirs overflows
-    assert sum(int(block.sum()) for block in scope.blocks()) == int(whole[:, scope.subject].sum()) > 255
 
 
 def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:

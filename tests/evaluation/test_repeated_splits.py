@@ -65,20 +65,6 @@ def test_undefined_splits() -> None:
     assert np.isnan([low, high]).all()
 
 
-def test_the_corrected_interval_covers_where_the_plain_one_does_not() -> None:
-    """The mean of a normal variable, 100 draws of it, measured on 25 random fifths of them."""
-    rng, covered, plain = np.random.default_rng(5), 0, 0
-    for _ in range(400):
-        data = rng.normal(size=100)
-        means = np.array([rng.permutation(data)[:20].mean() for _ in range(25)])
-        _, low, high = corrected_interval(means, 20 / 80)
-        covered += low <= 0 <= high
-        half = T_975[24] * math.sqrt(means.var(ddof=1) / 25)
-        plain += abs(means.mean()) <= half
-    assert covered / 400 > 0.92
-    assert plain / 400 < 0.75
-
-
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 

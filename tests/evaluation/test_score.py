@@ -10,7 +10,6 @@ import pytest
 from lifelines import CoxPHFitter
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
-from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
@@ -167,22 +166,6 @@ def test_the_command_prepares_and_removes_the_set(
     (tmp_path / "out" / "mine.txt").write_text("")
     assert "which ehrseq did not write" in refused(*arguments, "--overwrite")
     assert "belongs to" in refused(*arguments[:-2], "--overwrite", "model.dim=3")
-
-
-def test_real_people_get_two_files(
-    frame: pd.DataFrame, sim_data: Path, small_task: TaskConfig, tmp_path: Path, monkeypatch: Any
-) -> None:
-    for module in ("context", "examples"):
-        monkeypatch.setattr(f"ehrsequencing.evaluation.{module}.is_simulation", lambda data: False)
-    frame.to_parquet(tmp_path / "p.parquet")
-    study = StudyConfig(evaluation=EvaluationConfig(baselines="none", bootstrap=20))
-    result, folder = score(tmp_path / "p.parquet", sim_data, small_task, study=study)
-    individual = folder / "metrics-individual.json"
-    assert individual.stat().st_mode & 0o777 == 0o600
-    assert json.loads(individual.read_text()) == json.loads(json.dumps(result))
-    redacted = json.loads((folder / "metrics.json").read_text())
-    assert redacted == json.loads(json.dumps(redact(result)))
-    assert redacted["score"] == result["score"]
 
 
 # ---- several files together ------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def really_deleted(data: Path, out: Path, records: list[SubjectRecord], chosen: 
 
 @pytest.fixture(scope="module")
 def people(runs: dict[str, Run], sim_data: Path) -> list[SubjectRecord]:
-    return list(subject_records(NewRecords(runs["network"], sim_data)))[::8]
+    return list(subject_records(NewRecords(runs["network"], sim_data)))[::12]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,14 @@ def a_browser() -> Iterator[Any]:
         opened = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+def grave_violations(shown: Any) -> set[str]:
+    """What axe-core finds serious or critical on a page that is shown in a context with `bypass_csp=True`."""
+    axe = pytest.importorskip("axe_playwright_python", reason="needs pip install axe-playwright-python")
+    shown.add_script_tag(content=(Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+    found = shown.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return {row["id"] for row in found["violations"] if row["impact"] in ("serious", "critical")}
 
 
 @contextmanager

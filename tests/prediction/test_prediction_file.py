@@ -106,24 +106,16 @@ def test_the_file_holds_the_risks_that_are_judged(
     table = pq.read_table(tmp_path / "p.parquet")
     assert set(table["start_days"].to_pylist()) == {run.task.blanking}
     assert table.schema.names[6:] == (["low", "high"] if name == "landmarks" else [])
+    if name == "landmarks":
+        assert_band(tmp_path / "p.parquet", judged, run.task, member_risks(run, judged, *run.answers.members))
+    if name == "blanking":  # which moves the risks: those without it are not the file's
+        free = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons)
+        assert np.abs(free - risk).max() > 0.01
 
 
-def test_blanking_moves_the_risks(runs: Callable[[str], Path], store: Path) -> None:
-    """Without it the test above would hold of risks that nobody judges."""
-    run = Run(runs("blanking"))
-    judged = Population.of_split(Prepared(store), run.task, "held_out")
-    free = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons)
-    assert np.abs(free - judged_risks(run, judged)).max() > 0.01
-
-
-def test_members_give_a_band_of_the_same_risks(
-    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
-) -> None:
-    run = Run(runs("landmarks"))
-    judged = Population.of_split(Prepared(store), run.task, "held_out")
-    predict(run.folder, sim_data, tmp_path / "p.parquet")
-    low, risk, high = (in_file(tmp_path / "p.parquet", judged, run.task, name) for name in ("low", "risk", "high"))
-    of_members = member_risks(run, judged, *run.answers.members)
+def assert_band(path: Path, judged: Population, task: TaskConfig, of_members: Array) -> None:
+    """The band of a file is from the least to the greatest risk of two members, and holds the risk itself."""
+    low, risk, high = (in_file(path, judged, task, name) for name in ("low", "risk", "high"))
     assert len(of_members) == 2
     np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
     np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
@@ -152,10 +144,7 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
         np.testing.assert_allclose(oe[e], told[cause]["oe"], rtol=1e-4)
     plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
     assert np.abs(plain - risk).max() > 1e-4
-    low, high = (in_file(out, judged, run.task, column) for column in ("low", "high"))
-    of_members = member_risks(run, judged, *run.recalibrated.members)
-    np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
-    np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
+    assert_band(out, judged, run.task, member_risks(run, judged, *run.recalibrated.members))
 
 
 @pytest.mark.parametrize(

@@ -147,18 +147,6 @@ def test_metrics_of_small_subgroups_are_not_shown() -> None:
                 assert (level["auc"].value is not None) <= enough[landmark, group, level["name"]]
 
 
-def test_a_share_of_few_people_is_withheld() -> None:
-    metrics = complete(subjects=2000)
-    rates = metrics["inputs"]["by_split"]["held_out"]
-    metrics["inputs"]["by_split"]["train"]["unknown_age_rate"] = 0.05
-    rates |= {"unknown_age_rate": 4 / rates["subjects"], "no_visit_before_rate": 0.3}
-    found = tables.inputs(redacted := redact(metrics), count_texts(redacted))
-    assert found is not None
-    cells = {words: row[found["splits"].index("held_out")] for words, row in found["rows"]}
-    assert cells["prediction times without an age"] == "withheld"
-    assert cells["prediction times with no visit before them"] == "30%"
-
-
 @pytest.mark.parametrize("subjects", [700, 5000])
 def test_decision_curves_stop_before_few_are_left(subjects: int) -> None:
     metrics = complete(subjects=subjects)
@@ -171,16 +159,6 @@ def test_decision_curves_stop_before_few_are_left(subjects: int) -> None:
         assert len(curve.x) > 2
         assert exact["above"][exact["thresholds"].index(max(curve.x))] >= 11
         assert [above < 11 for above in exact["above"]] == [value is None for value in row["net_benefit"]]
-
-
-def test_decision_curves_of_few_events_are_not_drawn() -> None:
-    metrics = complete(subjects=120)
-    few = [row for row in metrics["decision"] if min(row["events"], row["n"] - row["events"]) < 11]
-    assert few
-    redacted = redact(metrics)
-    assert len(redacted["decision"]) == len(metrics["decision"]) - len(few)
-    drawn = panels.decisions(redacted, MODELS, count_texts(redacted))
-    assert len(drawn) == len(redacted["decision"]) / 2
 
 
 # --------------------------------------------------------------------------------------------------------- the figures

@@ -27,7 +27,6 @@ from ehrsequencing.reporting.patient import (
     patient_of,
 )
 from ehrsequencing.reporting.report import ANSWER, pages, render, standalone, write_report
-from ehrsequencing.reporting.wording import duration
 from helpers.metrics_json import MODELS, ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
 
@@ -187,15 +186,6 @@ def test_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="cannot be written"):
         write_report(before, out)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["report-details.html", "report.html", "run"]
-
-
-# ---------------------------------------------------------------------------------------------------------- the words
-
-
-def test_durations_read_well() -> None:
-    days = [0.25, 1.0, 30.0, 90.0, 365.25, 1.5 * 365.25, 730.5, 1234.0]
-    words = ["6 hours", "1 day", "30 days", "90 days", "1 year", "1.5 years", "2 years", "3.4 years"]
-    assert [duration(d) for d in days] == words
 
 
 # --------------------------------------------------------------------------------------------------------- the figures
