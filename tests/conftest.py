@@ -58,7 +58,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_study() -> StudyConfig:
-    return load_study(None, TINY)
+    return load_study(None, [*TINY, "vocabulary.min_subjects=5"])  # 300 subjects: of 11 each, few codes are known
 
 
 @pytest.fixture(scope="session")

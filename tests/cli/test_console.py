@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_is_a_signal_and_no_leak() -> None:
 
 
 def test_control_characters_never_reach_the_terminal(task: Path, tmp_path: Path) -> None:
-    rows = [row for s in range(12) for row in record(s, "0 A, 3 DIS\x1b[2JCHAR\x1b]0;title\x07\u202eGE")]
+    rows = [row for s in range(20) for row in record(s, "0 A, 3 DIS\x1b[2JCHAR\x1b]0;title\x07\u202eGE")]
     data = write_meds(tmp_path / "escapes", rows)
     task.write_text(TASK.replace("MEDS_DEATH", "DISCHARGED"))
     done = ehrseq("prepare", data, "--task", task, "--out", tmp_path / "set")

@@ -62,7 +62,7 @@ def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, sha
     told = "warning: Only 9.9% of the training subjects' rows have a token"
     for text in (prepared.output, seen.output):
         assert (told in text) == (share < 0.1)
-        assert ("vocabulary.min_subjects=5" in text) == (share < 0.1)
+        assert ("vocabulary.min_subjects=11" in text) == (share < 0.1)
         assert "TEXT//" not in text
     assert len(found["warnings"]) == (share < 0.1)
     assert "warning" not in ehrseq("prepare", data, "--out", tmp_path / "1", "vocabulary.min_subjects=1").stdout

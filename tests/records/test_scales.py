@@ -100,7 +100,7 @@ def test_nothing_of_a_few_people_gets_into_the_store(tmp_path: Path) -> None:
         ]
     rows += [Row(who, start + 7, "LAB//B") for who in range(12)]  # a code of all, its numbers of four
     rows += [Row(who, start + 8, f"ALL//{who}") for who in range(12)]  # rare codes of a common type
-    found = vocabulary_of(tmp_path, rows, held_out=tuple(range(20, 40)))
+    found = vocabulary_of(tmp_path, rows, "vocabulary.min_subjects=5", held_out=tuple(range(20, 40)))
     assert found.kinds == ("ALL", "LAB")
     assert found.codes == ("LAB//A", "LAB//B")
     assert found.has_numbers.tolist() == [True, False]

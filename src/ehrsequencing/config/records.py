@@ -41,7 +41,7 @@ class VocabularyConfig(Settings):
     """Which codes get their own token."""
 
     # a code needs so many training subjects to get its own token
-    min_subjects: int = Field(default=5, ge=1)
+    min_subjects: int = Field(default=11, ge=1)
     # on: rare codes are replaced by their nearest frequent ancestor of the ontology (`parent_codes`)
     rollup: Annotated[Literal["off", "on"], BeforeValidator(_from_switch)] = "off"
 
