@@ -202,9 +202,11 @@ def date_order(counts: Counter[str], setting: Order | None, *, where: str) -> Or
         return setting
     if len(fits) != 1:
         both = "can be read as day/month and as month/day"
-        what = f"its dates {both if fits else 'are written in several ways'}"
-        fix = "name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd"
-        raise EhrseqError(what, where=where, fix=fix)
+        raise EhrseqError(
+            f"its dates {both if fits else 'are written in several ways'}",
+            where=where,
+            fix="name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd",
+        )
     return fits[0]
 
 

@@ -124,9 +124,11 @@ class MedsWriter:
         for table_counts in report.tables.values():
             table_counts.check()
         if not splits:
-            fix = "check that the tables of persons and events belong together"
-            where = f"the {report.source} source"
-            raise EhrseqError("no subject with a timed row is left", where=where, fix=fix)
+            raise EhrseqError(
+                "no subject with a timed row is left",
+                where=f"the {report.source} source",
+                fix="check that the tables of persons and events belong together",
+            )
         report.codes = len(seen)
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))

@@ -122,8 +122,9 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
             if request.at not in ("all", "last"):
                 parse_date_us(request.at)
         except EhrseqError:
-            what, fix = "is not a date of the calendar", "write it as 2026-03-01"
-            raise Problem(422, what, where="at", fix=fix) from None
+            raise Problem(
+                422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
+            ) from None
         until = request.until and int(np.datetime64(request.until, "us").astype(np.int64))
         answer = service.ask(
             table_of(request, predictor.encounter_column),

@@ -83,8 +83,12 @@ def router(service: Service) -> APIRouter:
         resource = bundle.model_dump()
         lacks = _lacks(resource)
         if lacks is not None:
-            fix = "send the patient's whole record in one Bundle"
-            raise Problem(422, f"is only a part of a record: {lacks}", where="Bundle", fix=fix)
+            raise Problem(
+                422,
+                f"is only a part of a record: {lacks}",
+                where="Bundle",
+                fix="send the patient's whole record in one Bundle",
+            )
         record = read_patient(resource)
         return risk_bundle(record, _ask(service, record), predictor)
 
@@ -254,8 +258,12 @@ def _remarks(record: PatientRecord, answer: Answer) -> dict[str, Any]:
 def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
     """The resources of all prefetched values, which are resources or bundles of them."""
     if not isinstance(prefetch.get("patient"), dict):
-        fix = "send what /cds-services asks for"
-        raise Problem(412, "the prefetched patient is missing", where="prefetch.patient", fix=fix)
+        raise Problem(
+            412,
+            "the prefetched patient is missing",
+            where="prefetch.patient",
+            fix="send what /cds-services asks for",
+        )
     entries: list[Any] = []
     for value in prefetch.values():
         if not isinstance(value, dict):

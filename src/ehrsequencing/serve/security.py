@@ -99,12 +99,16 @@ def access_to(host: str, *, token: str | None, names: Iterable[str] = ()) -> Acc
     """
     token = token or None
     if token is not None and len(token) < SHORTEST_TOKEN:
-        fix = 'use a long random one: python -c "import secrets; print(secrets.token_urlsafe())"'
-        raise EhrseqError(f"is shorter than {SHORTEST_TOKEN} characters", where="--token", fix=fix)
-    if token is None and not _is_loopback(host):
-        fix = "set EHRSEQ_TOKEN (or --token), or listen on 127.0.0.1 behind a proxy; see docs/serve.md"
         raise EhrseqError(
-            "would let anybody in the network ask, without a token", where=f"--host {host}", fix=fix
+            f"is shorter than {SHORTEST_TOKEN} characters",
+            where="--token",
+            fix='use a long random one: python -c "import secrets; print(secrets.token_urlsafe())"',
+        )
+    if token is None and not _is_loopback(host):
+        raise EhrseqError(
+            "would let anybody in the network ask, without a token",
+            where=f"--host {host}",
+            fix="set EHRSEQ_TOKEN (or --token), or listen on 127.0.0.1 behind a proxy; see docs/serve.md",
         )
     own = f"[{host}]" if ":" in host else host
     given = [_without_port(name.strip().lower()) for name in names]
@@ -166,8 +170,12 @@ async def _refuse_strangers(request: Request, access: Access) -> None:
     """
     headers = request.headers
     if not all(access.knows_origin(origin) for origin in headers.getlist("origin")):
-        fix = "ask from a program, not a page"
-        raise Problem(403, "pages of other sites may not ask", where="Origin", fix=fix)
+        raise Problem(
+            403,
+            "pages of other sites may not ask",
+            where="Origin",
+            fix="ask from a program, not a page",
+        )
     if "cross-site" in headers.getlist("sec-fetch-site"):
         raise Problem(403, "pages of other sites may not ask", where="Sec-Fetch-Site")
     header = await bearer(request)

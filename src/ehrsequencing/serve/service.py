@@ -50,15 +50,17 @@ class ModelThread:
             Problem: Too many requests wait, or the answer takes too long; or what the function raises.
         """
         if self.waiting > self.limits.waiting:  # one of them is being answered
-            again = {"Retry-After": "1"}
-            raise Problem(503, "the server is busy", fix="ask again later", headers=again)
+            raise Problem(
+                503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"}
+            )
         self.waiting += 1
         try:
             future = asyncio.wrap_future(self._pool.submit(call))
             return await asyncio.wait_for(future, self.limits.seconds)
         except TimeoutError:
-            fix = "send fewer visits, or ask at last"
-            raise Problem(503, "the answer took too long", fix=fix) from None
+            raise Problem(
+                503, "the answer took too long", fix="send fewer visits, or ask at last"
+            ) from None
         finally:
             self.waiting -= 1
 
@@ -88,8 +90,7 @@ async def body_of(request: Request, limits: Limits) -> bytes:
                     raise too_large
                 idle.reschedule(min(until, clock() + MOST_IDLE))
     except TimeoutError:
-        closing = {"Connection": "close"}
-        raise Problem(408, "the body came too slowly", headers=closing) from None
+        raise Problem(408, "the body came too slowly", headers={"Connection": "close"}) from None
     return bytes(body)
 
 

@@ -151,8 +151,11 @@ class FhirFile:
                 yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
-            fix = f"check that the file is whole, and holds {kind} in UTF-8"
-            raise EhrseqError("cannot be read", where=self.where, fix=fix) from error
+            raise EhrseqError(
+                "cannot be read",
+                where=self.where,
+                fix=f"check that the file is whole, and holds {kind} in UTF-8",
+            ) from error
 
     def _of_lines(self) -> Iterator[Entry]:
         with _opened(self.path) as file:
@@ -183,8 +186,11 @@ def fhir_files(source: Path) -> list[FhirFile]:
     found = sorted(source.rglob("*")) if source.is_dir() else [source]
     found = [path for path in found if path.is_file() and _suffix(path) in (*_LINES, ".json")]
     if not found:
-        what = "holds no .ndjson and no .json file" if source.exists() else "does not exist"
-        raise EhrseqError(what, where=str(source), fix=_FIX)
+        raise EhrseqError(
+            "holds no .ndjson and no .json file" if source.exists() else "does not exist",
+            where=str(source),
+            fix=_FIX,
+        )
     files = []
     for number, path in enumerate(found, start=1):
         is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)

@@ -67,8 +67,11 @@ def refuse_other_release(resource: Any, *, where: str) -> None:
     for path, (release, type_) in _OTHER_RELEASES.get(kind, {}).items():
         if any(isinstance(value, type_) for value in walk(resource, path)):
             element = path.partition(".")[0]
-            what = f"holds FHIR {release}, and only R4 is read (it writes {kind}.{element} so)"
-            raise EhrseqError(what, where=where, fix="export it as R4, or convert it to R4")
+            raise EhrseqError(
+                f"holds FHIR {release}, and only R4 is read (it writes {kind}.{element} so)",
+                where=where,
+                fix="export it as R4, or convert it to R4",
+            )
 
 
 @dataclass(frozen=True, eq=False)
