@@ -126,7 +126,7 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
                 422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
             ) from None
         until = request.until and int(np.datetime64(request.until, "us").astype(np.int64))
-        answer = service.ask(
+        answer = predictor.answer(
             table_of(request, predictor.encounter_column),
             request.at,
             horizons_days=request.horizons_days,

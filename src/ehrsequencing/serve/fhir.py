@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,7 @@ from ehrsequencing.serve.service import Service
 MEDIA_TYPE = "application/fhir+json"
 SERVICE = "ehrsequencing-risk"
 HOOK_PATH = f"/cds-services/{SERVICE}"
-FEEDBACK_PATH = f"{HOOK_PATH}/feedback"
-PATHS = ("/fhir", "/cds-services", HOOK_PATH, FEEDBACK_PATH)
+PATHS = ("/fhir", "/cds-services", HOOK_PATH)
 _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
     "encounters": "Encounter?patient={{context.patientId}}",
@@ -60,23 +59,11 @@ class HookRequest(BaseModel):
     )
 
 
-class CardFeedback(BaseModel):
-    """What became of one card; other fields are ignored."""
-
-    card: str
-    outcome: Literal["accepted", "overridden"]
-
-
-class Feedback(BaseModel):
-    """What became of cards."""
-
-    feedback: list[CardFeedback] = Field(min_length=1, max_length=1000)
-
-
 def router(service: Service) -> APIRouter:
     """The paths of FHIR and of CDS Hooks."""
     routes, predictor = APIRouter(), service.predictor
     task, causes = predictor.run.task.name, predictor.asked.causes
+    column = predictor.encounter_column
 
     def assess(bundle: Bundle) -> dict[str, Any]:
         """`RiskAssessment` resources of one patient, at its last prediction time."""
@@ -89,17 +76,18 @@ def router(service: Service) -> APIRouter:
                 where="Bundle",
                 fix="send the patient's whole record in one Bundle",
             )
-        record = read_patient(resource)
-        return risk_bundle(record, _ask(service, record), predictor)
+        record = read_patient(resource, column)
+        return risk_bundle(record, predictor.answer(record.rows), predictor)
 
     def patient_view(request: HookRequest) -> dict[str, Any]:
         """A card with the risks of the patient whose record is opened."""
         bundle, missing = _one_bundle(request.prefetch), _missing(request)
         if missing:
             indicator, summary = "warning", "No predicted risk: the record is incomplete"
-            detail = _missing_text(missing)
+            lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
+            detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            answer = _ask(service, read_patient(bundle))
+            answer = predictor.answer(read_patient(bundle, column).rows)
             not_sent = [name for name in _PREFETCH if name not in request.prefetch]
             indicator = "info"
             summary, detail = _summary_and_detail(answer, causes, not_sent)
@@ -111,12 +99,6 @@ def router(service: Service) -> APIRouter:
             "source": {"label": f"ehrsequencing, task {task}"},
         }
         return {"cards": [card]}
-
-    def feedback(request: Feedback) -> dict[str, Any]:
-        """What clinicians did with cards: counted by outcome, and not kept."""
-        for one in request.feedback:
-            service.count_feedback(one.outcome)
-        return {}
 
     @routes.get("/cds-services")
     async def discover() -> dict[str, Any]:
@@ -132,16 +114,7 @@ def router(service: Service) -> APIRouter:
 
     service.post(routes, "/fhir", Bundle, assess, reply=Bundle, media=MEDIA_TYPE)
     service.post(routes, HOOK_PATH, HookRequest, patient_view)
-    service.post(routes, FEEDBACK_PATH, Feedback, feedback)
     return routes
-
-
-def _ask(service: Service, record: "PatientRecord") -> Answer:
-    """The answer at the patient's last prediction time."""
-    rows, column = record.rows, service.predictor.encounter_column
-    if column is not None:
-        rows = rows.rename_columns({"encounter_id": column})
-    return service.ask(rows)
 
 
 @dataclass(frozen=True)
@@ -159,8 +132,8 @@ class PatientRecord:
     left_out: Counter[str]
 
 
-def read_patient(bundle: Any) -> PatientRecord:
-    """Read the resources of one patient.
+def read_patient(bundle: Any, encounter_column: str | None) -> PatientRecord:
+    """Read the resources of one patient; the ids of encounters get the name of a column of the run.
 
     Raises:
         Problem: It is no Bundle, or it does not hold exactly one patient with an id.
@@ -180,8 +153,9 @@ def read_patient(bundle: Any) -> PatientRecord:
         left_out[kind if kind in READ else "others"] += (
             counts.rows_in - counts.kept if kind != "Medication" else 0
         )
-    columns = ["time", "code", "numeric_value", "encounter_id"]
-    return PatientRecord(f"Patient/{names.pop()}", rows.select(columns), +left_out)
+    rows = rows.select(["time", "code", "numeric_value", "encounter_id"])
+    rows = rows.rename_columns({"encounter_id": encounter_column or "encounter_id"})
+    return PatientRecord(f"Patient/{names.pop()}", rows, +left_out)
 
 
 def risk_bundle(record: PatientRecord, answer: Answer, predictor: Predictor) -> dict[str, Any]:
@@ -307,11 +281,6 @@ def _lacks(value: Any) -> str | None:
     if isinstance(total, int) and total > matches:
         return f"holds {matches:,} of {total:,} resources, the others are missing"
     return None
-
-
-def _missing_text(missing: list[str]) -> str:
-    lines = [*(f"- {what}" for what in missing), "", "A risk from half a record may be far off."]
-    return "\n".join(["What is missing:", "", *lines])
 
 
 def _summary_and_detail(

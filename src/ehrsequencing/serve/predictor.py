@@ -55,18 +55,13 @@ class Answer:
 
         return [
             Prediction(
-                time=time_text(us),
+                time=str(np.datetime64(us, "us")).removesuffix(".000000"),
                 risk=by_cause(risks.risk, row) or {},
                 low=by_cause(risks.low, row),
                 high=by_cause(risks.high, row),
             )
             for row, us in enumerate(risks.prediction_us.tolist())
         ]
-
-
-def time_text(us: int) -> str:
-    """A time of MEDS as ISO 8601."""
-    return str(np.datetime64(us, "us")).removesuffix(".000000")
 
 
 class Predictor:

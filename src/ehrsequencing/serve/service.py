@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import numpy as np
 import prometheus_client as prometheus
-import pyarrow as pa
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -21,12 +20,11 @@ from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.patients import ExplorerSettings
 from ehrsequencing.prediction.predict import NewRecords
-from ehrsequencing.serve.predictor import Answer, Predictor
+from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.security import COOKIE, Limits
 
 Result = TypeVar("Result")
-MOST_IDLE = 5.0  # seconds without a byte of a body
 JSON = "application/json"
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
@@ -80,15 +78,12 @@ async def body_of(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise too_large
-    clock = asyncio.get_running_loop().time
-    until = clock() + limits.seconds
     try:
-        async with asyncio.timeout_at(min(until, clock() + MOST_IDLE)) as idle:
+        async with asyncio.timeout(limits.seconds):
             async for part in request.stream():
                 body += part
                 if len(body) > limits.body_bytes:
                     raise too_large
-                idle.reschedule(min(until, clock() + MOST_IDLE))
     except TimeoutError:
         raise Problem(408, "the body came too slowly", headers={"Connection": "close"}) from None
     return bytes(body)
@@ -105,14 +100,8 @@ class Service:
     def __init__(self, predictor: Predictor, paths: tuple[str, ...]) -> None:
         self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
         self._registry = prometheus.CollectorRegistry()
-        self._requests = self._counter("requests", "Requests", "path", "method", "status")
-        self._feedback = self._counter(
-            "feedback", "Cards of CDS Hooks by what became of them", "outcome"
-        )
-        self._predictions = self._counter("predictions", "Prediction times answered")
-        self._rows = self._counter("rows", "Rows with a code that makes a token")
-        self._unknown = self._counter(
-            "unknown_rows", "Those of them with a code that the run does not know"
+        self._requests = prometheus.Counter(
+            "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self._registry
         )
         self._seconds = prometheus.Histogram(
             "ehrseq_request_seconds",
@@ -126,9 +115,6 @@ class Service:
         )
         waiting.set_function(lambda: self.model.waiting)
 
-    def _counter(self, name: str, what: str, *labels: str) -> prometheus.Counter:
-        return prometheus.Counter(f"ehrseq_{name}", what, labels, registry=self._registry)
-
     def metrics(self) -> bytes:
         """The counts. Labels are paths, methods and statuses, never anything of a request."""
         return prometheus.generate_latest(self._registry)
@@ -138,18 +124,6 @@ class Service:
         path = path if path in self.paths else "other"
         self._requests.labels(path, method if method in _METHODS else "other", str(status)).inc()
         self._seconds.labels(path).observe(seconds)
-
-    def count_feedback(self, outcome: str) -> None:
-        """Count what became of a card."""
-        self._feedback.labels(outcome).inc()
-
-    def ask(self, rows: pa.Table, *asked: str, **more: Any) -> Answer:
-        """What `Predictor.answer` answers, counted; only the model's thread may ask."""
-        answer = self.predictor.answer(rows, *asked, **more)
-        self._predictions.inc(len(answer.risks))
-        self._rows.inc(answer.record.tokens)
-        self._unknown.inc(answer.record.unknown_rows)
-        return answer
 
     def post(
         self,
