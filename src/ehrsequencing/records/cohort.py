@@ -249,7 +249,11 @@ class CohortBuilder:
         rows = self._prediction_times(
             indexes, record.visits, dataset_end_us, labelled=labelled, as_of_us=as_of_us
         )
-        reached[valid] = np.where(_in_use(indexes, rows), n_rules + 4, n_rules + 3)
+        # in use: the latest index before some prediction time
+        keys, own = (rows.subject, rows.index_us), (indexes.subject, indexes.time_us)
+        until, _ = count_at_or_before(*keys, *own)
+        before, _ = count_at_or_before(*keys, indexes.subject, indexes.time_us - 1)
+        reached[valid] = np.where(until > before, n_rules + 4, n_rules + 3)
         status = np.zeros(len(birth_us), dtype=np.int8)
         np.maximum.at(status, owner, reached)
         is_dead = indexes.end_us == death_us[indexes.subject]
@@ -411,15 +415,6 @@ class CohortBuilder:
             cause=cause if labelled else np.zeros(len(owner), dtype=np.int8),
             entry_days=np.full(len(owner), self.task.blanking),
         )
-
-
-def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
-    """Which indexes are the latest before some prediction time."""
-    until, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us)
-    before, _ = count_at_or_before(
-        rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1
-    )
-    return np.asarray(until > before)
 
 
 def _timed(record: Record, matcher: CodeMatcher) -> Ints:

@@ -53,10 +53,7 @@ def group_visits(
     event = np.flatnonzero(makes_token)
     owner, time = subject[event], events.time_us[event]
     if settings.by == "encounter":
-        if events.encounter is None:
-            raise ValueError(
-                "visits by encounter need events that were read with the encounter column"
-            )
+        assert events.encounter is not None
         return _collect(event, owner, time, _encounter_labels(owner, time, events.encounter[event]))
     if settings.by == "gap":
         opens = opens_run(owner)

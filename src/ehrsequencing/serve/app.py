@@ -125,12 +125,12 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
             raise Problem(
                 422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
             ) from None
-        until = request.until and int(np.datetime64(request.until, "us").astype(np.int64))
+        until = None if request.until is None else np.datetime64(request.until, "us")
         answer = predictor.answer(
             table_of(request, predictor.encounter_column),
             request.at,
             horizons_days=request.horizons_days,
-            until_us=until,
+            until_us=None if until is None else int(until.astype(np.int64)),
         )
         days = [day for day in answer.horizons_days if day is not None]
         return PredictResponse(
