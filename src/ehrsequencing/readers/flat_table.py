@@ -19,7 +19,6 @@ from ehrsequencing.config.importing import (
 )
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, is_text, parse_times
-from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -55,7 +54,12 @@ def import_csv(source: str, job: Import) -> None:
         book, names, form = CodeBook(), SubjectNames(), _Form(table_map)
         writer.code_facts = lambda seen: book.facts
         for counts in job.tables([path.name.partition(".")[0].lower()]):
-            _need(table_map, counts)
+            # what must hold something that can be read
+            counts.columns["no_person"] = subject
+            counts.required |= {subject, *table_map.number_columns()}
+            for when in (table_map.time, *(event.time for event in table_map.events)):
+                named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
+                counts.required |= named & set(table_map.date_columns())
             looked_at = [subject, *table_map.number_columns()]
             dates = job.survey([table], counts, table_map.date_columns(), form.look, looked_at)
             decimal = table_map.decimal
@@ -70,15 +74,6 @@ def import_csv(source: str, job: Import) -> None:
                 writer.add(_rows(table_map, block, base, times, book, job))
         if not form.whole_ids:
             names.write(writer.folder)
-
-
-def _need(table_map: TableMap, counts: TableCounts) -> None:
-    """Say which columns must hold something that can be read."""
-    counts.columns["no_person"] = table_map.subject
-    counts.required |= {table_map.subject, *table_map.number_columns()}
-    for when in (table_map.time, *(event.time for event in table_map.events)):
-        named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
-        counts.required |= {name for name in table_map.date_columns() if name in named}
 
 
 @dataclass
