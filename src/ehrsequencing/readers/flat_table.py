@@ -59,7 +59,7 @@ def import_csv(source: str, job: Import) -> None:
             counts.required |= {subject, *table_map.number_columns()}
             for when in (table_map.time, *(event.time for event in table_map.events)):
                 named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
-                counts.required |= named & set(table_map.date_columns())
+                counts.required |= {name for name in table_map.date_columns() if name in named}
             looked_at = [subject, *table_map.number_columns()]
             dates = job.survey([table], counts, table_map.date_columns(), form.look, looked_at)
             decimal = table_map.decimal

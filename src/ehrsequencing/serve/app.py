@@ -21,7 +21,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
-from ehrsequencing.serve import fhir
+from ehrsequencing.serve import cds_hooks
 from ehrsequencing.serve import service as page
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
@@ -71,7 +71,7 @@ def create_app(
         access: Who may ask; default: this machine, without a token.
         live: The explorer's page, if it is served.
     """
-    service = Service(predictor, (*_PATHS, *fhir.PATHS, *page.PATHS))
+    service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *page.PATHS))
     allowed = access or Access()
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ def create_app(
         dependencies=[Depends(bearer)] if allowed.token else [],
     )
     _add_own_paths(app, service)
-    app.include_router(fhir.router(service))
+    app.include_router(cds_hooks.router(service))
     app.include_router(page.landing(service) if live is None else page.router(service, live))
     _answer_errors(app)
     guard(app, allowed, service.count_request)

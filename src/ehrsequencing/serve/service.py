@@ -133,7 +133,6 @@ class Service:
         answer: Callable[[Any], Any],
         *,
         reply: Any = dict[str, Any],
-        media: str = JSON,
         **settings: Any,
     ) -> None:
         """Add a path. Bodies are parsed and answered in the model's thread, so that the others need not wait.
@@ -144,7 +143,6 @@ class Service:
             body: The type of a body.
             answer: Gets a body, and gives what is sent as JSON. Its docstring describes the path.
             reply: The type of an answer, for the description.
-            media: The type of JSON, beside `application/json` for bodies.
             settings: Of FastAPI.
         """
         bodies = TypeAdapter(body)
@@ -152,16 +150,16 @@ class Service:
         async def handle(request: Request) -> Response:
             text = await body_of(request, self.predictor.limits)
             sent = await self.model.run(lambda: to_json(answer(bodies.validate_json(text))))
-            return Response(sent, media_type=media)
+            return Response(sent, media_type=JSON)
 
-        content = {kind: {"schema": _inlined(bodies.json_schema())} for kind in (JSON, media)}
+        content = {JSON: {"schema": _inlined(bodies.json_schema())}}
         shape = _inlined(TypeAdapter(reply).json_schema(mode="serialization"))
         routes.post(
             path,
             name=answer.__name__,
             description=answer.__doc__,
             response_class=Response,
-            responses={200: {"description": "The answer", "content": {media: {"schema": shape}}}},
+            responses={200: {"description": "The answer", "content": {JSON: {"schema": shape}}}},
             openapi_extra={"requestBody": {"required": True, "content": content}},
             **settings,
         )(handle)
@@ -271,7 +269,6 @@ _LANDING = """<!doctype html>
 <p>This server answers for the task {task}. It keeps nothing of a request.</p>
 <ul>
 <li>POST /predict: rows of MEDS</li>
-<li>POST /fhir: a FHIR R4 Bundle</li>
 <li><a href="/cds-services">/cds-services</a>: CDS Hooks</li>
 <li><a href="/openapi.json">/openapi.json</a>: how requests and answers look</li>
 <li><a href="/health">/health</a>, <a href="/version">/version</a>, <a href="/metrics">/metrics</a></li>
