@@ -202,16 +202,6 @@ def data_name(data: Path) -> str:
 
 
 @dataclass(frozen=True)
-class FittedShards:
-    """What the first pass takes from some shards."""
-
-    kept: list[KeptRows]  # per shard
-    days: list[DayCounts]  # per shard
-    fit: VocabularyFit
-    fixes: Counter[str]
-
-
-@dataclass(frozen=True)
 class EncodedTask:
     """A task's part of `EncodedShard`, by split in the order of `SPLITS`."""
 
@@ -268,8 +258,14 @@ class ShardWork:
         settings, values = self.study.vocabulary, self.study.values
         return VocabularyFit(settings, values, excluded=self.excluded, parents=self.parents)
 
-    def fit(self, shards: range, late: LateRows | None) -> FittedShards:
-        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files."""
+    def fit(
+        self, shards: range, late: LateRows | None
+    ) -> tuple[list[KeptRows], list[DayCounts], VocabularyFit, Counter[str]]:
+        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files.
+
+        Returns:
+            Per shard its kept rows and its rows by day; the fit of all; and how often each fix was applied.
+        """
         reader, fit = copy(self.reader), self.new_fit()
         reader.fixes, reader.late = Counter(), late
         kept, days = list[KeptRows](), list[DayCounts]()
@@ -280,7 +276,7 @@ class ShardWork:
             days.append(count_days(events))
             path = self.folder / _KEPT / f"{number}.rows"
             kept.append(keep(events, path, fit.numbers(events.codes)))
-        return FittedShards(kept, days, fit, reader.fixes)
+        return kept, days, fit, reader.fixes
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
@@ -329,11 +325,11 @@ class _FirstPass(Part):
         n = len(reader.shards)
         step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
-        for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
-            self.fit.merge(found.fit)
-            reader.fixes.update(found.fixes)
-            codes = self.fit.numbers(tuple(found.fit.number))  # theirs → ours
-            for kept, days in zip(found.kept, found.days, strict=True):
+        for parts, counts, fit, fixes in call_in_order(self.work, "fit", items, jobs=self.jobs):
+            self.fit.merge(fit)
+            reader.fixes.update(fixes)
+            codes = self.fit.numbers(tuple(fit.number))  # theirs → ours
+            for kept, days in zip(parts, counts, strict=True):
                 self.kept.append(replace(kept, numbers=codes.take(kept.numbers)))
                 yield kept.subject_id, days
 
