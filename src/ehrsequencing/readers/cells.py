@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.records.parquet_rows import is_text
 
 Order = Literal["ymd", "dmy", "mdy"]
 
@@ -115,11 +116,6 @@ class Block:
         elif values < self._values[name]:
             self.counts.count_cells(name, 0, 0, values - self._values[name])
         self._values[name] = min(values, self._values.get(name, values))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def as_times(

@@ -18,7 +18,7 @@ from ehrsequencing.config.importing import (
     load_table_map,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, is_text, parse_times
+from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, parse_times
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -27,10 +27,10 @@ from ehrsequencing.readers.rows import (
     joined,
     make_rows,
     subject_ids,
-    together,
 )
 from ehrsequencing.readers.table_files import open_table
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
+from ehrsequencing.records.parquet_rows import is_text
 
 _NUMBER_ID = r"^(0|-?[1-9]\d{0,17})$"  # a number as it is written in one way only: not 0012
 _LONGEST_DAYS = 3_000_000
@@ -164,7 +164,7 @@ def _rows(
         for role, chosen in ((Role.DEATH, is_death), (Role.EVENT, pc.invert(is_death))):
             chosen = pc.and_(keep, pc.fill_null(chosen, role is Role.EVENT))
             parts.append(make_rows(role, base if fixed else stay, code, chosen, **values))
-    return together(parts)
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:

@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import is_text
+from ehrsequencing.records.parquet_rows import is_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
 BLOCK_ROWS = 500_000
@@ -152,7 +152,7 @@ def lower_names(columns: Sequence[str], *, where: str) -> dict[str, str]:
 def holds_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text, in whatever form."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return is_text(kind) or pa.types.is_string_view(kind) or pa.types.is_binary(kind)
+    return is_text(kind) or pa.types.is_binary(kind)
 
 
 def _parquet_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, is_text, parse_times
+from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, parse_times
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.omop.database import (
     VOCABULARY_TABLES,
@@ -24,9 +24,10 @@ from ehrsequencing.readers.omop.database import (
     public_name,
 )
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import PERIOD_START, Role, combinations, make_rows, together
+from ehrsequencing.readers.rows import PERIOD_START, Role, combinations, make_rows
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
+from ehrsequencing.records.parquet_rows import is_text
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Ta
         concept = _concept(block, name)
         code = concepts.codes(concept, family=name.capitalize())
         rows.append(make_rows(Role.STATIC, base, code, pc.not_equal(concept, 0)))
-    return together(rows)
+    return pa.concat_tables(rows, promote_options="default")
 
 
 def _events(
