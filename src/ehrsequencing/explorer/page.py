@@ -154,12 +154,6 @@ def audit_words(folder: Path) -> str:
     return "The audit of this run changed later visits, and no prediction moved (audit.json)."
 
 
-def moment_words(landmarks: list[float]) -> list[str]:
-    """Names of the moments at which a cohort is looked at: the latest, then the landmarks."""
-    later = [f"{duration(days)} after the index" for days in landmarks if days]
-    return ["at the latest prediction", "at the first prediction", *later]
-
-
 def note(explorer: Explorer) -> str:
     """What the page hides, and what it does not."""
     fewest, shown, in_all = (
@@ -281,7 +275,11 @@ def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
         "horizons_days": [float(day) for day in task.horizons],
         "start_days": float(task.blanking),
         "curve_days": [float(day) for day in explorer.curve_days],
-        "moments": moment_words(_landmarks(explorer)),
+        "moments": [
+            "at the latest prediction",
+            "at the first prediction",
+            *(f"{duration(days)} after the index" for days in _landmarks(explorer) if days),
+        ],
         "patients": len(explorer.gathered.patients),
         "codes": codes,
         "together": shown.together.tolist(),

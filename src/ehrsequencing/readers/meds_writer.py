@@ -137,7 +137,17 @@ class MedsWriter:
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
         self._write_codes(seen)
-        self._write_card()
+        card = {
+            "dataset_name": f"imported from {self.report.source}",
+            "etl_name": f"ehrseq import {self.report.source}",
+            "etl_version": version("ehrsequencing"),
+            "meds_version": version("meds"),
+            "other_extension_columns": ["encounter_id", "date_only"],
+            IMPORT_SETTINGS: self.settings,
+        }
+        meds.DatasetMetadataSchema.validate(card)
+        write_json(self.folder / meds.dataset_metadata_filepath, card)
+        write_json(self.folder / "metadata" / REPORT, self.report.as_json())
 
     def _groups(self) -> Iterator[tuple[str, pa.Table]]:
         """Splits and rows: those of neighbouring buckets of a split, joined until they are enough for a shard."""
@@ -178,19 +188,6 @@ class MedsWriter:
         }
         table = pa.table(columns, schema=meds.CodeMetadataSchema.schema())
         _write(self.folder / meds.code_metadata_filepath, table)
-
-    def _write_card(self) -> None:
-        card = {
-            "dataset_name": f"imported from {self.report.source}",
-            "etl_name": f"ehrseq import {self.report.source}",
-            "etl_version": version("ehrsequencing"),
-            "meds_version": version("meds"),
-            "other_extension_columns": ["encounter_id", "date_only"],
-            IMPORT_SETTINGS: self.settings,
-        }
-        meds.DatasetMetadataSchema.validate(card)
-        write_json(self.folder / meds.dataset_metadata_filepath, card)
-        write_json(self.folder / "metadata" / REPORT, self.report.as_json())
 
 
 def _open_after_us(years: Mapping[int, int]) -> int | None:

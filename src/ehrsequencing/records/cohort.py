@@ -180,8 +180,10 @@ class CohortBuilder:
         if index.file is not None:
             self.index_times = read_index_times(Path(index.file), cohort_id=index.cohort_id)
 
-    def require_known(self, known: Collection[str], *, suggest: Collection[str]) -> None:
-        """Refuse a task whose codes match nothing, and name codes that come close."""
+    def require_known(
+        self, known: Collection[str], subject_ids: Ints, *, suggest: Collection[str]
+    ) -> None:
+        """Refuse a task whose codes match nothing, naming codes that come close, or whose index file knows nobody."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
         named.append(("outcomes.codes", self.outcomes.matcher if self.outcomes else None))
         named += [("eligibility.must_have", codes) for _, codes in self.eligibility.must_have]
@@ -191,9 +193,6 @@ class CohortBuilder:
         for name, codes in named:
             if codes is not None:
                 codes.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
-
-    def require_subjects(self, subject_ids: Ints) -> None:
-        """Refuse an index file without any subject of the data."""
         if self.index_times is None:
             return
         own = np.unique(self.index_times.subject_id)

@@ -119,8 +119,7 @@ def fill(
     codes = list(fit.number)
     known, suggest = [*codes, *work.parents], [*fit.common_codes(), *work.parents]
     for builder in work.builders:
-        builder.require_known(known, suggest=suggest)
-        builder.require_subjects(found.subject_id)
+        builder.require_known(known, found.subject_id, suggest=suggest)
     vocabulary = fit.finish()
     vocabulary.save(folder)
     write_json(folder / _KEPT / _CODES, codes)

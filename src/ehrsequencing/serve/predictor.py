@@ -91,7 +91,12 @@ class Predictor:
         self._steps = cohort_steps(run.task)
         visits = run.study.visits
         self.encounter_column = visits.column if visits.by == "encounter" else None
-        if data is None and any("under:" in pattern for pattern in self._patterns()):
+        task = run.task
+        named = [*(task.index.code or ()), *(task.censoring.code or ()), *run.manifest["excluded"]]
+        named += [pattern for patterns in task.patterns.values() for pattern in patterns]
+        if task.eligibility is not None:
+            named.append(task.eligibility.model_dump_json())
+        if data is None and any("under:" in pattern for pattern in named):
             raise EhrseqError(
                 "the task has patterns with under:, which need the parents of codes",
                 where=str(run.folder),
@@ -107,17 +112,6 @@ class Predictor:
             "causes": list(self.asked.causes),
             "horizons_days": days or None,
         }
-
-    def _patterns(self) -> list[str]:
-        """Patterns that need the parents of codes, and others."""
-        task, rules = self.run.task, self.run.task.eligibility
-        named = [
-            *(task.index.code or ()),
-            *(task.censoring.code or ()),
-            *self.run.manifest["excluded"],
-        ]
-        named += [pattern for patterns in task.patterns.values() for pattern in patterns]
-        return named if rules is None else [*named, rules.model_dump_json()]
 
     def events(self, rows: pa.Table, log: Counter[str]) -> Events:
         """Rows of one subject as events, checked, fixed and sorted as those of a data set are."""
