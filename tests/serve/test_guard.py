@@ -130,7 +130,7 @@ def days(n: int) -> list[dict[str, Any]]:
         ({"rows": days(51)}, 413, "rows"),
         ({"rows": days(11)}, 413, "rows"),
         ({"rows": days(10)}, 200, None),
-        ({"rows": days(3), "horizons_days": [1, 2, 3, 4, 5]}, 422, "horizons_days"),
+        ({"rows": days(3), "horizons_days": [*range(1, 66)]}, 422, "body.horizons_days"),
         ({"rows": days(3), "horizons_days": [1e9]}, 422, "horizons_days"),
         ({"rows": days(2), "at": "2020-02-30"}, 422, "at"),
         ({"rows": []}, 422, "body.rows"),

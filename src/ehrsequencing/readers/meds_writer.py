@@ -145,7 +145,6 @@ class MedsWriter:
             "other_extension_columns": ["encounter_id", "date_only"],
             IMPORT_SETTINGS: self.settings,
         }
-        meds.DatasetMetadataSchema.validate(card)
         write_json(self.folder / meds.dataset_metadata_filepath, card)
         write_json(self.folder / "metadata" / REPORT, self.report.as_json())
 

@@ -201,22 +201,13 @@ def data_name(data: Path) -> str:
 
 
 @dataclass(frozen=True)
-class EncodedTask:
-    """A task's part of `EncodedShard`, by split in the order of `SPLITS`."""
-
-    tally: Tally
-    rows: list[TaskRows]
-    outcomes: list[
-        OutcomeEvents
-    ]  # of all codes, chosen at the end; empty for a task without `outcomes`
-
-
-@dataclass(frozen=True)
 class EncodedShard:
     """What the second pass makes of some subjects."""
 
     visits: list[Timelines]  # by split in the order of `SPLITS`
-    tasks: list[EncodedTask]
+    # per task its counts, and by split its prediction times and outcomes: of all codes, chosen at the end; none for a
+    # task without `outcomes`
+    tasks: list[tuple[Tally, list[TaskRows], list[OutcomeEvents]]]
     fixes: Counter[str]
 
 
@@ -299,7 +290,7 @@ class ShardWork:
             rows = encode_rows(record, cohort.rows, self._vocabulary)
             found = builder.outcomes.find(record) if builder.outcomes else None
             outcomes = [found.take(part) for part in parts] if found else []
-            tasks.append(EncodedTask(tally, [rows.take(part) for part in parts], outcomes))
+            tasks.append((tally, [rows.take(part) for part in parts], outcomes))
         return EncodedShard([timelines.take(part) for part in parts], tasks, fixes)
 
     @cached_property
@@ -338,10 +329,10 @@ def _append(
 ) -> None:
     for split, timelines in zip(SPLITS, shard.visits, strict=True):
         writer.append(folder / "visits" / split, timelines)
-    for encoded in shard.tasks:
-        name = encoded.tally.task.name
-        tallies[name].merge(encoded.tally)
-        for split, rows in zip(SPLITS, encoded.rows, strict=True):
+    for tally, parts, outcomes in shard.tasks:
+        name = tally.task.name
+        tallies[name].merge(tally)
+        for split, rows in zip(SPLITS, parts, strict=True):
             writer.append(folder / "tasks" / name / split, rows)
-        for split, found in zip(SPLITS, encoded.outcomes, strict=False):
+        for split, found in zip(SPLITS, outcomes, strict=False):
             writer.append(folder / _KEPT / _OUTCOMES / name / split, found)

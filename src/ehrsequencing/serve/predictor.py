@@ -163,13 +163,6 @@ class Predictor:
     ) -> Answer:
         asked, log, limits = self.asked, Counter[str](), self.limits
         if horizons_days is not None:
-            if len(horizons_days) > limits.horizons:
-                raise Problem(
-                    422,
-                    f"more than {limits.horizons} horizons",
-                    where="horizons_days",
-                    fix="ask for fewer",
-                )
             asked = RiskPredictor(self.run, horizons_days, recalibrated=self.recalibrated)
         events = self.events(rows, log)
         timed = events.time_us[events.time_us != STATIC]

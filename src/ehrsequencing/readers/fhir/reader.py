@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -77,12 +76,11 @@ def import_fhir(source: str, job: Import) -> None:
     The files are read twice: only a first look tells which version of a resource counts, and which encounter a
     Condition belongs to.
     """
-    path, time_zone = Path(source), job.settings.time_zone
+    path = Path(source)
     files = fhir_files(path)
-    zone = ZoneInfo(time_zone) if time_zone is not None else None
     with job.writer(path, encounter=pa.string()) as writer:
         found = survey(entry for file in files for entry in file.entries())
-        blocks = Blocks(job.report, found, zone)
+        blocks = Blocks(job.report, found, job.zone)
         for number in job.files(len(files)):
             file = files[number]
             name = file.path.name if file.is_lines else None
@@ -91,9 +89,8 @@ def import_fhir(source: str, job: Import) -> None:
             if file.bad_lines:
                 table = job.report.table(UNTYPED)
                 table.essential = False
-                lines = file.bad_lines
-                table.lose_lines(file.path.name, len(lines), lines[0])
-                job.report.counts["malformed_line"] += len(lines)
+                table.lose_lines(file.path.name, len(file.bad_lines), file.bad_lines[0])
+                job.report.counts["malformed_line"] += len(file.bad_lines)
         blocks.finish()
         blocks.names.write(writer.folder)
         writer.code_facts = lambda seen: blocks.book.facts
