@@ -310,15 +310,12 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     report_evaluation(run, metrics)
     before = (run / "report-details.html").read_text()
     assert "NOT RUN" in before
-    assert "Audited: no" in before
     done = ehrseq("audit", run, "--subjects", 5)
     assert done.exit_code == 0, done.output
     assert f"report  {run / 'report.html'}" in done.stdout
     after = (run / "report-details.html").read_text()
-    assert f"{len(CHECKS)} checks passed, no leak found" in after
     assert "found no leak" in after
     assert "NOT RUN" not in after
-    assert "Audited: no" not in after
     assert f"No leak was found. {len(CHECKS)} checks passed" in (run / "report.html").read_text()
     assert {"audit.json", "metrics.json", *PAGES} <= set(Run(run).manifest["files"])  # and all of them whole
     assert json.loads((run / "metrics-individual.json").read_text()) == json.loads(json.dumps(metrics))

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import comparison as comparison_module
 from ehrsequencing.evaluation import estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
@@ -239,12 +238,6 @@ def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
         assert concordance[e, h] == pytest.approx(wins / pairs)
         # The mutant that weighs everybody alike is seen.
         assert brier(scope.scored("dull"))[e, h] != pytest.approx(total / 40, rel=1e-6)
-
-
-def test_g_of_other_rows_is_refused() -> None:
-    scope = world(14, 30)
-    with pytest.raises(EhrseqError, match="not one curve per row"):
-        replace(scope, censoring=row_censoring(scope, np.ones(29))).scored("right")
 
 
 def test_some_rows_keep_their_own_g() -> None:
