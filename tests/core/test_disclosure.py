@@ -37,7 +37,6 @@ COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_sub
 COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits", "without_record_before", "first_record_later"}
 #: Whole numbers of a result that count no people: days, settings, models, checks, splits.
 NO_PEOPLE = {
-    "followup_median_days",
     "median_days",
     "low",
     "high",

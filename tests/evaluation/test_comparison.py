@@ -174,7 +174,7 @@ def test_spread_thresholds_are_thresholds(risks: list[float]) -> None:
 # ---- censoring ------------------------------------------------------------------------------------------------------
 
 
-def test_smallest_g_by_hand_and_the_note() -> None:
+def test_smallest_g_by_hand() -> None:
     """Twenty rows, one censored every ten days, the last followed on: G(t−) = (20 − k) / 20."""
     duration, cause = np.arange(10.0, 210.0, 10.0), np.zeros(20, int)
     scope = Comparison(
@@ -183,10 +183,7 @@ def test_smallest_g_by_hand_and_the_note() -> None:
     )  # fmt: skip
     found = censoring([scope], model="kaplan-meier")
     assert [row["g"] for row in found["smallest_g"]] == pytest.approx([16 / 20, 1 / 20])
-    assert "1 of 2" in found["note"]
-    assert "5.0%" in found["note"]
-    assert "represents 20" in found["note"]
-    assert censoring([replace(scope, horizons_days=np.array([50.0, 60.0]))], model="kaplan-meier")["note"] == ""
+    assert [row["thin"] for row in found["smallest_g"]] == [False, True]
 
 
 def test_follow_up_by_repeated_rows() -> None:

@@ -67,7 +67,7 @@ def example(
         here = judged & (last > landmark)
         by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
         at_risk.append({
-            "landmark_days": landmark, "subjects": int(here.sum()), "followup_median_days": 2400.0 - landmark / 2,
+            "landmark_days": landmark, "subjects": int(here.sum()),
             "evaluated": [int(here.sum())] * len(horizons), "events": by,
         })  # fmt: skip
     places = itertools.product(landmarks, enumerate(causes), horizons)
@@ -303,7 +303,7 @@ def _splits(metrics: dict[str, Any]) -> dict[str, Any]:
     for rank, model in enumerate(MODELS):
         for metric, mean in (("c", 0.84 - 0.01 * rank), ("ipa", 0.3 - 0.03 * rank), ("brier", 0.1 + 0.01 * rank)):
             values = (mean + rng.normal(0, 0.02, 25)).tolist()
-            place = {"model": model, "landmark_days": None, "cause": metrics["causes"][0], "horizon_days": None}
+            place = {"model": model, **metrics["main"], "cause": metrics["causes"][0]}
             rows.append({**place, "metric": metric, "mean": mean, "low": mean - 0.03, "high": mean + 0.03,
                          "values": values})  # fmt: skip
             if rank:

@@ -12,7 +12,6 @@ from typing import Any
 
 from ehrsequencing.audit import data as same_person
 from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, suspicion
-from ehrsequencing.audit import fitted as pretraining
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import shareable_count
@@ -65,7 +64,7 @@ def audit(
     store = run.prepared(prepared)
     checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
-        checks.append(pretraining.CHECK)
+        checks.append(fitted.CHECK)
     if shuffled_labels:
         checks.append(shuffled.CHECK)
     total = len(checks) + 1

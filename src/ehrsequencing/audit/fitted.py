@@ -28,7 +28,6 @@ from ehrsequencing.training.transfer import links
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
 LEAST_SLOPE = 0.05  # what is stretched to less cannot be undone
-NUMBERS = ("level", "stretch", "trend")
 
 
 def fitted_again(data: AuditData) -> Finding:
@@ -85,7 +84,9 @@ def _correction_is_same(
 ) -> bool | None:
     """`told`: of each cause, the three numbers and the intercepts a of η' = a + b · η, as folded into the head."""
     causes = [told[cause] for cause in data.task.causes]
-    numbers: Floats = np.array([[cause[name] for name in NUMBERS] for cause in causes])
+    numbers: Floats = np.array(
+        [[cause[name] for name in ("level", "stretch", "trend")] for cause in causes]
+    )
     intercept: Floats = np.array([cause["intercept"] for cause in causes])
     place = np.linspace(-1.0, 1.0, intercept.shape[1])
     slope = 1 + numbers[:, 1:2] + numbers[:, 2:3] * place
@@ -170,10 +171,6 @@ CHECKS = (
 # ---- whom pretraining saw --------------------------------------------------------------------------------------------
 
 
-Link = Mapping[str, Any]
-_GRAVEST = ("leak", "warning", "not_tested", "passed")
-
-
 def pretraining(data: AuditData) -> Finding:
     """Nobody held out was seen, and nothing of the outcome was a target, in any model that the run goes back to."""
     found = list[Finding]()
@@ -185,10 +182,12 @@ def pretraining(data: AuditData) -> Finding:
         found += [replace(part, reason=part.reason + where) for part in parts]
     if all(one.verdict == "passed" for one in found):
         return replace(found[0], reason="; ".join(one.reason for one in found))
-    return min(found, key=lambda one: _GRAVEST.index(one.verdict))
+    return min(
+        found, key=lambda one: ("leak", "warning", "not_tested", "passed").index(one.verdict)
+    )
 
 
-def unseen_subjects(data: AuditData, init: Link) -> Finding:
+def unseen_subjects(data: AuditData, init: Mapping[str, Any]) -> Finding:
     """No held-out subject of this run was learned from by one model before."""
     seen = init.get("subjects")
     held_out = data.records["held_out"].timelines.subject_id
@@ -226,7 +225,7 @@ def _are_those(seen: Mapping[str, str], subjects: Mapping[str, Any]) -> bool:
     return all(seen.get(split) == subjects_digest(ids) for split, ids in subjects.items())
 
 
-def excluded_codes(data: AuditData, init: Link) -> Finding:
+def excluded_codes(data: AuditData, init: Mapping[str, Any]) -> Finding:
     """The outcome's codes, its relatives and near-synonyms were no targets of one pretraining."""
     needed = names_of(excluded_targets(data.prepared, data.task.name), data.vocabulary)
     groups = {
@@ -251,7 +250,7 @@ def excluded_codes(data: AuditData, init: Link) -> Finding:
     return Finding("leak" if is_leak else "warning", reason, tested)
 
 
-def _codes_of(init: Link) -> set[str] | None:
+def _codes_of(init: Mapping[str, Any]) -> set[str] | None:
     """The codes that a model knew, the only ones it can have predicted; None where its folder is gone or another."""
     try:
         vocabulary = Vocabulary.load(Path(init["folder"]))

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge
+from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.records.events import DAY_US, STATIC
+from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.training.inference import VISIT_BUDGET
 
@@ -177,8 +178,12 @@ def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
         old,
         codes=codes,
         values=values,
-        age_years=np.where(visit, _noise(rng.uniform(0, 120, len(visit))), old.age_years),
-        delta_days=np.where(visit, _noise(rng.exponential(100, len(visit))), old.delta_days),
+        age_years=np.where(
+            visit, rng.uniform(0, 120, len(visit)).astype(np.float32), old.age_years
+        ),
+        delta_days=np.where(
+            visit, rng.exponential(100, len(visit)).astype(np.float32), old.delta_days
+        ),
         start_us=old.start_us + shift_us,
         end_us=old.end_us + shift_us,
     )
@@ -188,14 +193,14 @@ def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
         asked,
         carry_codes=codes,
         carry_values=values,
-        age_years=np.where(question, _noise(rng.uniform(0, 120, len(asked))), asked.age_years),
-        delta_days=np.where(question, _noise(rng.exponential(100, len(asked))), asked.delta_days),
+        age_years=np.where(
+            question, rng.uniform(0, 120, len(asked)).astype(np.float32), asked.age_years
+        ),
+        delta_days=np.where(
+            question, rng.exponential(100, len(asked)).astype(np.float32), asked.delta_days
+        ),
     )
     return np.asarray(answers(data, TaskRecords(timelines, rows))[row])
-
-
-def _noise(numbers: Floats) -> Floats32:
-    return numbers.astype(np.float32)
 
 
 def _places(lengths: Ints) -> Ints:
@@ -209,7 +214,7 @@ def _scrambled(
     swap = chosen & (rng.random(len(codes)) < 0.5)
     random = rng.integers(1, max(len(data.vocabulary), 2), len(codes))
     number = chosen & ~np.isnan(values[:, 0])
-    noise = _noise(rng.normal(size=values.shape))
+    noise = rng.normal(size=values.shape).astype(np.float32)
     return np.where(swap, random, codes).astype(np.int32), np.where(number[:, None], noise, values)
 
 

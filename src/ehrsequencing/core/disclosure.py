@@ -278,7 +278,7 @@ def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
     large = at_risk.get(row["landmark_days"], 0) >= SMALLEST_COUNT
     times = {
         name: round(row[name]) if large else None
-        for name in ("followup_median_days", "median_days", "low", "high")
+        for name in ("median_days", "low", "high")
         if row.get(name) is not None
     }
     return {**_counted(row), **times}

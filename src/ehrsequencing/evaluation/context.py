@@ -199,7 +199,7 @@ class Context:
         return {
             "run": run.folder.name,
             "weights": files.get(WEIGHTS_FILE),
-            "history": [{**row, "train_loss": row["train_nll"]} for row in history],
+            "history": history,
             "recalibrated_in_training": "recalibration"
             in run.manifest.get("members", [run.manifest])[0],
         }

@@ -46,7 +46,11 @@ def smooth_rows(
     metrics: list[dict[str, Any]] = []
     for model in models:
         predicted = smooth_calibration(scope.scored(model), points=POINTS).predicted
-        observed = estimate(scope, model, _observed)["observed"]
+        observed = estimate(
+            scope,
+            model,
+            lambda rows: {"observed": smooth_calibration(rows, points=POINTS).observed},
+        )["observed"]
         low, high = observed.band()
         for cell in cells(scope, causes):
             e, h = cell.pop("place")
@@ -70,10 +74,6 @@ def smooth_rows(
                     scope, one.of_cause(e), model=model, cause=cause, metric=metric
                 )
     return curves, metrics
-
-
-def _observed(rows: ScoredRows) -> dict[str, Floats]:
-    return {"observed": smooth_calibration(rows, points=POINTS).observed}
 
 
 def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
@@ -120,7 +120,7 @@ def decision_rows(
     at = at if thresholds else np.moveaxis(at, 0, -1)
     out = []
     for model in models:
-        found = estimate(scope, model, lambda rows: _net_benefit(rows, at))
+        found = estimate(scope, model, partial(_net_benefit, at=at))
         low, high = found["net_benefit"].band()
         for cell in cells(scope, causes):
             place = cell.pop("place")
@@ -144,8 +144,8 @@ def decision_rows(
     return out
 
 
-def _net_benefit(rows: ScoredRows, thresholds: Floats) -> dict[str, Floats]:
-    curve = decision_curve(rows, thresholds)
+def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
+    curve = decision_curve(rows, at)
     return {"net_benefit": curve.net_benefit, "treat_all": curve.treat_all}
 
 

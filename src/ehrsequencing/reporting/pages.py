@@ -66,10 +66,13 @@ def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
     measures, measure = found["measures"], f"recall@{TOP_K}"
     ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
-    ends = [None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")]
+    value, low, high = (
+        None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
+    )
+    points = with_interval(value, low, high, "+.1f")
     return (
         f"{name}: {ours} of the {_GUESSED.get(name, 'codes')} are among its first {TOP_K} guesses, and {frequency} are"
-        f" among the {TOP_K} most frequent codes: a gain of {with_interval(*ends, '+.1f')} percentage points."
+        f" among the {TOP_K} most frequent codes: a gain of {points} percentage points."
     )
 
 
