@@ -13,7 +13,7 @@ from ehrsequencing.reporting.pages import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import count_texts, render
 from ehrsequencing.reporting.scores import Scores, cause_verdict, place_of
 from ehrsequencing.reporting.terminal import metric_lines
-from helpers.metrics_json import MODELS, OPTIONAL, WIDE, YEAR, complete, example
+from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
 from helpers.report_page import Page, checklist, sentence, svgs
 
 # ---------------------------------------------------------------------------------------------------------- the words
@@ -98,11 +98,6 @@ def test_external_validation_is_announced_with_its_size() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- parts that are missing
-
-
-@pytest.mark.parametrize("name", OPTIONAL)
-def test_any_part_may_be_missing(name: str) -> None:
-    Page(render(complete(subjects=3000) | {name: None}))
 
 
 def test_parts_may_be_empty_and_undefined() -> None:
