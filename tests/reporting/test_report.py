@@ -21,7 +21,7 @@ from ehrsequencing.reporting.chart import Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.patient import (
     Patient,
     lanes_of,
-    largest_changes,
+    moved,
     patient_figure,
     patient_of,
 )
@@ -307,8 +307,7 @@ def test_explained_changes_name_the_codes_that_moved_the_risk() -> None:
         {"code": None, "codes": 0, "change": -0.01}, {"code": "DX//I10", "codes": 1, "change": 0.2},
         {"code": None, "codes": 4, "change": 0.04}, {"code": "RX//B", "codes": 1, "change": -0.03},
     ]  # fmt: skip
-    moves = [{"day": 100.0, "before": 0.1, "after": 0.3, "parts": parts}]
-    (change,) = largest_changes(replace(PATIENT, moves=moves))
+    change = moved({"day": 100.0, "before": 0.1, "after": 0.3, "parts": parts}, PATIENT.descriptions)
     assert change["codes"] == ["Hypertension +20.0", "4 other codes together +4.0", "RX//B \N{MINUS SIGN}3.0"]
     assert change["more"] == 1
 

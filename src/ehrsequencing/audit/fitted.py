@@ -1,6 +1,7 @@
 """Fits what stands beside the weights again, on the right subjects, and counts the people behind what is stored."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,11 @@ def excluded_codes(data: AuditData, init: Mapping[str, Any]) -> Finding:
     }
     recorded = init.get("excluded_targets")
     excluded = {code for codes in (recorded or {}).values() for code in codes}
-    known = _codes_of(init)
+    known = None  # the codes that it knew, the only ones it can have predicted
+    with suppress(EhrseqError, KeyError, OSError):
+        vocabulary = Vocabulary.load(Path(init["folder"]))
+        if vocabulary.digest == init.get("vocabulary"):
+            known = set(vocabulary.tokens)
     targets = {
         name: [code for code in codes - excluded if known is None or code in known]
         for name, codes in groups.items()
@@ -248,15 +253,6 @@ def excluded_codes(data: AuditData, init: Mapping[str, Any]) -> Finding:
     is_leak = recorded is not None and next(iter(groups)) in whose
     reason = f"{' and '.join(whose)} were targets of the pretraining: part of its benefit is supervised learning"
     return Finding("leak" if is_leak else "warning", reason, tested)
-
-
-def _codes_of(init: Mapping[str, Any]) -> set[str] | None:
-    """The codes that a model knew, the only ones it can have predicted; None where its folder is gone or another."""
-    try:
-        vocabulary = Vocabulary.load(Path(init["folder"]))
-    except (EhrseqError, KeyError, OSError):
-        return None
-    return set(vocabulary.tokens) if vocabulary.digest == init.get("vocabulary") else None
 
 
 CHECK = Check(

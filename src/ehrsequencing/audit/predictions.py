@@ -23,7 +23,6 @@ MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuo
 MAX_CUTS = 12  # prediction times per subject, drawn at random
 MAX_TOKENS = 200_000  # of all copies of one check together
 FREE_FLAT_TOKENS = 800  # a flat model's cost of a token doubles with so many others
-VACUOUS = "the model gives the same prediction whatever the past, so that nothing could change it"
 
 
 def answers(data: AuditData, records: TaskRecords) -> Floats:
@@ -86,7 +85,10 @@ def judge_movement(
     cut = cut_rows(data)
     reaction = movement(answers(data, data.asked)[cut], _with_noise(data, cut, past=True))
     if reaction.max(initial=0.0) < MOVES:
-        return Finding("not_tested", VACUOUS, tested, measured, MOVED)
+        vacuous = (
+            "the model gives the same prediction whatever the past, so that nothing could change it"
+        )
+        return Finding("not_tested", vacuous, tested, measured, MOVED)
     return Finding("passed", clean, tested, measured, MOVED)
 
 

@@ -298,7 +298,10 @@ def code_effects(
                 "code": row["code"],
                 "description": words.get(row["code"]),
                 "against": words.get(row["against"], row["against"]),
-                "share": _share(row["carriers"], found.subjects),
+                "share": shareable_rate(  # from the printed count
+                    min(int(row["carriers"].replace(",", "")) / found.subjects, 1.0),
+                    found.subjects,
+                ),
                 "effect": row["change_in_risk"],
                 "low": row["low"],
                 "high": row["high"],
@@ -306,8 +309,3 @@ def code_effects(
             for row in kept[:MOST_CODES]
         ],
     }
-
-
-def _share(carriers: str, subjects: int) -> float | None:
-    """The share of subjects who have a code, from the printed count."""
-    return shareable_rate(min(int(carriers.replace(",", "")) / subjects, 1.0), subjects)

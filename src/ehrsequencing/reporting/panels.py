@@ -8,7 +8,7 @@ from typing import Any
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
-from ehrsequencing.reporting.patient import largest_changes, patient_figure, patient_of
+from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import duration, from_landmark, size
 
@@ -170,12 +170,6 @@ def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | No
     }
 
 
-def incidences(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
-    """Observed and predicted incidence by risk group, per landmark and cause."""
-    rows = m.get("incidence") or []
-    return [Panel(row["cause"], caption(row, shown), figures.incidence(row)) for row in rows]
-
-
 def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list[Panel]:
     """Decision curves of our model and a baseline beside acting on everyone and on nobody."""
     rows = [row for row in m.get("decision") or [] if row["model"] in models]
@@ -241,7 +235,7 @@ def trajectory(t: Mapping[str, Any]) -> dict[str, Any]:
     patient, event = patient_of(t), t["event"]
     return {
         "timeline": patient_figure(patient, title=f"Timeline of subject {t['label']}"),
-        "changes": largest_changes(patient),
+        "changes": [moved(row, patient.descriptions) for row in patient.moves],
         "banded": bool(patient.bands),
         "label": t["label"],
         "outcome": f"{event['cause'] or 'event-free'} at {duration(round(event['day']))}",

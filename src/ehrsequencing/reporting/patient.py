@@ -301,18 +301,13 @@ def _marks(
                 chart.rows.append((f"{day / per:.3g}", kind, words))
 
 
-def largest_changes(patient: Patient, most: int = 3) -> list[dict[str, Any]]:
-    """Where the risk moved most from one prediction time to the next, and which codes moved it.
+def moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
+    """Where the risk moved from one prediction time to the next, and which codes moved it.
 
     Returns:
-        By time: `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change)
-        and `more` (how many others). Empty where nothing was explained.
+        `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change) and
+        `more` (how many others).
     """
-    return [_moved(row, patient.descriptions) for row in patient.moves[:most]]
-
-
-def _moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
-    """A change, with its largest parts in words."""
     parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
     told = []
     for part in parts[:3]:

@@ -48,13 +48,17 @@ Shown = Mapping[Any, str]
 def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]:
     """Content of the short page, by name."""
     verdicts = [cause_verdict(scores, cause, shown) for cause in m["causes"]]
+    first = scores.main()[0], m["causes"][0]
+    incidence = [
+        row for row in m["incidence"] or [] if (row["landmark_days"], row["cause"]) == first
+    ]
     return {
         "verdicts": verdicts,
         "hopeless": all(case["rank"] == "too few" for case in verdicts),
         "card": card(scores),
         "caveats": caveats(scores, verdicts),
         "audited": audit_case(m),
-        "incidence": _main_incidence(m, scores),
+        "incidence": figures.incidence(incidence[0]) if incidence else None,
         "patients": two_patients(m),
         "codes": tables.codes(m),
         "main": main_figures(m, scores, shown),
@@ -62,17 +66,6 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "groups": subgroup_figures(m, scores, shown),
         "tripod": tripod(m),
     }
-
-
-def _main_incidence(m: Mapping[str, Any], scores: Scores) -> Figure | None:
-    """Observed and predicted incidence of the cause of interest at the main landmark."""
-    landmark, cause = scores.main()[0], m["causes"][0]
-    rows = [
-        row
-        for row in m.get("incidence") or []
-        if (row["landmark_days"], row["cause"]) == (landmark, cause)
-    ]
-    return figures.incidence(rows[0]) if rows else None
 
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -311,7 +304,12 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m),
         "follow_up": tables.follow_up(m, shown),
-        "incidences": by_cause(panels.incidences(m, shown)),
+        "incidences": by_cause(
+            [
+                panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))
+                for row in m["incidence"] or []
+            ]
+        ),
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
