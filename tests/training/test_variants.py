@@ -15,7 +15,13 @@ from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 
 Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks
-SHORT = ("training.epochs=1", "training.min_steps=4", "training.warmup_steps=1", "training.learning_rate=0.01")
+SHORT = (
+    "training.epochs=1",
+    "training.distillation=0",
+    "training.min_steps=4",
+    "training.warmup_steps=1",
+    "training.learning_rate=0.01",
+)
 TINY = (
     *("model.dim=8", "model.heads=2", "model.layers=1"),
     # As given, not as the size of the cohort decides, so that each variant differs in its own setting alone.

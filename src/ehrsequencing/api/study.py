@@ -47,7 +47,7 @@ def run(
 
     Example:
         >>> import ehrsequencing as eh
-        >>> tiny = {"model": {"dim": 16, "heads": 2, "layers": 1}, "training": {"epochs": 1, "min_steps": 2}}
+        >>> tiny = {"model": {"dim": 16, "heads": 2, "layers": 1}, "training": {"epochs": 1, "distillation": 0}}
         >>> fast = {"evaluation": {"baselines": "none", "bootstrap": 0, "explained_subjects": 0}}
         >>> found = eh.run("meds/", "task.yaml", out="study/", progress=False, **tiny, **fast)
         >>> found.evaluation.report.name

@@ -69,7 +69,7 @@ def fit(
     Example:
         >>> import ehrsequencing as eh
         >>> small = {"dim": 16, "heads": 2, "layers": 1}
-        >>> run = eh.fit("prepared", out="runs/small", model=small, training={"epochs": 1, "min_steps": 2}, seed=0,
+        >>> run = eh.fit("prepared", out="runs/small", model=small, training={"epochs": 1, "distillation": 0}, seed=0,
         ...              progress=False)
         >>> len(run.history)
         1

@@ -12,7 +12,6 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from ehrsequencing.baselines.base import FittingData, HazardBaseline
 from ehrsequencing.baselines.history import (
     OF_CODE,
-    SOME_ROWS,
     FeatureSpec,
     fit_feature_spec,
     has_people,
@@ -201,7 +200,9 @@ class BoostedVisits(HazardBaseline):
         self.used: Ints = np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
 
     @classmethod
-    def fit(cls, data: FittingData, *, trials: int = 1) -> BoostedVisits:
+    def fit(
+        cls, data: FittingData, *, trials: int = 1, like: BoostedVisits | None = None
+    ) -> BoostedVisits:
         """Fit to every training prediction time, unless there are more than `MOST_CELLS` cells.
 
         A trial is one of `TRIALS` for all causes. Boosting stops by the likelihood of tuning subjects at all their
@@ -211,19 +212,27 @@ class BoostedVisits(HazardBaseline):
         Args:
             data: What to fit; its seed is that of the boosting.
             trials: How many settings to try, at most `len(TRIALS)`.
+            like: Take its features and their cuts, which no outcome had a part in, instead of choosing them again.
         """
-        columns = fit_feature_spec(
-            data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough
-        )
+        if like is not None:
+            columns = like.columns
+        else:
+            columns = fit_feature_spec(
+                data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough
+            )
         bins = len(data.edges_days) + 1
         part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
         most = max(1, MOST_CELLS // ((int(part_of[-1]) + 1) * (len(columns) + 1)))
         chosen = data.draw(np.arange(len(data.train)), most)
         history = history_features(data.train, data.vocabulary, chosen=chosen, columns=columns)
-        owner = data.train.rows.subject[chosen]
-        cuts = [
-            feature_cuts(column, owner, most=MOST_BINS, enough=data.enough) for column in history.T
-        ]
+        if like is not None:
+            cuts = like.cuts
+        else:
+            owner = data.train.rows.subject[chosen]
+            cuts = [
+                feature_cuts(column, owner, most=MOST_BINS, enough=data.enough)
+                for column in history.T
+            ]
         base = data.cohort_hazards()
         made = cls(data.vocabulary, columns, cuts, part_of, base, data.edges_days, [])
         every = np.arange(len(data.tuning))
@@ -367,18 +376,19 @@ def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Fl
 
 def _nearest(value: Floats, owner: Ints, enough: int) -> float:
     """Mean of a group's first values of enough people, each of whom weighs the same; values are in order."""
-    looked = SOME_ROWS * enough
-    while True:
-        _, first = np.unique(owner[:looked], return_index=True)
-        if len(first) >= enough or looked >= len(owner):
-            break
-        looked *= 4
-    stop = int(np.sort(first)[enough - 1]) + 1
+    people, stop = set[int](), 0
+    while len(people) < enough:
+        people.add(int(owner[stop]))
+        stop += 1
     if value[stop - 1] == value[0]:
         return float(value[0])
-    stop += int(np.argmax(np.r_[value[stop:] != value[stop - 1], True]))
+    changes = np.flatnonzero(value[stop:] != value[stop - 1])
+    stop = stop + int(changes[0]) if len(changes) else len(value)
+    if stop == len(people):  # a row each
+        return float(value[:stop].sum() / stop)
     _, place, rows = np.unique(owner[:stop], return_inverse=True, return_counts=True)
-    return float(np.average(value[:stop], weights=1 / rows[place]))
+    weight = 1 / rows[place]
+    return float((value[:stop] * weight).sum() / weight.sum())
 
 
 def _between_people(owner: Ints, stops: Ints, enough: int) -> Ints:

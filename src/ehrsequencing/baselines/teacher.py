@@ -29,6 +29,7 @@ class BoostedTeacher:
 
     A network that learns from them as well as from the events learns what trees find in the numbers of a record
     (distillation: Hinton, Vinyals & Dean 2015), and its own subject's outcome never reaches it through the trees.
+    Features and their cuts are those of the first fit: no outcome has a part in them.
 
     Args:
         prepared: The data.
@@ -59,6 +60,7 @@ class BoostedTeacher:
         hazards = np.full(shape, np.nan, dtype=np.float32)
         tuning = self.prepared.records(self.task.name, "tuning")
         counts = np.diff(train.rows.row_offsets)
+        trees: BoostedVisits | None = None
         for fold in folds_of(counts, folds=FOLDS, seed=self.study.training.seed):
             others = np.setdiff1d(np.arange(len(train.timelines)), fold)
             data = FittingData(
@@ -72,7 +74,8 @@ class BoostedTeacher:
             )
             part = train.take(fold)
             rows = np.flatnonzero(np.isin(train.rows.subject, fold))
-            hazards[rows] = BoostedVisits.fit(data).hazards(part, np.arange(len(part)))
+            trees = BoostedVisits.fit(data, like=trees)
+            hazards[rows] = trees.hazards(part, np.arange(len(part)))
         self._last = ids, hazards
         return hazards
 
