@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.audit.audit import CHECKS
-from ehrsequencing.audit.data import SPLITS as AUDITED
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
+from ehrsequencing.records.meds import SPLITS as AUDITED
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared

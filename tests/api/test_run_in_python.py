@@ -207,8 +207,8 @@ def test_the_figure_of_a_notebook_has_the_numbers_of_the_report(here: Path) -> N
 # ---- figures where a cohort is too small to estimate what they show --------------------------------------------------
 
 
-def test_calibration_without_any_group_says_so() -> None:
+def test_calibration_without_any_curve_says_so() -> None:
     pytest.importorskip("matplotlib").use("Agg")
-    ax = plots.calibration([], [], title="death by 2y")
+    ax = plots.calibration([], title="death by 2y")
     assert plots.TOO_FEW in [text.get_text() for text in ax.texts]
     assert ax.get_title(loc="left") == "death by 2y"

@@ -37,7 +37,6 @@ COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_sub
 COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits", "without_record_before", "first_record_later"}
 #: Whole numbers of a result that count no people: days, settings, models, checks, splits.
 NO_PEOPLE = {
-    "followup_median_days",
     "median_days",
     "low",
     "high",
@@ -123,9 +122,7 @@ def moved(exact: Any, end: int, key: str = "") -> Any:
     """The result with every count replaced by the least (0) or the largest (-1) that is printed in the same way."""
     if isinstance(exact, dict):
         return {
-            name: inner
-            if name == "calibration"
-            else moved(inner, end, key if key in COUNTS and name not in COUNTS else name)
+            name: moved(inner, end, key if key in COUNTS and name not in COUNTS else name)
             for name, inner in exact.items()
         }
     if isinstance(exact, list):
@@ -229,7 +226,7 @@ def test_a_cell_without_enough_people_has_no_metric_and_others_have_three_decima
             kept += 1
             assert row["value"] == round(value, 4 if row["metric"] == "nll" else 3)
     assert kept > 20
-    for name in ("calibration", "smooth_calibration", "decision"):
+    for name in ("smooth_calibration", "decision"):
         assert told[name]
         assert not {(row["landmark_days"], row["cause"], row["horizon_days"]) for row in told[name]} & few
 

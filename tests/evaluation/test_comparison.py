@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import comparison as comparison_module
 from ehrsequencing.evaluation import estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
@@ -175,7 +174,7 @@ def test_spread_thresholds_are_thresholds(risks: list[float]) -> None:
 # ---- censoring ------------------------------------------------------------------------------------------------------
 
 
-def test_smallest_g_by_hand_and_the_note() -> None:
+def test_smallest_g_by_hand() -> None:
     """Twenty rows, one censored every ten days, the last followed on: G(t−) = (20 − k) / 20."""
     duration, cause = np.arange(10.0, 210.0, 10.0), np.zeros(20, int)
     scope = Comparison(
@@ -184,10 +183,7 @@ def test_smallest_g_by_hand_and_the_note() -> None:
     )  # fmt: skip
     found = censoring([scope], model="kaplan-meier")
     assert [row["g"] for row in found["smallest_g"]] == pytest.approx([16 / 20, 1 / 20])
-    assert "1 of 2" in found["note"]
-    assert "5.0%" in found["note"]
-    assert "represents 20" in found["note"]
-    assert censoring([replace(scope, horizons_days=np.array([50.0, 60.0]))], model="kaplan-meier")["note"] == ""
+    assert [row["thin"] for row in found["smallest_g"]] == [False, True]
 
 
 def test_follow_up_by_repeated_rows() -> None:
@@ -205,7 +201,7 @@ def row_censoring(scope: Comparison, factor: np.ndarray) -> RowCensoring:
     return RowCensoring(StepFunction(g.times_days, hazard), factor)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
     scope = world(seed, 40)
     factor = np.random.default_rng(seed).uniform(0.3, 1.5, size=40)
@@ -239,12 +235,6 @@ def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
         assert concordance[e, h] == pytest.approx(wins / pairs)
         # The mutant that weighs everybody alike is seen.
         assert brier(scope.scored("dull"))[e, h] != pytest.approx(total / 40, rel=1e-6)
-
-
-def test_g_of_other_rows_is_refused() -> None:
-    scope = world(14, 30)
-    with pytest.raises(EhrseqError, match="not one curve per row"):
-        replace(scope, censoring=row_censoring(scope, np.ones(29))).scored("right")
 
 
 def test_some_rows_keep_their_own_g() -> None:

@@ -1,7 +1,6 @@
 """What stands beside the metrics (subgroups, inputs, checks), and whom a run is judged on."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,13 @@ from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import AgeAndSex, Fitted, MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import evaluate as evaluate_module
 from ehrsequencing.evaluation.comparison import OURS
-from ehrsequencing.evaluation.context import (
-    Context,
-    audit_summary,
-    predictor_cutoff,
-    split_overlap,
-)
+from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
-from ehrsequencing.prediction.run import Run, add_to_run
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
@@ -87,7 +80,7 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
     assert len({gap["reason"] for gap in gaps.values()}) <= 2
     rivals = {row["model"] for row in result["differences"]}
     assert rivals == set(result["models"]) - {OURS, "true hazards"}
-    for name in ("smooth_calibration", "decision", "calibration"):
+    for name in ("smooth_calibration", "decision"):
         assert {row["model"] for row in result[name]} == {OURS, strongest}
     for row in [*result["smooth_calibration"], *result["decision"]]:
         lengths = {len(value) for value in row.values() if isinstance(value, list)}
@@ -100,8 +93,6 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
     at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
     assert all(total == at_risk[place[1]] for place, total in by_group.items())  # every row is in one level
     assert set(result["inputs"]["by_split"]) == {"train", "tuning", "held_out"}
-    assert set(result["checks"]["split_overlap"]["hash"]) == {"train", "tuning", "held_out"}
-    assert result["checks"]["split_overlap"]["shared_subjects"] == 0
     assert [row["landmark_days"] for row in result["follow_up"]] == landmarks
     assert len(result["censoring"]["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
 
@@ -203,41 +194,6 @@ def test_risks_are_given_no_event_in_the_blanking_period(
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
-def test_split_overlap_counts_people_and_hashes_sets() -> None:
-    splits = {"train": np.array([5, 1, 9]), "tuning": np.array([2]), "held_out": np.array([9, 1, 1])}
-    found = split_overlap(splits)
-    assert found["shared_subjects"] == 2
-    again = split_overlap({**splits, "train": np.array([9, 5, 1], dtype=np.int32)})
-    assert again == found
-    assert split_overlap({**splits, "train": np.array([9, 5])})["hash"]["train"] != found["hash"]["train"]
-    assert all(len(text) == 16 for text in found["hash"].values())
-
-
-def test_checks_tell_what_was_audited(sim_run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(sim_run, folder)
-    run = Run(folder)
-    store = run.prepared()
-    before = Context(RunRisks(run), Population.of_split(store, run.task, "held_out"), store).checks(trials=3)
-    assert (before["seeds"], before["members"], before["tuning_trials"]) == ([run.study.training.seed], 1, 3)
-    if audit_summary(folder) is None:
-        assert before["audit"] is None
-        assert "Audited: no" in before["predictor_cutoff"]
-    verdicts = ["passed", "passed", "not_tested"]
-    said = {None: "2 checks passed, no leak", "warning": "2 checks passed, 1 warned, no leak",
-            "leak": "1 of the checks found a LEAK"}  # fmt: skip
-    for extra, words in said.items():
-        checks = [{"verdict": verdict} for verdict in [*verdicts, *([extra] if extra else [])]]
-        audit = {"fingerprint": run.fingerprint, "created": "2026-01-02", "checks": checks}
-        add_to_run(folder, "audit.json", lambda path, audit=audit: write_json(path, audit))
-        summary = audit_summary(folder)
-        counts = {"passed": 2, "warnings": int(extra == "warning"), "failed": int(extra == "leak"), "not_tested": 1}
-        assert summary == {**counts, "date": "2026-01-02"}
-        assert words in predictor_cutoff(summary)
-    add_to_run(folder, "audit.json", lambda path: write_json(path, {"fingerprint": "of another run"}))
-    assert audit_summary(folder) is None
-
-
 def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prepared) -> None:
     facts = Context(RunRisks(run), Population.of_split(prepared, run.task, "tuning"), prepared)
     frame = facts.frame()
@@ -245,4 +201,6 @@ def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prep
     assert frame["events"] == {name: part["events"] for name, part in splits.items()}
     assert frame["data"]["visits"]["train"] == len(prepared.timelines("train").start_us)
     assert frame["split"] == "tuning"
+    checks = facts.checks(trials=3)
+    assert (checks["seeds"], checks["members"], checks["tuning_trials"]) == ([run.study.training.seed], 1, 3)
     assert frame["recalibrated_in_training"] is True

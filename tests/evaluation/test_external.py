@@ -89,7 +89,7 @@ def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
     assert json.loads((folder / "metrics.json").read_text())["individual"] == "metrics-individual.json"
     assert outside["models"] == inside["models"]
     assert len(outside["models"]) > 3
-    for key in ("metrics", "differences", "at_risk", "calibration"):
+    for key in ("metrics", "differences", "at_risk", "smooth_calibration"):
         assert outside[key] == inside[key]
     assert outside["events"]["external"] == inside["events"]["held_out"]
     assert outside["data"]["prediction_times"]["external"] == inside["data"]["prediction_times"]["held_out"]

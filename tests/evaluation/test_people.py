@@ -10,7 +10,7 @@ from ehrsequencing.api.paper import cohort_table
 from ehrsequencing.config import load_study
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_place
 from ehrsequencing.evaluation.context import input_rates
-from ehrsequencing.evaluation.curves import calibration_rows, cells, decision_rows, incidence_rows, smooth_rows
+from ehrsequencing.evaluation.curves import cells, decision_rows, incidence_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import over_time_rows
 from ehrsequencing.evaluation.population import at_risk, unobserved_tenths
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
@@ -32,7 +32,6 @@ def test_six_people_with_a_hundred_rows_have_no_curve() -> None:
     scope = at_index(6, 100)
     assert (scope.cause == 1).sum() > 100
     assert list(cells(scope, CAUSES)) == []
-    assert calibration_rows(scope, CAUSES, models=["right"]) == []
     assert decision_rows(scope, CAUSES, models=["right"], thresholds=[0.1]) == []
     assert smooth_rows(scope, CAUSES, models=["right"], seed=0)[0] == []
     assert all(row["groups"] == [] for row in incidence_rows(scope, CAUSES, model="right", horizon_days=600.0))
@@ -62,7 +61,7 @@ def test_counts_and_bands_are_those_of_people() -> None:
     )  # fmt: skip
     for draw in (
         lambda scope: incidence_rows(scope, CAUSES, model="right", horizon_days=600.0),
-        lambda scope: calibration_rows(scope, CAUSES, models=["right"])[:2],
+        lambda scope: smooth_rows(scope, CAUSES, models=["right"], seed=0)[0][:2],
     ):
         for one, other in zip(draw(once), draw(four), strict=True):
             left, right = (row.get("groups", [row]) for row in (one, other))

@@ -23,7 +23,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 SETTINGS = EvaluationConfig(baselines="none", bootstrap=4, explained_subjects=0, subjects=60, seed=3)
-NUMBERS = ("metrics", "calibration", "subgroups", "incidence", "at_risk", "decision")
+NUMBERS = ("metrics", "smooth_calibration", "subgroups", "incidence", "at_risk", "decision")
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,8 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.repeated_splits import (
     Place,
     Split,
-    cell_means,
     corrected_interval,
     repeated_splits,
-    saved_splits,
     summarise,
 )
 from ehrsequencing.prediction.run import Run
@@ -65,23 +63,12 @@ def test_undefined_splits() -> None:
     assert np.isnan([low, high]).all()
 
 
-# ---- cells -----------------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------------------------
 
 
-def test_cells_counted_by_hand() -> None:
-    values = {
-        Place(OURS, 0.0, "death", 30.0, "c"): 0.8, Place("Cox", 0.0, "death", 30.0, "c"): 0.7,
-        Place(OURS, 0.0, "death", 90.0, "c"): 0.6, Place("Cox", 0.0, "death", 90.0, "c"): np.nan,
-        Place(OURS, 1.0, "death", 30.0, "c"): 0.9, Place("Cox", 1.0, "death", 30.0, "c"): 0.5,
-        Place(OURS, 0.0, "death", None, "ibs"): 0.1, Place("Cox", 0.0, "death", None, "ibs"): 0.2,
-    }  # fmt: skip
-    found = cell_means(values)
-    assert found == {
-        Place(OURS, None, "death", None, "c"): pytest.approx(0.85),  # the cell that Cox lacks counts for nobody
-        Place("Cox", None, "death", None, "c"): pytest.approx(0.60),
-    }
+def test_differences_are_paired_over_the_splits() -> None:
     splits = [
-        Split(seed, 80, 20, {Place(OURS, None, "d", None, "c"): ours, Place("Cox", None, "d", None, "c"): cox})
+        Split(seed, 80, 20, {Place(OURS, 0.0, "d", 30.0, "c"): ours, Place("Cox", 0.0, "d", 30.0, "c"): cox})
         for seed, ours, cox in ((1, 0.8, 0.7), (2, 0.9, 0.6), (3, 0.7, 0.65))
     ]
     table = summarise(splits)
@@ -163,7 +150,7 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
 
     with pytest.raises(Interrupted):
         repeated_splits(other, splits=3, settings=QUICK, progress=stop)
-    assert saved_splits(other) is None
+    assert not (other / "splits" / "repeated_splits.json").exists()
     assert (other / "splits" / "seed-1234" / "rows.json").is_file()
     before = (other / "splits" / "seed-1234" / "rows.json").stat().st_mtime_ns
     assert repeated_splits(other, splits=3, settings=QUICK) == table
@@ -175,7 +162,7 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     monkeypatch.setattr(module, "prepare", nothing_to_do)
     monkeypatch.setattr(module, "trainer_of", nothing_to_do)
     assert repeated_splits(run, splits=3, settings=QUICK) == table
-    assert saved_splits(run) == table
+    assert json.loads((run / "splits" / "repeated_splits.json").read_text())["repeated_splits"] == table
     two = repeated_splits(run, splits=2, settings=QUICK.model_copy(update={"bootstrap": 7}))
     assert two["seeds"] == [1234, 1235]
     with pytest.raises(AssertionError):  # other baselines are other numbers

@@ -97,7 +97,7 @@ def test_an_evaluation_in_parts_and_files_has_the_same_numbers(sim_run: Path, mo
     for name in (
         "metrics",
         "differences",
-        "calibration",
+        "smooth_calibration",
         "decision",
         "incidence",
         "trajectories",

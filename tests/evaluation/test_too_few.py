@@ -169,10 +169,9 @@ def test_nobody_is_better_by_a_handful(n: int) -> None:
 def test_random_splits_that_judge_too_few_compare_nothing(events: int, subjects: int, few: bool) -> None:
     """Ten splits of a fifth judge .89 of the cohort, which has five times the events and subjects of one of them."""
     places = [Place(model, 0.0, "d", 365.0, "c") for model in (OURS, "Cox")]
-    means = [place._replace(landmark_days=None, horizon_days=None) for place in places]
     splits = [
         Split(
-            seed, 160, 40, dict(zip([*places, *means], [0.9, 0.7 - 0.001 * seed] * 2, strict=True)),
+            seed, 160, 40, dict(zip(places, [0.9, 0.7 - 0.001 * seed], strict=True)),
             dict.fromkeys(places, (events, subjects)),
         )
         for seed in range(10)

@@ -222,7 +222,8 @@ def test_a_service_tells_no_canary(run: Run, data: Path, place: Path, tmp_path: 
         ("POST", "/predict", {"rows": rows}), ("GET", "/metrics"),
         ("POST", "/predict", {"rows": [{**row, "subject_id": ID} for row in rows]}),
         ("POST", "/predict", {"rows": [*rows, rows[0] | {"time": CODES[1]}], "at": str(ID)}),
-        ("POST", "/fhir", {"resourceType": "Bundle", "type": "collection", "entry": [{"resource": patient}] * 2}),
+        ("POST", "/cds-services/ehrsequencing-risk", {
+            "hook": "patient-view", "hookInstance": "7", "context": {}, "prefetch": {"patient": patient}}),
         ("GET", f"/{ID}/1947-11-13"), ("POST", "/Mr%20Canary", {"rows": rows}),
     ]  # fmt: skip
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}

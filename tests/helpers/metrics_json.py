@@ -7,6 +7,11 @@ from typing import Any
 import numpy as np
 
 YEAR = 365.25
+#: Keys that are None where nothing was computed.
+OPTIONAL = (
+    "differences", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks", "external", "recalibration",
+    "repeated_splits", "audit", "records_before", "blend", "score", "incidence", "tripod", "codes",
+)  # fmt: skip
 MODELS = ["ehrsequencing", "boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
 
 
@@ -54,25 +59,19 @@ def example(
 ) -> dict[str, Any]:
     """Metrics of an invented evaluation, whose counts come from invented subjects and so fit together."""
     people = Cohort(causes, subjects, seed)
-    rng, split, score = people.rng, people.split, people.score
+    rng, split = people.rng, people.split
     outcome, last = people.outcome, people.last
     judged = split == "held_out"
-    at_risk, calibration = [], []
+    at_risk = []
     for landmark in landmarks:
         here = judged & (last > landmark)
         by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
         at_risk.append({
-            "landmark_days": landmark, "subjects": int(here.sum()), "followup_median_days": 2400.0 - landmark / 2,
+            "landmark_days": landmark, "subjects": int(here.sum()),
             "evaluated": [int(here.sum())] * len(horizons), "events": by,
         })  # fmt: skip
-        for k, c in enumerate(causes):
-            for h in horizons:
-                risk = people.risk(k, h)
-                event = here & (outcome == c) & (last <= landmark + h)
-                place = {"landmark_days": landmark, "cause": c, "horizon_days": h}
-                for model, blur in zip(MODELS[:2], (0.0, 0.4), strict=True):
-                    calibration.append({"model": model, **place, **_groups(risk * np.exp(-blur * score), event, here)})
-    return {
+    places = itertools.product(landmarks, enumerate(causes), horizons)
+    return dict.fromkeys(OPTIONAL) | {
         "title": "Death within a year after intensive care",
         "run": "/home/somebody/runs/17", "split": "held_out", "created": "2026-11-20",
         "versions": {"ehrsequencing": "0.1.0", "torch": "2.13.0"},
@@ -104,7 +103,8 @@ def example(
         },
         "models": MODELS,
         "metrics": _values(causes, landmarks, horizons, rng, undefined=undefined),
-        "at_risk": at_risk, "calibration": calibration,
+        "at_risk": at_risk,
+        "smooth_calibration": [row for at, cause, h in places for row in _smooth((at, *cause, h), people)],
         "trajectories": list(_trajectories(causes, horizons)),
         "history": [
             {"epoch": e, "train_loss": 2 * np.exp(-e / 5) + 1, "tuning_nll": 1 + 0.4 * np.exp(-e / 3) + 0.004 * e,
@@ -115,17 +115,6 @@ def example(
                    "training": {"seed": 0, "learning_rate": 0.0005}, "data": {}},
         "warnings": ["Deaths occur after the last other event: survival after it goes unseen."] if undefined else [],
         "oracle": oracle,
-    }  # fmt: skip
-
-
-def _groups(risk: np.ndarray, event: np.ndarray, here: np.ndarray) -> dict[str, list[float]]:
-    order = [g for g in np.array_split(np.flatnonzero(here)[np.argsort(risk[here])], 10) if len(g)]
-    n, observed = [len(g) for g in order], [float(event[g].mean()) for g in order]
-    half = [1.96 * (o * (1 - o) / k) ** 0.5 for o, k in zip(observed, n, strict=True)]
-    return {
-        "predicted": [float(risk[g].mean()) for g in order], "observed": observed, "n": n,
-        "low": [max(o - w, 0.0) for o, w in zip(observed, half, strict=True)],
-        "high": [min(o + w, 1.0) for o, w in zip(observed, half, strict=True)],
     }  # fmt: skip
 
 
@@ -194,11 +183,10 @@ def complete(**kind: Any) -> dict[str, Any]:
         differences.append({"model": model, **place, "metric": metric, **span})
     return metrics | {
         "differences": differences,
-        "smooth_calibration": [r for place in places for r in _smooth(place, people)],
         "decision": [r for place in places for r in _decision(place, people)],
         "subgroups": [r for place in places for r in _subgroups(place, people)],
         "censoring": {
-            "model": "kaplan-meier", "note": "At 5 years fewer than one in ten are still followed.",
+            "model": "kaplan-meier",
             "smallest_g": [{"landmark_days": d, "horizon_days": h, "g": max(0.03, 0.9 - h / YEAR / 6),
                             "thin": False}
                            for d in metrics["landmarks_days"] for h in horizons],
@@ -207,11 +195,8 @@ def complete(**kind: Any) -> dict[str, Any]:
                       for d in metrics["landmarks_days"]],
         "inputs": _inputs(metrics),
         "checks": {
-            "split_overlap": {"shared_subjects": 0, "hash": {s: f"{k}f3a9c{k}d77e21b4" for k, s in
-                                                             enumerate(metrics["data"]["subjects"])}},
             "time_zero": "Time zero is 48 hours after the first ICU_ADMISSION, known when it is reached.",
-            "predictor_cutoff": "Every token at a prediction time is stamped at or before it. Audited: no.",
-            "audit": {"passed": 17, "failed": 0, "date": "2026-11-20"}, "events_per_parameter": 0.0042,
+            "predictor_cutoff": "Every token at a prediction time is stamped at or before it.",
             "parameters": 187_204, "tuning_trials": 12, "seeds": [0, 1, 2], "members": 3,
         },
         "external": None, "recalibration": _recalibration(causes, horizons, kind.get("landmarks", (0.0,))[0]),
@@ -318,7 +303,7 @@ def _splits(metrics: dict[str, Any]) -> dict[str, Any]:
     for rank, model in enumerate(MODELS):
         for metric, mean in (("c", 0.84 - 0.01 * rank), ("ipa", 0.3 - 0.03 * rank), ("brier", 0.1 + 0.01 * rank)):
             values = (mean + rng.normal(0, 0.02, 25)).tolist()
-            place = {"model": model, "landmark_days": None, "cause": metrics["causes"][0], "horizon_days": None}
+            place = {"model": model, **metrics["main"], "cause": metrics["causes"][0]}
             rows.append({**place, "metric": metric, "mean": mean, "low": mean - 0.03, "high": mean + 0.03,
                          "values": values})  # fmt: skip
             if rank:

@@ -96,4 +96,4 @@ def curves(reply: Reply) -> np.ndarray[Any, Any]:
 
 def small_limits(**changed: float) -> Limits:
     """Limits that a test can reach."""
-    return Limits(**{"body_bytes": 20_000, "rows": 50, "visits": 10, "horizons": 4, "seconds": 2.0, **changed})  # type: ignore[arg-type]
+    return Limits(**{"body_bytes": 20_000, "rows": 50, "visits": 10, "seconds": 2.0, **changed})  # type: ignore[arg-type]

@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import (
     calibration_intercept_slope,
     distance_indices,
     fit_logistic,
-    grouped_calibration,
     ks_calibration,
     smooth_calibration,
 )
-from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.settings import examples
 from reference import metrics_bruteforce as twin
@@ -87,24 +84,6 @@ def test_without_a_maximum_the_slope_is_undefined(cause: list[int], reason: str)
     assert math.isnan(smooth_calibration(rows).ici[0, 0]), reason
 
 
-def test_groups_of_two_levels() -> None:
-    groups = grouped_calibration(two_levels(), groups=2)
-    assert groups.n[0, 0].tolist() == [4, 4]
-    assert groups.predicted[0, 0].tolist() == pytest.approx([0.2, 0.6])
-    assert groups.observed[0, 0].tolist() == pytest.approx([0.25, 0.75])
-
-
-def test_equal_risks_share_a_group_and_a_group_without_follow_up_is_undefined() -> None:
-    risk = np.array([0.1] * 6 + [0.5, 0.9])[:, None, None]
-    groups = grouped_calibration(ScoredRows.of([9] * 6 + [1, 9], [0] * 8, risk, [5]), groups=4)
-    # Three of the four quartile edges are 0.1: six rows in the first group, and the one of risk 0.5 is censored early.
-    assert groups.n[0, 0].sum() == 8
-    assert groups.n[0, 0].max() == 6
-    one = grouped_calibration(ScoredRows.of([9, 9, 1, 1], [0, 0, 0, 0], risk[4:], [5]), groups=2)
-    assert np.isfinite(one.observed[0, 0, 0])
-    assert math.isnan(one.observed[0, 0, 1])
-
-
 def test_ks_of_two_levels() -> None:
     # Up to 0.2: 1 event, 0.8 expected; in all: 4 events, 3.2 expected.
     assert ks_calibration(two_levels())[0, 0] == pytest.approx(0.8 / 8)
@@ -135,13 +114,6 @@ def test_indices_are_inverted_quantiles() -> None:
         assert mean == pytest.approx(repeated.mean())
         quantiles = np.quantile(repeated, [0.5, 0.9], method="inverted_cdf")
         assert [e50, e90] == quantiles.tolist()
-
-
-def test_one_group_is_the_whole_cohort() -> None:
-    rows = cohort(3, 200)
-    groups = grouped_calibration(rows, groups=1)
-    whole = aalen_johansen(rows.duration_days, rows.cause, n_causes=2).at(HORIZONS)
-    np.testing.assert_allclose(groups.observed[..., 0], whole)
 
 
 def test_weights_are_repeated_rows() -> None:
@@ -221,20 +193,6 @@ def test_wrong_risks_lie_outside_the_null() -> None:
     ranks = null_ranks(6, 500, stretch=1.8)
     assert np.median(ranks["ici"]) < 0.02
     assert np.median(ranks["ks"]) < 0.05
-
-
-def test_null_with_fixed_censoring_weights_and_multiplicities() -> None:
-    rows, other = cohort(1, 200), cohort(2, 300)
-    fixed = censoring_survival(other.duration_days, other.cause)
-    weights = np.random.default_rng(0).integers(0, 3, size=200)
-    again = ScoredRows.of(rows.duration_days, rows.cause, rows.risk, HORIZONS, weights=weights, censoring=fixed)
-    null = calibration_null(again, n_simulations=20)
-    assert null["ici"].shape == (20, 2, 2)
-    assert np.isfinite(null["ici"]).all()
-    np.testing.assert_array_equal(null["ks"], calibration_null(again, n_simulations=20)["ks"])
-    block = ScoredRows.of(rows.duration_days, rows.cause, rows.risk, HORIZONS, weights=np.ones((2, 200)))
-    with pytest.raises(EhrseqError, match="block"):
-        calibration_null(block)
 
 
 def test_null_is_undefined_beyond_follow_up() -> None:

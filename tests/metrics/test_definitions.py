@@ -349,7 +349,6 @@ WRONG: dict[str, list[object]] = {
         ((3, 2), 0.5), ((2, 2, 2), 0.5), ((3, 2, 2), np.nan), ((3, 2, 2), 1.5), ((3, 2, 2), -0.1),
     )],
     "horizons_days": [[2.0, 1.0], [-1.0, 1.0]],
-    "weights": [[1, 1], [1, 1, -1]],
 }  # fmt: skip
 
 
@@ -365,12 +364,5 @@ def test_wrong_inputs_are_named(where: str, wrong: object) -> None:
 
 def test_other_refusals() -> None:
     rows = ScoredRows.of([1.0, 2.0], [1, 0], np.full((2, 1, 1), 0.5), [1.5])
-    with pytest.raises(EhrseqError, match="two times"):
-        integrated_brier(rows)
     with pytest.raises(EhrseqError, match="thresholds"):
         decision_curve(rows, [0.0])
-    with pytest.raises(EhrseqError, match="censoring"):
-        ScoredRows.of(
-            [1.0, 2.0], [1, 0], np.full((2, 1, 1), 0.5), [1.5],
-            censoring=censoring_survival([1.0], [0], weights=[[1], [1]]),
-        )  # fmt: skip

@@ -61,7 +61,7 @@ def test_one_record_brings_a_metric_everywhere(gini: Metric, sim_run: Path, tmp_
         assert "Gini" in text
         assert f"{told['value']:.3f}" in text
     assert f"{told['low']:.3f} to {told['high']:.3f}" in page
-    assert f"({told['low']:.3f}–{told['high']:.3f})" in lines
+    assert f"({told['low']:.3f} to {told['high']:.3f})" in lines
 
 
 def test_a_key_is_taken_once_and_a_comparison_needs_a_direction(gini: Metric) -> None:

@@ -1,6 +1,5 @@
 """A password in the URL of a database never reaches a message, a traceback or a file."""
 
-import json
 import traceback
 from pathlib import Path
 from urllib.parse import quote
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import ehrseq
-from helpers.omop import SMALL, postgres_server, write_postgres
 from helpers.settings import examples
 
 pytest.importorskip("ibis", reason="needs the extra omop")
@@ -69,21 +67,3 @@ def test_the_driver_gets_host_and_password_apart(password: str, encoded: bool) -
         "user": "me", "password": password, "host": "db.example.org", "port": 5433, "database": "cdm",
         "schema": "omop",
     }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_real_server_with_an_awkward_password(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    psycopg = pytest.importorskip("psycopg", reason="needs the extra postgres")
-    password = "pa/ss#Xq7zW?@["
-    with postgres_server(tmp_path_factory.mktemp("server")) as url:
-        write_postgres(SMALL, url)
-        with psycopg.connect(url) as connection:
-            connection.execute(f"ALTER USER omop PASSWORD '{password}'")
-        given_url = url.replace("omop@", f"omop:{password}@") + "?schema=public"
-        result = ehrseq("import", "omop", given_url, tmp_path / "meds")
-        assert result.exit_code == 0, result.output
-        wrong = ehrseq("import", "omop", f"{given_url}_absent", tmp_path / "other")
-    assert wrong.exit_code == 2
-    assert "Xq7zW" not in result.output + wrong.output
-    assert not any(b"Xq7zW" in path.read_bytes() for path in (tmp_path / "meds").rglob("*") if path.is_file())
-    assert json.loads((tmp_path / "meds" / "metadata" / "import_report.json").read_text())["source"] == "omop"

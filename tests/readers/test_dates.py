@@ -14,10 +14,9 @@ from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import count_dates, date_order, parse_times
 from ehrsequencing.readers.synthea import import_synthea
-from helpers import omop
 from helpers.command_line import ehrseq
 from helpers.meds import written
-from helpers.omop import SMALL, Tables, postgres_server, write_csv, write_parquet, write_postgres
+from helpers.omop import SMALL, Tables, write_csv, write_parquet
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
@@ -51,19 +50,6 @@ def iso(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_the_same_bytes_from_dates_in_any_order(iso: dict[str, bytes], tmp_path: Path, format: str) -> None:
     import_omop(str(write_csv(rewritten(SMALL, format), tmp_path / "other")), tmp_path / "meds")
     assert written(tmp_path / "meds") == iso
-
-
-@pytest.mark.slow
-def test_the_same_bytes_from_text_in_postgresql(
-    iso: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("psycopg", reason="needs the extra postgres")
-    for kind in ("_date", "_datetime"):
-        monkeypatch.setitem(omop.TYPES, kind, "TEXT")
-    folder = tmp_path_factory.mktemp("server")
-    with postgres_server(folder) as url:
-        import_omop(write_postgres(rewritten(SMALL, "dmy"), url), folder / "meds")
-    assert written(folder / "meds") == iso
 
 
 AMBIGUOUS = {"person": SMALL["person"], "death": [{"person_id": 1, "death_date": "03/04/2013"}]}

@@ -89,13 +89,6 @@ def test_a_new_format_is_a_function_too(source: Path, tmp_path: Path) -> None:
     assert source.read_text() == ROWS
 
 
-def test_a_source_whose_every_row_is_lost_leaves_no_output(source: Path, tmp_path: Path) -> None:
-    source.write_text("person,date,code,value\n,2011-05-05,FLU,1.0\n,2011-05-05,FLU,1.0\n")
-    with pytest.raises(EhrseqError, match="all 2 rows would be dropped"):
-        import_toy(source, tmp_path / "meds")
-    assert [path.name for path in tmp_path.iterdir()] == [source.name]
-
-
 def test_no_format_is_loaded_before_it_is_asked_for() -> None:
     heavy = "[m for m in sys.modules if m in ('pyarrow', 'duckdb', 'ibis') or 'ehrsequencing.readers' in m]"
     script = "import sys; from typer.testing import CliRunner; from ehrsequencing.cli.app import app; "

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.readers import cleaning_rules
 from helpers.command_line import ehrseq
 from helpers.fhir import LOINC, RXNORM, SNOMED, Resource, concept, of, refer, write_ndjson
 from helpers.meds import stored_subjects
@@ -375,16 +373,3 @@ def test_omop_fhir_synthea_and_a_flat_table_give_the_same_cohort_and_visits(tmp_
     assert len(expected(people)) > 50
     for kind, made in sets.items():
         assert made == sets["omop"], kind
-
-
-def test_a_form_differs_where_a_report_of_the_past_is_an_event_at_its_onset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mutant of the test above: the FHIR reader as it was, whose stays began with the onset."""
-    people = hospital(12)
-    right = prepared_set("fhir", people, tmp_path / "right")
-    monkeypatch.setattr(cleaning_rules, "set_known_times", lambda *_: None)
-    monkeypatch.setattr(cleaning_rules, "rows_outside", lambda rows, *_: np.zeros(len(rows.role), dtype=bool))
-    wrong = prepared_set("fhir", people, tmp_path / "wrong")
-    assert len(wrong["visits"]) < len(right["visits"])
-    assert wrong["cohort"] != right["cohort"]

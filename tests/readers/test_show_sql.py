@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.command_line import ehrseq, refused
-from helpers.omop import SMALL, postgres_server, write_csv, write_duckdb, write_postgres
+from helpers.omop import SMALL, write_csv, write_duckdb
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
@@ -30,23 +30,6 @@ def test_a_database_gets_these_statements_and_no_others(tmp_path: Path, monkeypa
     monkeypatch.setattr(ibis.backends.duckdb.Backend, "to_pyarrow_batches", noted)
     import_omop(source, tmp_path / "meds")
     assert set(sent) == {text.partition("\n")[2].removesuffix(";") for text in shown}
-
-
-@pytest.mark.slow
-def test_postgresql_gets_its_own_dialect(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
-        source = write_postgres(SMALL, url)
-        found = ehrseq("import", "omop", source, tmp_path / "out", "--show-sql")
-        assert found.exit_code == 0
-        assert "-- table measurement" in found.stdout
-        assert url not in found.stdout
-        assert "omop@" not in found.stdout
-        assert not (tmp_path / "out").exists()
-        import psycopg
-
-        with psycopg.connect(url) as connection:
-            for text in source_sql(source):
-                connection.execute(text.partition("\n")[2])
 
 
 def test_show_sql_leaves_the_output_alone_and_needs_a_database(tmp_path: Path) -> None:

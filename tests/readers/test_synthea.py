@@ -4,7 +4,6 @@ import gzip
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -257,31 +256,3 @@ def test_observation_periods_against_days(rows: list[dict[str, Any]]) -> None:
         )
     )
     assert got == expected
-
-
-def test_mutants_of_the_rules_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dates left at midnight, and no sorting, fail the properties above on rows that Hypothesis would find."""
-    person = {"subject_id": 1, "role": int(Role.PERSON), "code": "MEDS_BIRTH", "time": moment(-20_000)}
-    events = [{"subject_id": 1, "role": int(Role.EVENT), "code": c, "time": moment(d)} for c, d in (("B", 2), ("A", 1))]
-    period = {"subject_id": 1, "role": int(Role.OBSERVED), "code": PERIOD_START, "time": moment(1), "end": moment(2)}
-
-    def dates() -> None:
-        test_dates_never_come_early.hypothesis.inner_test([person, *events])
-
-    def days() -> None:
-        test_observation_periods_against_days.hypothesis.inner_test([period])
-
-    def order() -> None:
-        backwards = SimpleNamespace(shuffle=lambda rows: rows.reverse())
-        test_order_of_rows_never_matters.hypothesis.inner_test([person, *events], backwards)
-
-    for check, name, mutant in (
-        (dates, "end_of_day", lambda time_us: time_us),
-        (days, "end_of_day", lambda time_us: time_us),
-        (order, "ordered_rows", lambda keys, *_: np.arange(len(keys[0]))),
-    ):
-        check()
-        with monkeypatch.context() as patch:
-            patch.setattr(rules, name, mutant)
-            with pytest.raises(AssertionError):
-                check()

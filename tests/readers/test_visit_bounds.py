@@ -4,12 +4,10 @@ import datetime as dt
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.readers import cleaning_rules
 from ehrsequencing.readers.rows import Role
 from helpers.cleaning import clean_rows
 
@@ -111,21 +109,3 @@ def test_bounds_beside_plain_dates(spans: list[tuple[dt.datetime, dt.datetime | 
     near = time.date() >= min(start for start, _ in spans).date() - DAY
     near &= not valid or time.date() <= max(ends).date() + DAY
     assert [encounter for _, encounter in of_code(rows)] == [7 if near else None]
-
-
-@pytest.mark.parametrize(
-    ("name", "mutant", "broken"),
-    [
-        ("rows_outside", lambda rows, *_: np.zeros(len(rows.role), dtype=bool), OUTSIDE),
-        ("set_known_times", lambda *_: None, [began for (began, _), known in REPORTED if known == END]),
-    ],
-)
-def test_without_the_rules_a_visit_stretches(
-    name: str, mutant: Any, broken: list[dt.datetime], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mutants, which are the reader as it was."""
-    monkeypatch.setattr(cleaning_rules, name, mutant)
-    for time in broken:
-        rows, _ = cleaned(visit(), event(time, Role.EVENT if name == "rows_outside" else Role.REPORTED))
-        times = [row["time"] for row in rows if row["encounter_id"] == 7]
-        assert min(times) < START - DAY or max(times) > END + DAY or of_code(rows)[0][0] < START

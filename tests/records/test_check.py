@@ -10,7 +10,7 @@ import pytest
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.records.check import check_data, format_check
+from ehrsequencing.records.check import check_data
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
@@ -125,7 +125,7 @@ def test_events_within_each_horizon_counted_by_hand(tmp_path: Path) -> None:
         "transplant": {"10d": 0, "30d": 1, "1y": 1},
     }
     assert found["known_at"] == {"10d": 7, "30d": 6, "1y": 5}
-    text = format_check(check_data(data, study=StudyConfig(), tasks=[task_of()]))
+    text = repr(check_data(data, study=StudyConfig(), tasks=[task_of()]))
     assert [line.split() for line in text.splitlines()[-4:]] == [
         ["subjects", "with", "an", "event", "within", "10d", "30d", "1y"],
         ["death", "1", "2", "2"],

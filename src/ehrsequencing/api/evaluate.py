@@ -17,7 +17,7 @@ from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, vali
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder, write_bytes, write_json
 from ehrsequencing.core.outputs import altered, read_manifest
-from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff, read_tripod
+from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
@@ -314,7 +314,7 @@ def report_audit(run: Path, audit: dict[str, Any]) -> str:
     if metrics is None or ANSWER not in set(manifest["files"]) - set(altered(run, manifest)):
         return ""
     try:
-        drawn = pages(_with_audit(run, metrics, audit))
+        drawn = pages({**metrics, "audit": audit})
     except Exception as error:
         return (
             f"warning: {run / ANSWER} does not show this audit; run ehrseq evaluate again ({error})"
@@ -344,18 +344,8 @@ def redraw(run: Path, *, tripod: str | None = None) -> Path:
         )
     if tripod is not None:
         metrics = metrics | {"tripod": read_tripod(Path(tripod))}
-    audit = saved_audit(run)
-    _add_pages(run, metrics if audit is None else _with_audit(run, metrics, audit))
+    _add_pages(run, {**metrics, "audit": saved_audit(run)})
     return run / ANSWER
-
-
-def _with_audit(run: Path, metrics: Mapping[str, Any], audit: dict[str, Any]) -> dict[str, Any]:
-    summary = audit_summary(run)
-    checks = (metrics.get("checks") or {}) | {
-        "audit": summary,
-        "predictor_cutoff": predictor_cutoff(summary),
-    }
-    return {**metrics, "audit": audit, "checks": checks}
 
 
 def _add_pages(run: Path, metrics: Mapping[str, Any]) -> None:

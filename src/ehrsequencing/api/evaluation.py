@@ -209,9 +209,8 @@ class EvaluationResult:
             'hf by 1y'
         """
         place, title = self._place(horizon, cause, landmark)
-        groups = _at_place(self.result["calibration"], **place)
-        smooth = _at_place(self.result["smooth_calibration"], **place)
-        return plots.calibration(groups, smooth, title=title, ax=ax)
+        rows = _at_place(self.result["smooth_calibration"], **place)
+        return plots.calibration(rows, title=title, ax=ax)
 
     def plot_incidence(
         self, *, cause: str | None = None, landmark: Any = None, ax: Any = None

@@ -115,28 +115,22 @@ def _mark(ax: Any, at: float, text: str, colour: str, height: float) -> None:
     ax.annotate(text, (at, height), xycoords=ax.get_xaxis_transform(), xytext=(3, -3), **style)
 
 
-def calibration(groups: Sequence[Row], smooth: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+def calibration(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
     """Observed against predicted risk, ours first; see `EvaluationResult.plot_calibration`.
 
     Args:
-        groups: Rows of `calibration` in `metrics.json`.
-        smooth: Rows of `smooth_calibration`.
+        rows: Rows of `smooth_calibration` in `metrics.json`, ours first; none where nothing could be estimated.
         title: Of the figure.
         ax: Axes of matplotlib; default: new ones.
     """
     ax = axes(ax, width=4.4, height=4.4)
-    first = groups[0] if groups else {}  # none where nothing could be estimated
-    for row in smooth:
-        ours = row["model"] == first.get("model")
-        style = {"color": COLOURS[0] if ours else GREY, "lw": 2 if ours else 1.2}
+    for number, row in enumerate(rows):
+        style = {"color": GREY, "lw": 1.2} if number else {"color": COLOURS[0], "lw": 2}
         predicted, low, high = (_numbers(row, name) for name in ("predicted", "low", "high"))
         ax.plot(predicted, _numbers(row, "observed"), label=row["model"], **style)
-        if ours and len(low) == len(high) == len(predicted):
+        if not number and len(low) == len(high) == len(predicted):
             ax.fill_between(predicted, low, high, color=COLOURS[0], alpha=0.18, lw=0)
-    x, y, low, high = (_numbers(first, n) for n in ("predicted", "observed", "low", "high"))
-    errors = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
-    ax.errorbar(x, y, yerr=errors, fmt="o", color=COLOURS[0], ms=4, lw=1)
-    if not len(x):
+    if not rows:
         ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
     top = max(*ax.get_xlim(), *ax.get_ylim())
     ax.plot([0, top], [0, top], color=GREY, lw=1, ls="--", zorder=0)

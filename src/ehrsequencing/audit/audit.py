@@ -4,7 +4,6 @@ Reading order: `data` (what every check looks at), `source` (the original record
 checks, in the order of `CHECKS`. `docs/trust.md` says what they prove and what they cannot prove.
 """
 
-import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 from ehrsequencing.audit import data as same_person
 from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, suspicion
-from ehrsequencing.audit import fitted as pretraining
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import shareable_count
@@ -65,7 +63,7 @@ def audit(
     store = run.prepared(prepared)
     checks = list(CHECKS)
     if "init" in run.manifest:  # it started from another model
-        checks.append(pretraining.CHECK)
+        checks.append(fitted.CHECK)
     if shuffled_labels:
         checks.append(shuffled.CHECK)
     total = len(checks) + 1
@@ -75,10 +73,7 @@ def audit(
     answers = []
     for number, check in enumerate(checks, start=1):
         progress(number, total, check.name)
-        started = time.monotonic()
-        told = _told(facts, check)
-        named = {"name": check.name, "question": check.question}
-        answers.append(named | told | {"seconds": round(time.monotonic() - started, 2)})
+        answers.append({"name": check.name, "question": check.question} | _told(facts, check))
     progress(total, total, "done")
     result = {
         "fingerprint": run.fingerprint,

@@ -18,7 +18,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.events import STATIC, Events
 from ehrsequencing.records.labels import IndexTimes
-from ehrsequencing.records.meds import LateRows, MedsReader
+from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, Timelines, joined
 from ehrsequencing.records.visits import make_record
@@ -59,7 +59,11 @@ class Source:
             fit.update(events, row, np.isin(ids, training)[row])
             subjects += len(ids)
             end_us = max(end_us, int(events.time_us.max(initial=STATIC)))
-            records |= _split(events.take(np.isin(events.subject_id, wanted)))
+            some = events.take(np.isin(events.subject_id, wanted))
+            ids, first = np.unique(some.subject_id, return_index=True)
+            bounds = np.r_[first, len(some)].tolist()
+            for who, low, high in zip(ids.tolist(), bounds, bounds[1:], strict=False):
+                records[who] = some.take(np.arange(low, high))
         if reader.declared_us is not None:
             end_us = reader.declared_us
         if (
@@ -91,16 +95,6 @@ class Source:
         return self.encoder.encode(record, cohort.rows)
 
 
-def _split(events: Events) -> dict[int, Events]:
-    """Events sorted by subject, by the subject's id."""
-    ids, first = np.unique(events.subject_id, return_index=True)
-    bounds = np.r_[first, len(events)].tolist()
-    return {
-        int(who): events.take(np.arange(low, high))
-        for who, low, high in zip(ids.tolist(), bounds, bounds[1:], strict=False)
-    }
-
-
 def join(parts: list[Events]) -> Events:
     """Records under new ids 0, 1, 2 … in one; they may come from shards that number their codes differently."""
     number: dict[str, int] = {}
@@ -122,7 +116,6 @@ def join(parts: list[Events]) -> Events:
     )
 
 
-SPLITS = ("train", "tuning", "held_out")
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 

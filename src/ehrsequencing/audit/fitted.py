@@ -1,6 +1,7 @@
 """Fits what stands beside the weights again, on the right subjects, and counts the people behind what is stored."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from ehrsequencing.training.transfer import links
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
 LEAST_SLOPE = 0.05  # what is stretched to less cannot be undone
-NUMBERS = ("level", "stretch", "trend")
 
 
 def fitted_again(data: AuditData) -> Finding:
@@ -85,7 +85,9 @@ def _correction_is_same(
 ) -> bool | None:
     """`told`: of each cause, the three numbers and the intercepts a of η' = a + b · η, as folded into the head."""
     causes = [told[cause] for cause in data.task.causes]
-    numbers: Floats = np.array([[cause[name] for name in NUMBERS] for cause in causes])
+    numbers: Floats = np.array(
+        [[cause[name] for name in ("level", "stretch", "trend")] for cause in causes]
+    )
     intercept: Floats = np.array([cause["intercept"] for cause in causes])
     place = np.linspace(-1.0, 1.0, intercept.shape[1])
     slope = 1 + numbers[:, 1:2] + numbers[:, 2:3] * place
@@ -170,10 +172,6 @@ CHECKS = (
 # ---- whom pretraining saw --------------------------------------------------------------------------------------------
 
 
-Link = Mapping[str, Any]
-_GRAVEST = ("leak", "warning", "not_tested", "passed")
-
-
 def pretraining(data: AuditData) -> Finding:
     """Nobody held out was seen, and nothing of the outcome was a target, in any model that the run goes back to."""
     found = list[Finding]()
@@ -185,10 +183,12 @@ def pretraining(data: AuditData) -> Finding:
         found += [replace(part, reason=part.reason + where) for part in parts]
     if all(one.verdict == "passed" for one in found):
         return replace(found[0], reason="; ".join(one.reason for one in found))
-    return min(found, key=lambda one: _GRAVEST.index(one.verdict))
+    return min(
+        found, key=lambda one: ("leak", "warning", "not_tested", "passed").index(one.verdict)
+    )
 
 
-def unseen_subjects(data: AuditData, init: Link) -> Finding:
+def unseen_subjects(data: AuditData, init: Mapping[str, Any]) -> Finding:
     """No held-out subject of this run was learned from by one model before."""
     seen = init.get("subjects")
     held_out = data.records["held_out"].timelines.subject_id
@@ -226,7 +226,7 @@ def _are_those(seen: Mapping[str, str], subjects: Mapping[str, Any]) -> bool:
     return all(seen.get(split) == subjects_digest(ids) for split, ids in subjects.items())
 
 
-def excluded_codes(data: AuditData, init: Link) -> Finding:
+def excluded_codes(data: AuditData, init: Mapping[str, Any]) -> Finding:
     """The outcome's codes, its relatives and near-synonyms were no targets of one pretraining."""
     needed = names_of(excluded_targets(data.prepared, data.task.name), data.vocabulary)
     groups = {
@@ -236,7 +236,11 @@ def excluded_codes(data: AuditData, init: Link) -> Finding:
     }
     recorded = init.get("excluded_targets")
     excluded = {code for codes in (recorded or {}).values() for code in codes}
-    known = _codes_of(init)
+    known = None  # the codes that it knew, the only ones it can have predicted
+    with suppress(EhrseqError, KeyError, OSError):
+        vocabulary = Vocabulary.load(Path(init["folder"]))
+        if vocabulary.digest == init.get("vocabulary"):
+            known = set(vocabulary.tokens)
     targets = {
         name: [code for code in codes - excluded if known is None or code in known]
         for name, codes in groups.items()
@@ -249,15 +253,6 @@ def excluded_codes(data: AuditData, init: Link) -> Finding:
     is_leak = recorded is not None and next(iter(groups)) in whose
     reason = f"{' and '.join(whose)} were targets of the pretraining: part of its benefit is supervised learning"
     return Finding("leak" if is_leak else "warning", reason, tested)
-
-
-def _codes_of(init: Link) -> set[str] | None:
-    """The codes that a model knew, the only ones it can have predicted; None where its folder is gone or another."""
-    try:
-        vocabulary = Vocabulary.load(Path(init["folder"]))
-    except (EhrseqError, KeyError, OSError):
-        return None
-    return set(vocabulary.tokens) if vocabulary.digest == init.get("vocabulary") else None
 
 
 CHECK = Check(

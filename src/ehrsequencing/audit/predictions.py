@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge
+from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.records.events import DAY_US, STATIC
+from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.training.inference import VISIT_BUDGET
 
@@ -22,7 +23,6 @@ MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuo
 MAX_CUTS = 12  # prediction times per subject, drawn at random
 MAX_TOKENS = 200_000  # of all copies of one check together
 FREE_FLAT_TOKENS = 800  # a flat model's cost of a token doubles with so many others
-VACUOUS = "the model gives the same prediction whatever the past, so that nothing could change it"
 
 
 def answers(data: AuditData, records: TaskRecords) -> Floats:
@@ -85,7 +85,10 @@ def judge_movement(
     cut = cut_rows(data)
     reaction = movement(answers(data, data.asked)[cut], _with_noise(data, cut, past=True))
     if reaction.max(initial=0.0) < MOVES:
-        return Finding("not_tested", VACUOUS, tested, measured, MOVED)
+        vacuous = (
+            "the model gives the same prediction whatever the past, so that nothing could change it"
+        )
+        return Finding("not_tested", vacuous, tested, measured, MOVED)
     return Finding("passed", clean, tested, measured, MOVED)
 
 
@@ -177,8 +180,12 @@ def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
         old,
         codes=codes,
         values=values,
-        age_years=np.where(visit, _noise(rng.uniform(0, 120, len(visit))), old.age_years),
-        delta_days=np.where(visit, _noise(rng.exponential(100, len(visit))), old.delta_days),
+        age_years=np.where(
+            visit, rng.uniform(0, 120, len(visit)).astype(np.float32), old.age_years
+        ),
+        delta_days=np.where(
+            visit, rng.exponential(100, len(visit)).astype(np.float32), old.delta_days
+        ),
         start_us=old.start_us + shift_us,
         end_us=old.end_us + shift_us,
     )
@@ -188,14 +195,14 @@ def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
         asked,
         carry_codes=codes,
         carry_values=values,
-        age_years=np.where(question, _noise(rng.uniform(0, 120, len(asked))), asked.age_years),
-        delta_days=np.where(question, _noise(rng.exponential(100, len(asked))), asked.delta_days),
+        age_years=np.where(
+            question, rng.uniform(0, 120, len(asked)).astype(np.float32), asked.age_years
+        ),
+        delta_days=np.where(
+            question, rng.exponential(100, len(asked)).astype(np.float32), asked.delta_days
+        ),
     )
     return np.asarray(answers(data, TaskRecords(timelines, rows))[row])
-
-
-def _noise(numbers: Floats) -> Floats32:
-    return numbers.astype(np.float32)
 
 
 def _places(lengths: Ints) -> Ints:
@@ -209,7 +216,7 @@ def _scrambled(
     swap = chosen & (rng.random(len(codes)) < 0.5)
     random = rng.integers(1, max(len(data.vocabulary), 2), len(codes))
     number = chosen & ~np.isnan(values[:, 0])
-    noise = _noise(rng.normal(size=values.shape))
+    noise = rng.normal(size=values.shape).astype(np.float32)
     return np.where(swap, random, codes).astype(np.int32), np.where(number[:, None], noise, values)
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, Verdict
+from ehrsequencing.audit.data import AuditData, Check, Finding, Verdict
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.training.inference import risk_of_rows

@@ -36,7 +36,6 @@ FOLDS = 5
 MOST_NAMED = 5
 MOST_ROWS = 20_000  # prediction times that the Cox model ranks, drawn at random
 UNKNOWN = 1  # the unknown token, of which no feature is made
-Importance = dict[str, dict[str, float]]
 FEW_EVENTS = f"fewer than {MIN_EVENTS} subjects with, or without, the event"
 
 
@@ -189,7 +188,7 @@ def _out_of_fold(data: AuditData, rows: CoxRows) -> tuple[Floats, Floats]:
 # ---- how much suspicious codes matter ------------------------------------------------------------------------------
 
 
-def importance(data: AuditData, suspects: tuple[int, ...]) -> Importance | None:
+def importance(data: AuditData, suspects: tuple[int, ...]) -> dict[str, dict[str, float]] | None:
     """C of the first cause by the last horizon, and mean NLL, at prediction times of the audited split.
 
     Returns:
@@ -230,7 +229,7 @@ def _without(records: TaskRecords, hidden: Bools) -> TaskRecords:
     return replace(records, timelines=timelines)
 
 
-def sentence(found: Importance | None) -> str:
+def sentence(found: dict[str, dict[str, float]] | None) -> str:
     """What `importance` found, for people."""
     if found is None:
         return "too few people have the event to say how much this matters"

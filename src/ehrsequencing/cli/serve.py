@@ -68,7 +68,7 @@ def serve(
         ),
     ] = 30.0,
 ) -> None:
-    """Answer requests for risks over HTTP: MEDS rows, FHIR R4 bundles, CDS Hooks.
+    """Answer requests for risks over HTTP: MEDS rows, CDS Hooks.
 
     With DATA it also shows the explorer, as a page on which any codes and visits may be struck.
     Listens on this machine only, unless --host says otherwise. Keeps nothing of a request. Stop it with Ctrl-C.

@@ -6,11 +6,7 @@ metric. Rates and metrics have three decimals, the likelihood four. Simulated da
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
@@ -43,12 +39,10 @@ _FACTS = (
 _CHECKS = (
     "time_zero",
     "predictor_cutoff",
-    "audit",
     "parameters",
     "tuning_trials",
     "seeds",
     "members",
-    "split_overlap",
 )
 _EXTERNAL = (
     "data",
@@ -65,7 +59,6 @@ _COUNTS = (  # of people, in the rows of a result
     "events",
     "n",
     "seen_in_training",
-    "split_overlap",
     "new_codes",
     "without_record_before",
     "first_record_later",
@@ -150,7 +143,6 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
         "metrics": [_cell(row, cells) for row in result["metrics"]],
         "differences": [_cell(row, cells) for row in result.get("differences") or []],
         "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],
-        "calibration": _drawn(result, "calibration", cells, _groups),
         "smooth_calibration": _drawn(result, "smooth_calibration", cells, _counted),
         "decision": _drawn(result, "decision", cells, _decision),
         "incidence": [
@@ -286,7 +278,7 @@ def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
     large = at_risk.get(row["landmark_days"], 0) >= SMALLEST_COUNT
     times = {
         name: round(row[name]) if large else None
-        for name in ("followup_median_days", "median_days", "low", "high")
+        for name in ("median_days", "low", "high")
         if row.get(name) is not None
     }
     return {**_counted(row), **times}
@@ -331,31 +323,6 @@ def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
             for name in ("rows", "differences")
         },
     }
-
-
-def _groups(row: Row) -> dict[str, Any]:
-    """Calibration groups, each joined with the next until 11 had the event and 11 had not; empty where none has."""
-    observed, people = np.array(row["observed"]), np.array(row["n"])
-    cuts = [0]
-    for end in range(1, len(people) + 1):
-        inside = slice(cuts[-1], end)
-        if enough_people(round(observed[inside] @ people[inside]), int(people[inside].sum())):
-            cuts.append(end)
-    if len(cuts) == 1:
-        return {}
-    cuts[-1] = len(people)  # those who are left over join the last group
-    groups = [slice(*ends) for ends in pairwise(cuts)]
-    joined = {
-        name: [_mean(np.array(row[name], float)[g], people[g]) for g in groups]
-        for name in ("predicted", "observed", "low", "high")
-    }
-    return _counted({**row, **joined, "n": [int(people[g].sum()) for g in groups]})
-
-
-def _mean(values: NDArray[np.float64], people: NDArray[np.int64]) -> float | None:
-    """Weighted mean; None where a value is missing."""
-    mean = float(np.average(values, weights=people))
-    return None if np.isnan(mean) else mean
 
 
 def _risk_group(group: Row) -> dict[str, Any]:

@@ -96,15 +96,15 @@ class Comparison:
 
     def until(self, horizon_days: float) -> "Comparison":
         """The same rows with the risks up to a day."""
-        return self._part(np.ones(len(self), dtype=bool), slice(0, self._number(horizon_days) + 1))
+        return self._part(
+            np.ones(len(self), dtype=bool),
+            slice(0, int(np.searchsorted(self.horizons_days, horizon_days)) + 1),
+        )
 
     def at_end(self) -> "Comparison":
         """The same rows with the risks by the last day alone."""
         last = len(self.horizons_days) - 1
         return self._part(np.ones(len(self), dtype=bool), slice(last, last + 1))
-
-    def _number(self, horizon_days: float) -> int:
-        return int(np.searchsorted(self.horizons_days, horizon_days))
 
     def _part(self, inside: Bools, horizons: slice) -> "Comparison":
         part = self if inside.all() else self.among(inside)

@@ -1,6 +1,5 @@
 """What a reader needs beside the metrics: task, data, flow of subjects, inputs of each split, a reviewer's checks."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -13,7 +12,6 @@ import torch
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.config.files import read_yaml
-from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.core.outputs import HISTORY
@@ -23,7 +21,6 @@ from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population, unobserved_tenths
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.models.base import WEIGHTS_FILE
-from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
@@ -113,9 +110,9 @@ def read_tripod(path: str | Path | None) -> dict[str, str]:
     return answers
 
 
+CUTOFF = "Every token at a prediction time is stamped at or before it, or carries no time at all."
 UNKNOWN_CUTOFF = "Unknown: a file of predictions does not tell what its model has seen."
 FEW_EVENTS = 50
-_PREFIX = 16  # hexadecimal digits of a hash that are shown
 
 
 @dataclass(frozen=True)
@@ -172,9 +169,17 @@ class Context:
             "events": {name: part["events"] for name, part in self.splits.items()},
             "records_before": population.counts.get("records_before"),
             "config": self.source.config,
+            "inputs": {
+                "by_split": {
+                    name: input_rates(self.records(name), self.source.vocabulary)
+                    for name in self.splits
+                }
+            },
+            "audit": None,
             "external": None,
             "recalibration": None,
             "repeated_splits": None,
+            "score": None,
             **self._training(),
         }
 
@@ -194,27 +199,16 @@ class Context:
         return {
             "run": run.folder.name,
             "weights": files.get(WEIGHTS_FILE),
-            "history": [{**row, "train_loss": row["train_nll"]} for row in history],
+            "history": history,
             "recalibrated_in_training": "recalibration"
             in run.manifest.get("members", [run.manifest])[0],
         }
 
-    def inputs(self) -> dict[str, Any]:
-        """Content of `inputs`: how complete the inputs of every split are."""
-        vocabulary = self.source.vocabulary
-        return {
-            "by_split": {name: input_rates(self.records(name), vocabulary) for name in self.splits}
-        }
-
     def checks(self, *, trials: int | None) -> dict[str, Any]:
         """Content of `checks`; `trials` is what people tell of their tuning."""
-        names = dict.fromkeys((*(SPLITS if self.prepared else ()), self.population.split))
-        ids = {name: self.records(name).timelines.subject_id for name in names}
         found: dict[str, Any] = {
-            "split_overlap": split_overlap(ids),
             "time_zero": time_zero(self.source.task),
             "tuning_trials": trials,
-            "audit": None,
             "parameters": None,
             "members": None,
             "predictor_cutoff": UNKNOWN_CUTOFF,
@@ -223,11 +217,9 @@ class Context:
         run = self.source.run
         if run is None:
             return found
-        audit = audit_summary(run.folder)
         training = run.study.training
         return found | {
-            "predictor_cutoff": predictor_cutoff(audit),
-            "audit": audit,
+            "predictor_cutoff": CUTOFF,
             "parameters": int(run.manifest["parameters"]),
             "members": training.members,
             "seeds": list(range(training.seed, training.seed + training.members)),
@@ -291,51 +283,6 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float
         "visits_per_subject": rate(visits, len(subjects)),
         "numeric_value_rate": rate(numeric, tokens),
     }
-
-
-def split_overlap(subject_ids: Mapping[str, Ints]) -> dict[str, Any]:
-    """How many subjects are in more than one split, and a fingerprint of each split's subjects.
-
-    The hash is the beginning of the SHA-256 of the sorted ids, each as eight bytes, little-endian.
-
-    >>> split_overlap({"train": np.array([3, 1]), "held_out": np.array([2, 3])})["shared_subjects"]
-    1
-    """
-    distinct = {
-        split: np.unique(np.asarray(ids, dtype="<i8")) for split, ids in subject_ids.items()
-    }
-    _, times = np.unique(np.concatenate(list(distinct.values())), return_counts=True)
-    hashes = {
-        split: hashlib.sha256(ids.tobytes()).hexdigest()[:_PREFIX]
-        for split, ids in distinct.items()
-    }
-    return {"shared_subjects": int((times > 1).sum()), "hash": hashes}
-
-
-def audit_summary(run_folder: Path) -> dict[str, Any] | None:
-    """What `ehrseq audit` found in this very run: how many checks passed, warned, failed or could not be made."""
-    audit = saved_audit(run_folder)
-    if audit is None:
-        return None
-    verdicts = [check["verdict"] for check in audit["checks"]]
-    return {
-        "passed": verdicts.count("passed"),
-        "failed": verdicts.count("leak"),
-        "warnings": verdicts.count("warning"),
-        "not_tested": verdicts.count("not_tested"),
-        "date": audit["created"],
-    }
-
-
-def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:
-    """The rule about what a prediction may know, and whether it was tested on this run."""
-    rule = "Every token at a prediction time is stamped at or before it, or carries no time at all."
-    if audit is None:
-        return f"{rule} Audited: no; ehrseq audit tests it on this run."
-    if audit["failed"]:
-        return f"{rule} Audited on {audit['date']}: {audit['failed']} of the checks found a LEAK."
-    warned = f", {audit['warnings']} warned" if audit["warnings"] else ""
-    return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed{warned}, no leak found."
 
 
 def time_zero(task: TaskConfig) -> str:

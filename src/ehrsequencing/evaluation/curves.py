@@ -15,11 +15,7 @@ from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
 from ehrsequencing.metrics.accuracy import decision_curve
 from ehrsequencing.metrics.bootstrap import calibration_null
-from ehrsequencing.metrics.calibration import (
-    grouped_calibration,
-    quantile_groups,
-    smooth_calibration,
-)
+from ehrsequencing.metrics.calibration import smooth_calibration
 from ehrsequencing.metrics.censoring import RiskSets
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
@@ -50,7 +46,11 @@ def smooth_rows(
     metrics: list[dict[str, Any]] = []
     for model in models:
         predicted = smooth_calibration(scope.scored(model), points=POINTS).predicted
-        observed = estimate(scope, model, _observed)["observed"]
+        observed = estimate(
+            scope,
+            model,
+            lambda rows: {"observed": smooth_calibration(rows, points=POINTS).observed},
+        )["observed"]
         low, high = observed.band()
         for cell in cells(scope, causes):
             e, h = cell.pop("place")
@@ -74,10 +74,6 @@ def smooth_rows(
                     scope, one.of_cause(e), model=model, cause=cause, metric=metric
                 )
     return curves, metrics
-
-
-def _observed(rows: ScoredRows) -> dict[str, Floats]:
-    return {"observed": smooth_calibration(rows, points=POINTS).observed}
 
 
 def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
@@ -124,7 +120,7 @@ def decision_rows(
     at = at if thresholds else np.moveaxis(at, 0, -1)
     out = []
     for model in models:
-        found = estimate(scope, model, lambda rows: _net_benefit(rows, at))
+        found = estimate(scope, model, partial(_net_benefit, at=at))
         low, high = found["net_benefit"].band()
         for cell in cells(scope, causes):
             place = cell.pop("place")
@@ -148,8 +144,8 @@ def decision_rows(
     return out
 
 
-def _net_benefit(rows: ScoredRows, thresholds: Floats) -> dict[str, Floats]:
-    curve = decision_curve(rows, thresholds)
+def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
+    curve = decision_curve(rows, at)
     return {"net_benefit": curve.net_benefit, "treat_all": curve.treat_all}
 
 
@@ -287,36 +283,3 @@ def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict
 def _incidence(rows: ScoredRows, *, e: int) -> dict[str, Floats]:
     found = np.atleast_3d(rows.counts.incidence.at(rows.horizons_days))[:, e : e + 1]
     return {"observed": rows.finish(found)}
-
-
-def calibration_rows(
-    scope: Comparison, causes: Sequence[str], *, models: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Observed against predicted risk in groups, with a band over people."""
-    groups = 10 if people(scope.subject, scope.cause == 1) >= 200 else 5
-    out = []
-    for model in models:
-        found = grouped_calibration(scope.scored(model), groups=groups)
-        observed = estimate(scope, model, partial(_observed_groups, groups=groups))["observed"]
-        low, high = observed.band()
-        for cell in cells(scope, causes):
-            place, _ = cell.pop("place"), cell.pop("events")
-            risk = scope.risk[model][:, *place]
-            group = quantile_groups(risk, groups)
-            use = np.flatnonzero((found.n[place] > 0) & ~np.isnan(found.observed[place]))
-            out.append(
-                {
-                    "model": model,
-                    **cell,
-                    "predicted": found.predicted[place][use].tolist(),
-                    "observed": found.observed[place][use].tolist(),
-                    "low": [results.number(x) for x in low[place][use]],
-                    "high": [results.number(x) for x in high[place][use]],
-                    "n": [people(scope.subject, group == g) for g in use],
-                }
-            )
-    return out
-
-
-def _observed_groups(rows: ScoredRows, *, groups: int) -> dict[str, Floats]:
-    return {"observed": grouped_calibration(rows, groups=groups).observed}

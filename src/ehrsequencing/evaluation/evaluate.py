@@ -31,7 +31,6 @@ from ehrsequencing.evaluation.comparison import (
 )
 from ehrsequencing.evaluation.context import Context, read_tripod
 from ehrsequencing.evaluation.curves import (
-    calibration_rows,
     decision_rows,
     incidence_rows,
     smooth_rows,
@@ -335,7 +334,6 @@ class Evaluation:
             "codes": code_effects(
                 self.run, self.population, settings=self.settings, horizon_days=main[1]
             ),
-            "inputs": self.context.inputs(),
             "checks": self.context.checks(trials=self.trials),
             "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),
@@ -348,7 +346,6 @@ class Evaluation:
         causes, models = self.task.causes, self._strongest
         smooth: Rows = []
         indices: Rows = []
-        groups: Rows = []
         decision: Rows = []
         parts = [part for one in comparisons for part in one.parts() if len(part)]
         for number, part in enumerate(parts, start=1):
@@ -356,12 +353,10 @@ class Evaluation:
             drawn, found = smooth_rows(part, causes, models=models, seed=self.settings.seed)
             smooth += drawn
             indices += found
-            groups += calibration_rows(part, causes, models=models)
             at = self.settings.decision_thresholds
             decision += decision_rows(part, causes, models=models, thresholds=at)
         return {
             "smooth_calibration": smooth,
-            "calibration": groups,
             "decision": decision,
         }, indices
 

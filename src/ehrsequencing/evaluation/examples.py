@@ -17,7 +17,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
-from ehrsequencing.explain import Question, SubjectRecord, change, subject_records
+from ehrsequencing.explain import Question, change, subject_records
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
@@ -207,20 +207,23 @@ def _add_moves(
         at = row["horizons_days"].index(question.horizon_days)
         risk = [risks[at] for risks in row["curves"][question.cause_name]][: row["now"] + 1]
         largest = sorted(np.argsort(-np.abs(np.diff(risk)), kind="stable")[:MOVES].tolist())
-        row["moves"] = [
-            {"day": row["times_days"][k + 1], **_move(question, found[who], int(places[k + 1]))}
-            for k in largest
-            if places[k + 1] == places[k] + 1
-        ]
-
-
-def _move(question: Question, record: SubjectRecord, row: int) -> dict[str, Any]:
-    moved = change(question, record, row=row)
-    parts = [
-        {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
-        for part in moved.rows
-    ]
-    return {"before": round(moved.before, 5), "after": round(moved.now, 5), "parts": parts}
+        row["moves"] = []
+        for k in largest:
+            if places[k + 1] != places[k] + 1:
+                continue
+            moved = change(question, found[who], row=int(places[k + 1]))
+            parts = [
+                {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
+                for part in moved.rows
+            ]
+            row["moves"].append(
+                {
+                    "day": row["times_days"][k + 1],
+                    "before": round(moved.before, 5),
+                    "after": round(moved.now, 5),
+                    "parts": parts,
+                }
+            )
 
 
 def _of_members(alone: TaskRecords, days: Floats, source: EvaluatedRisks, run: Run) -> list[Floats]:
@@ -295,7 +298,10 @@ def code_effects(
                 "code": row["code"],
                 "description": words.get(row["code"]),
                 "against": words.get(row["against"], row["against"]),
-                "share": _share(row["carriers"], found.subjects),
+                "share": shareable_rate(  # from the printed count
+                    min(int(row["carriers"].replace(",", "")) / found.subjects, 1.0),
+                    found.subjects,
+                ),
                 "effect": row["change_in_risk"],
                 "low": row["low"],
                 "high": row["high"],
@@ -303,8 +309,3 @@ def code_effects(
             for row in kept[:MOST_CODES]
         ],
     }
-
-
-def _share(carriers: str, subjects: int) -> float | None:
-    """The share of subjects who have a code, from the printed count."""
-    return shareable_rate(min(int(carriers.replace(",", "")) / subjects, 1.0), subjects)

@@ -18,6 +18,7 @@ from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
+from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.discrimination import (
     StratifiedAuc,
     StratifiedRows,
@@ -142,7 +143,7 @@ class OneOutcome:
 
     def numbers(self) -> dict[str, Any]:
         """AUC, C and O/E, each with its interval."""
-        oe = _ratio(self.observed, self.expected)
+        oe = divide(self.observed, self.expected)
         c = self.c if self.c is not None else np.full(len(oe), np.nan)
         return {"auc": _estimate(self.auc.mean), "c": _estimate(c), "oe": _estimate(oe)}
 
@@ -165,7 +166,7 @@ class _Pool:
         if not self.sums:
             return {"outcomes": 0}
         won, cases, observed, expected = self.sums
-        auc, oe = _estimate(_ratio(won, cases)), _estimate(_ratio(observed, expected))
+        auc, oe = _estimate(divide(won, cases)), _estimate(divide(observed, expected))
         return {
             "outcomes": self.count,
             "events": self.events,
@@ -329,7 +330,7 @@ class OutcomeRows:
             ]
             count = np.where(np.isnan(c), 0.0, weights @ seen.astype(np.float64))
             won, total = won + np.nan_to_num(c) * count, total + count
-        return _ratio(won, total)
+        return divide(won, total)
 
 
 def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
@@ -338,11 +339,6 @@ def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
     order = order[stratum[order] >= 0]
     key = subject[order] * (int(stratum.max(initial=0)) + 1) + stratum[order]
     return np.sort(order[np.unique(key, return_index=True)[1]])
-
-
-def _ratio(upper: Floats, lower: Floats) -> Floats:
-    out: Floats = np.divide(upper, lower, out=np.full(len(upper), np.nan), where=lower > 0)
-    return out
 
 
 def _estimate(values: Floats) -> dict[str, float | None]:

@@ -292,48 +292,33 @@ def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float
 
 
 def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
-    """How many were at risk at a landmark, how long they were followed, and how many are evaluated by each horizon.
+    """How many were at risk at a landmark, and how many are evaluated by each horizon.
 
     `evaluated` are the subjects who could be followed until the horizon, and `events` those of them with each event.
     """
-    median, parts = median_follow_up_days(scope.duration_days, scope.cause), scope.parts()
+    parts = scope.parts()
     events = np.concatenate([part.subjects_with_event() for part in parts], axis=1).tolist()
     return {
         "landmark_days": scope.landmark_days,
         "subjects": scope.subjects,
         "evaluated": [part.subjects for part in parts for _ in part.horizons_days],
-        "followup_median_days": number(median),
         "events": dict(zip(causes, events, strict=True)),
     }
 
 
 def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
     """How censoring is corrected for, and the smallest chance of being followed, G: the largest weight is 1 / G."""
-    places = [
-        (scope.landmark_days, float(horizon), float(g))
-        for scope in scopes
-        for horizon, g in zip(scope.horizons_days, scope.smallest_g(), strict=True)
-    ]
-    thin = [(g, horizon) for _, horizon, g in places if g < THIN_FOLLOW_UP]
-    note = ""
-    if thin:
-        g, horizon = min(thin)
-        each = f"each remaining subject represents {1 / g:.0f}" if g else "nobody is left"
-        note = (
-            f"Few subjects are followed long enough: at {len(thin)} of {len(places)} combinations of landmark and "
-            f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "
-            f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
-        )
     smallest = [
         {
-            "landmark_days": landmark,
-            "horizon_days": horizon,
+            "landmark_days": scope.landmark_days,
+            "horizon_days": float(horizon),
             "g": number(g),
             "thin": bool(g < THIN_FOLLOW_UP),
         }
-        for landmark, horizon, g in places
+        for scope in scopes
+        for horizon, g in zip(scope.horizons_days, scope.smallest_g(), strict=True)
     ]
-    return {"model": model, "smallest_g": smallest, "note": note}
+    return {"model": model, "smallest_g": smallest}
 
 
 def follow_up(scope: Comparison) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def corrected_interval(
 
 
 class Place(NamedTuple):
-    """What a number belongs to; a mean over all cells has neither landmark nor horizon."""
+    """What a number belongs to."""
 
     model: str
     landmark_days: float | None
@@ -118,7 +118,7 @@ class Split:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "Split":
-        """Read what `_judge` wrote, landmarks only, and add the means over the cells."""
+        """Read what `_judge` wrote, landmarks only."""
         values, counts = {}, {}
         for row in stored["metrics"]:
             # not regressions, for which a split has too few events
@@ -128,22 +128,7 @@ class Split:
                 values[place] = np.nan if row["value"] is None else float(row["value"])
                 counts[place] = row["events"], row["subjects"]
         sizes = stored["train_subjects"], stored["held_out_subjects"]
-        return cls(stored["seed"], *sizes, values | cell_means(values), counts)
-
-
-def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
-    """Mean of each model, cause and metric over all landmark × horizon cells where it is defined for every model.
-
-    Only cells that all models have: a mean over other cells would compare the cells, not the models.
-    """
-    models = {place.model for place in values if METRICS[place.metric].compared}
-    cells: dict[Place, list[float]] = {}
-    for place, value in values.items():
-        twins = [values.get(place._replace(model=model), np.nan) for model in models]
-        if place.horizon_days is not None and not np.isnan(twins).any():
-            mean_place = place._replace(landmark_days=None, horizon_days=None)
-            cells.setdefault(mean_place, []).append(value)
-    return {place: float(np.mean(found)) for place, found in cells.items()}
+        return cls(stored["seed"], *sizes, values, counts)
 
 
 def summarise(splits: Sequence[Split]) -> dict[str, Any]:
@@ -184,20 +169,14 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
 
 
 def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
-    """Whether all splits together hold out too few for a comparison; of a mean over cells, in every one of them.
+    """Whether all splits together hold out too few for a comparison.
 
     A split holds out a share p of the cohort and so of those counted: the cohort has mean / p of them, and J splits
     miss each with the chance (1 − p)^J.
     """
     reached = (1.0 - (1.0 - share) ** len(splits)) / share
-    judged: dict[Place, list[tuple[int, int]]] = {}
-    for split in splits:
-        for cell, counts in split.counts.items():
-            mean_place = cell._replace(landmark_days=None, horizon_days=None)
-            if cell == place or (mean_place == place and cell.horizon_days is not None):
-                judged.setdefault(cell, []).append(counts)
-    means = [reached * np.mean(counts, axis=0) for counts in judged.values()]
-    return bool(means) and all(bool(too_few(*mean)) for mean in means)
+    counts = [split.counts[place] for split in splits if place in split.counts]
+    return bool(counts) and bool(too_few(*(reached * np.mean(counts, axis=0))))
 
 
 def repeated_splits(
@@ -251,7 +230,8 @@ def repeated_splits(
     if data is not None:
         _require_own_records(run, store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
-    study = _study_of(run, store)
+    own = {"task": run.task, "model": run.study.model, "training": run.study.training}
+    study = store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
     found = []
     for done, seed in enumerate(range(first_seed, first_seed + splits)):
 
@@ -290,20 +270,13 @@ def _require_own_records(run: Run, store: Prepared, records: Path) -> None:
             raise EhrseqError(what, where=str(records), fix=fix)
 
 
-def saved_splits(run_folder: Path) -> dict[str, Any] | None:
-    """The repeated splits of this very run, None where there are none."""
-    path = run_folder / FOLDER / SUMMARY
-    kept = read_json(path) if path.is_file() else {}
-    is_own = kept.get("fingerprint") == Run(run_folder).manifest["fingerprint"]
-    return dict(kept["repeated_splits"]) if is_own else None
-
-
 def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
-    found = saved_splits(run_folder)
-    if found is None:
+    path = run_folder / FOLDER / SUMMARY
+    kept = read_json(path) if path.is_file() else {}
+    if kept.get("fingerprint") != Run(run_folder).manifest["fingerprint"]:
         return result
-    whole = result | {"repeated_splits": found}
+    whole = result | {"repeated_splits": kept["repeated_splits"]}
     add_result(whole, run_folder)
     return whole
 
@@ -379,12 +352,6 @@ def split_study(study: StudyConfig, seed: int) -> StudyConfig:
     return study.model_copy(
         update={"splits": divided, "model": study.model.model_copy(update=open_again)}
     )
-
-
-def _study_of(run: Run, store: Prepared) -> StudyConfig:
-    """How the run's data was prepared, and how it was trained."""
-    own = {"task": run.task, "model": run.study.model, "training": run.study.training}
-    return store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
 
 
 def _judge(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
@@ -41,8 +41,8 @@ def subgroup_rows(
     """
     out = []
     for group, level_of in groups.items():
-        for level, inside in _levels(level_of):
-            part = comparison.among(inside)
+        for level in np.unique(level_of).tolist():
+            part = comparison.among(level_of == level)
             found = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
             for e, h in np.ndindex(len(causes), len(part.horizons_days)):
                 own = found["auc"]
@@ -68,11 +68,6 @@ def _value(one: Estimate, place: tuple[int, int]) -> dict[str, Any]:
         "high": results.number(high[place]),
         "reason": reason,
     }
-
-
-def _levels(level_of: NDArray[np.str_]) -> Iterator[tuple[str, Bools]]:
-    for level in np.unique(level_of).tolist():
-        yield level, level_of == level
 
 
 def groups_of_rows(

@@ -154,12 +154,6 @@ def audit_words(folder: Path) -> str:
     return "The audit of this run changed later visits, and no prediction moved (audit.json)."
 
 
-def moment_words(landmarks: list[float]) -> list[str]:
-    """Names of the moments at which a cohort is looked at: the latest, then the landmarks."""
-    later = [f"{duration(days)} after the index" for days in landmarks if days]
-    return ["at the latest prediction", "at the first prediction", *later]
-
-
 def note(explorer: Explorer) -> str:
     """What the page hides, and what it does not."""
     fewest, shown, in_all = (
@@ -277,11 +271,15 @@ def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
     return {
         "title": _clean(task.heading),
         "question": _clean(question(task)),
-        "causes": [_clean(cause) for cause in _causes(explorer)],
+        "causes": [_clean(cause) for cause in task.causes[: run.model.config.causes]],
         "horizons_days": [float(day) for day in task.horizons],
         "start_days": float(task.blanking),
         "curve_days": [float(day) for day in explorer.curve_days],
-        "moments": moment_words(_landmarks(explorer)),
+        "moments": [
+            "at the latest prediction",
+            "at the first prediction",
+            *(f"{duration(days)} after the index" for days in _landmarks(explorer) if days),
+        ],
         "patients": len(explorer.gathered.patients),
         "codes": codes,
         "together": shown.together.tolist(),
@@ -301,10 +299,6 @@ def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
     }
 
 
-def _causes(explorer: Explorer) -> tuple[str, ...]:
-    return explorer.run.task.causes[: explorer.run.model.config.causes]
-
-
 def _landmarks(explorer: Explorer) -> list[float]:
     """Landmarks at which predictions may be compared with what happened; the index itself is the first."""
     return [0.0, *(days for days in explorer.run.task.landmarks if days)]
@@ -321,6 +315,8 @@ def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, Any], str]]:
 def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     patients, shown = explorer.gathered.patients, explorer.shown
     age = np.minimum(patients.age_years, OLDEST)
+    # numbers of rare codes stand for different things, and are left out
+    rare = shown.of_code[patients.item_code] >= shown.n_common
     running = {
         "row_offsets": patients.row_offsets,
         "visit_offsets": patients.visit_offsets,
@@ -348,16 +344,9 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[s
         "item_code": shown.of_code[patients.item_code].astype(
             np.uint32 if len(shown.names) > TOP else np.uint16
         ),
-        "item_value": rounded_floats(_public_values(explorer)),
+        "item_value": rounded_floats(np.where(rare, np.float32(math.nan), patients.item_value)),
     }
     return arrays, coded
-
-
-def _public_values(explorer: Explorer) -> NDArray[np.float32]:
-    """Numbers of the items; those of rare codes are left out, since they stand for different things."""
-    patients, shown = explorer.gathered.patients, explorer.shown
-    rare = shown.of_code[patients.item_code] >= shown.n_common
-    return np.where(rare, np.float32(math.nan), patients.item_value).astype(np.float32)
 
 
 def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

@@ -302,9 +302,8 @@ def require_curves(asked: RiskPredictor) -> None:
         EhrseqError: The head is `visit`.
     """
     if asked.run.is_visit_head:
-        fix = "train with model.head=horizon"
         raise EhrseqError(
             "the explorer needs risk curves, and the visit head has none",
             where="model.head",
-            fix=fix,
+            fix="train with model.head=horizon",
         )

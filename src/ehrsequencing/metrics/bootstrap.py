@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.calibration import (
     clipped_logit,
     distance_indices,
@@ -22,7 +21,7 @@ from ehrsequencing.metrics.calibration import (
     spline_design,
     spline_knots,
 )
-from ehrsequencing.metrics.censoring import RiskSets, StepFunction, divide
+from ehrsequencing.metrics.censoring import RiskSets, divide
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 #: Elements of one block of weights.
@@ -44,16 +43,9 @@ def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> I
 
     Yields:
         (block, n) int32 multiplicities, `n_resamples` rows over all blocks.
-
-    Raises:
-        EhrseqError: No rows.
     """
     subjects, row_subject = np.unique(np.asarray(subject_ids), return_inverse=True)
     n_subjects, row_subject = len(subjects), row_subject.reshape(-1)
-    if n_subjects == 0:
-        raise EhrseqError(
-            "no subjects to draw", where="subject_ids", fix="give one subject per row"
-        )
     step = max(1, BLOCK_ELEMENTS // max(len(row_subject), n_subjects))
     for start in range(0, n_resamples, step):
         block = np.empty((min(step, n_resamples - start), len(row_subject)), dtype=np.int32)
@@ -135,7 +127,7 @@ def calibration_null(
 
     Per simulation and horizon: each row gets cause e by the horizon with its predicted probability, at a time drawn
     from the Aalen–Johansen jumps of that cause, and a censoring time drawn from G; what censoring leaves visible is
-    evaluated just as the rows were (G fitted again unless it is fixed). An observed ICI above the 95th percentile of
+    evaluated just as the rows were, with G fitted again. An observed ICI above the 95th percentile of
     its null is miscalibration; below, it is what a perfect model of this sample size shows.
 
     Args:
@@ -145,14 +137,7 @@ def calibration_null(
 
     Returns:
         `ici`, `e50`, `e90`, `ks`, each (n_simulations, causes, horizons); NaN where the index itself is undefined.
-
-    Raises:
-        EhrseqError: The rows have a block of weights.
     """
-    if rows.is_block:
-        raise EhrseqError(
-            "a block of weights", where="rows", fix="simulate under one set of weights"
-        )
     drawn = np.repeat(np.arange(len(rows.cause)), rows.weights[0].astype(np.int64))
     values = np.full((4, n_simulations, *rows.risk.shape[1:]), np.nan)
     step = max(1, SIMULATED_ELEMENTS // max(1, len(drawn)))
@@ -185,8 +170,6 @@ class _World:
     horizon_days: float  # the horizon
     event_cdf: Floats  # (causes, m) distribution of the event time, given an event of that cause by the horizon
     censoring_cdf: Floats  # (m,) P(C ≤ grid)
-    # (m + 1,) G just before each grid time and after all, where G is fixed
-    fixed_g_before: Floats | None
 
     @classmethod
     def of(cls, rows: ScoredRows, h: int) -> _World:
@@ -197,15 +180,11 @@ class _World:
         pooled = np.broadcast_to(incidence.sum(axis=0), incidence.shape)
         incidence = np.where(incidence[:, -1:] > 0, incidence, pooled)
         censoring = np.atleast_2d(rows.censoring.at(grid))[0]
-        fixed = None  # where each row has its own G, the simulated censoring is that of all rows
-        if isinstance(rows.fixed_censoring, StepFunction):
-            fixed = np.r_[rows.fixed_censoring.before(grid), censoring[-1]]
         return cls(
             grid,
             horizon,
             divide(incidence, incidence[:, -1:], undefined=1.0),
             1.0 - censoring,
-            fixed,
         )
 
     def simulate(self, risk: Floats, n_block: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
@@ -243,8 +222,6 @@ class _World:
     def _g_before(self, seen_at: Ints, is_event: Bools) -> Floats:
         """(n_block, m + 1) G just before each grid time and after all."""
         n_block, width = len(seen_at), len(self.grid_days) + 1
-        if self.fixed_g_before is not None:
-            return np.broadcast_to(self.fixed_g_before, (n_block, width))
         cell = seen_at + width * np.arange(n_block)[:, None]
         leaving = (
             np.bincount(cell.ravel(), minlength=n_block * width)

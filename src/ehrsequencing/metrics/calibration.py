@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.metrics.censoring import RiskSets, divide
+from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 #: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.
@@ -35,16 +35,6 @@ class SmoothCalibration:
     ici: Floats
     e50: Floats  # (..., causes, horizons) its median
     e90: Floats  # (..., causes, horizons) its 90th percentile
-
-
-@dataclass(frozen=True)
-class GroupedCalibration:
-    """Observed against predicted risk in groups of similar predicted risk."""
-
-    n: Floats  # (..., causes, horizons, groups) rows in the group
-    predicted: Floats  # (..., causes, horizons, groups) mean predicted risk
-    # (..., causes, horizons, groups) Aalen–Johansen incidence; NaN where the group's follow-up ends before
-    observed: Floats
 
 
 def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
@@ -158,35 +148,6 @@ def aalen_johansen_error(rows: ScoredRows, *, power: float = 1.0) -> Floats:
         (causes,) or (resamples, causes); NaN where follow-up does not reach t.
     """
     return mean_distance(incidence_gap(rows), rows.horizons_days, power=power)
-
-
-def grouped_calibration(rows: ScoredRows, *, groups: int = 10) -> GroupedCalibration:
-    """Aalen–Johansen incidence against mean predicted risk in quantile groups of the predicted risk.
-
-    Equal risks share a group, so there may be fewer filled groups than requested (the others are NaN with n = 0).
-
-    Args:
-        rows: The scored rows; groups are quantiles of all rows, the same in every resample.
-        groups: How many.
-
-    Returns:
-        n, predicted and observed, each (..., causes, horizons, groups).
-    """
-    result = np.full((3, len(rows.weights), *rows.risk.shape[1:], groups), np.nan)
-    result[0] = 0.0
-    for e, h in np.ndindex(*rows.risk.shape[1:]):
-        risk, horizon = rows.risk[:, e, h], rows.horizons_days[h]
-        group = quantile_groups(risk, groups)
-        for g in np.unique(group):
-            inside = group == g
-            weights = rows.weights[:, inside]
-            outcome = (rows.duration_days[inside], rows.cause[inside])
-            counts = RiskSets.count(*outcome, rows.n_causes, weights)
-            reached = counts.reaches(horizon)
-            result[0, :, e, h, g] = weights.sum(axis=1)
-            result[1, :, e, h, g] = divide(weights @ risk[inside], weights.sum(axis=1))
-            result[2, :, e, h, g] = np.where(reached, counts.incidence.at(horizon)[:, e], np.nan)
-    return GroupedCalibration(*(rows.finish(values) for values in result))
 
 
 def quantile_groups(risk: Floats, groups: int) -> Ints:

@@ -63,10 +63,6 @@ class CensoringByRow(ABC):
     """The distribution G_i(t) = P(C_i > t) of each row's censoring time."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """How many rows."""
-
-    @abstractmethod
     def take(self, rows: Bools | Ints) -> Self:
         """Some of the rows."""
 
@@ -129,9 +125,6 @@ class SubjectClock(CensoringByRow):
         dropout = censoring_survival(end[last], cause[last])
         return cls(dropout, float(end.max(initial=0.0)), np.asarray(since_days, dtype=np.float64))
 
-    def __len__(self) -> int:
-        return len(self.since_days)
-
     def take(self, rows: Bools | Ints) -> Self:
         """See `CensoringByRow`."""
         return replace(self, since_days=self.since_days[rows])
@@ -179,9 +172,6 @@ class RowCensoring(CensoringByRow):
         StepFunction  # H_0(t) of censoring, a step function; infinite from where nobody is left
     )
     factor: Floats  # (n,) exp(β·z_i)
-
-    def __len__(self) -> int:
-        return len(self.factor)
 
     def take(self, rows: Bools | Ints) -> Self:
         """See `CensoringByRow`."""
@@ -270,8 +260,7 @@ def checked_outcome(
     """Check durations, causes and weights, and return them as float64, int64 and float64 (ones without weights).
 
     Raises:
-        EhrseqError: No rows, shapes that differ, durations not finite or negative, causes outside 0..`n_causes`,
-            weights negative or not finite.
+        EhrseqError: No rows, shapes that differ, durations not finite or negative, causes outside 0..`n_causes`.
     """
     duration = np.asarray(duration_days, dtype=np.float64)
     codes = np.asarray(cause)
@@ -295,14 +284,6 @@ def checked_outcome(
             f"outside 0..{n_causes}",
             where="cause",
             fix="0 is censored, 1.. the causes in task order",
-        )
-    if weight.shape[-1:] != duration.shape or weight.ndim > 2:
-        raise EhrseqError(
-            "not (n,) or (resamples, n)", where="weights", fix="give one multiplicity per row"
-        )
-    if not np.isfinite(weight).all() or weight.min(initial=0.0) < 0:
-        raise EhrseqError(
-            "negative or not finite", where="weights", fix="weights count how often a row was drawn"
         )
     return duration, codes.astype(np.int64), weight
 

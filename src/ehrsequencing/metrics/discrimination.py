@@ -152,14 +152,7 @@ def _auc(rows: ScoredRows, e: int, h: int) -> Floats:
     return divide(wins, known[:, case].sum(axis=1) * known[:, control].sum(axis=1))
 
 
-def concordant_pairs(rows: ScoredRows, e: int, h: int) -> tuple[Floats, Floats]:
-    """Numerator and denominator of `wolbers_c`, each (resamples,): sums that add up over strata.
-
-    Args:
-        rows: The scored rows.
-        e: Number of the cause, from 0.
-        h: Number of the horizon.
-    """
+def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
     duration, cause, horizon = rows.duration_days, rows.cause, rows.horizons_days[h]
     event = (cause == e + 1) & (duration <= horizon)
     competing = (cause > 0) & (cause != e + 1)
@@ -187,11 +180,7 @@ def concordant_pairs(rows: ScoredRows, e: int, h: int) -> tuple[Floats, Floats]:
         group, is_late = turn >> (bit + 1), (turn >> bit) & 1 == 1
         wins += _wins(doubly, later, rank, event & ~is_late, is_late, group)
         wins += _wins(weighted, weighted, rank, event & is_late, competing & ~is_late, group)
-    return wins, pairs
-
-
-def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
-    return divide(*concordant_pairs(rows, e, h))
+    return divide(wins, pairs)
 
 
 def dense_rank(score: Floats) -> Ints:

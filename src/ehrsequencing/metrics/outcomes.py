@@ -96,14 +96,6 @@ class ScoredRows:
             raise EhrseqError(
                 "missing or outside 0..1", where="risk", fix="predict a probability for every row"
             )
-        if isinstance(censoring, StepFunction) and censoring.values.ndim != 1:
-            raise EhrseqError(
-                "one curve per resample", where="censoring", fix="fit it without a block of weights"
-            )
-        if isinstance(censoring, CensoringByRow) and len(censoring) != duration.size:
-            raise EhrseqError(
-                "not one curve per row", where="censoring", fix="predict it for the rows evaluated"
-            )
         if risks.size and (risks.min() < 0 or risks.max() > 1):  # a copy only where one is needed
             risks = np.clip(risks, 0.0, 1.0)
         own = None if expected is None else np.asarray(expected, dtype=np.float64)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.records.parquet_rows import is_text
 
 Order = Literal["ymd", "dmy", "mdy"]
 
@@ -117,11 +118,6 @@ class Block:
         self._values[name] = min(values, self._values.get(name, values))
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def as_times(
     cells: pa.ChunkedArray, order: Order = "ymd", zone: tzinfo | None = None
 ) -> pa.ChunkedArray:
@@ -202,9 +198,11 @@ def date_order(counts: Counter[str], setting: Order | None, *, where: str) -> Or
         return setting
     if len(fits) != 1:
         both = "can be read as day/month and as month/day"
-        what = f"its dates {both if fits else 'are written in several ways'}"
-        fix = "name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd"
-        raise EhrseqError(what, where=where, fix=fix)
+        raise EhrseqError(
+            f"its dates {both if fits else 'are written in several ways'}",
+            where=where,
+            fix="name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd",
+        )
     return fits[0]
 
 

@@ -18,8 +18,7 @@ from ehrsequencing.config.importing import (
     load_table_map,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, is_text, parse_times
-from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, parse_times
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -28,10 +27,10 @@ from ehrsequencing.readers.rows import (
     joined,
     make_rows,
     subject_ids,
-    together,
 )
 from ehrsequencing.readers.table_files import open_table
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
+from ehrsequencing.records.parquet_rows import is_text
 
 _NUMBER_ID = r"^(0|-?[1-9]\d{0,17})$"  # a number as it is written in one way only: not 0012
 _LONGEST_DAYS = 3_000_000
@@ -55,7 +54,12 @@ def import_csv(source: str, job: Import) -> None:
         book, names, form = CodeBook(), SubjectNames(), _Form(table_map)
         writer.code_facts = lambda seen: book.facts
         for counts in job.tables([path.name.partition(".")[0].lower()]):
-            _need(table_map, counts)
+            # what must hold something that can be read
+            counts.columns["no_person"] = subject
+            counts.required |= {subject, *table_map.number_columns()}
+            for when in (table_map.time, *(event.time for event in table_map.events)):
+                named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
+                counts.required |= {name for name in table_map.date_columns() if name in named}
             looked_at = [subject, *table_map.number_columns()]
             dates = job.survey([table], counts, table_map.date_columns(), form.look, looked_at)
             decimal = table_map.decimal
@@ -70,15 +74,6 @@ def import_csv(source: str, job: Import) -> None:
                 writer.add(_rows(table_map, block, base, times, book, job))
         if not form.whole_ids:
             names.write(writer.folder)
-
-
-def _need(table_map: TableMap, counts: TableCounts) -> None:
-    """Say which columns must hold something that can be read."""
-    counts.columns["no_person"] = table_map.subject
-    counts.required |= {table_map.subject, *table_map.number_columns()}
-    for when in (table_map.time, *(event.time for event in table_map.events)):
-        named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
-        counts.required |= {name for name in table_map.date_columns() if name in named}
 
 
 @dataclass
@@ -169,7 +164,7 @@ def _rows(
         for role, chosen in ((Role.DEATH, is_death), (Role.EVENT, pc.invert(is_death))):
             chosen = pc.and_(keep, pc.fill_null(chosen, role is Role.EVENT))
             parts.append(make_rows(role, base if fixed else stay, code, chosen, **values))
-    return together(parts)
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:

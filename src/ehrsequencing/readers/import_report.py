@@ -234,16 +234,20 @@ class TableCounts:
         for name in sorted(self.required & self.cells.keys()):
             unread = self.cells[name].unread
             if unread and not self.cells[name].values:
-                what = f"none of the {unread:,} cells of column {name} can be read"
-                fix = "write dates as yyyy-mm-dd, and numbers in digits with the decimal mark of the map"
-                raise EhrseqError(what, where=where, fix=fix)
+                raise EhrseqError(
+                    f"none of the {unread:,} cells of column {name} can be read",
+                    where=where,
+                    fix="write dates as yyyy-mm-dd, and numbers in digits with the decimal mark of the map",
+                )
         lost = self.lost
         if self.essential and lost.total() == self.rows_in > 0:
             worst = lost.most_common(1)[0][0]
             column = f"column {self.columns[worst]}: " if worst in self.columns else ""
-            what = f"all {self.rows_in:,} rows would be dropped ({column}{REASONS[worst]})"
-            fix = "correct the table, or leave it out of the source"
-            raise EhrseqError(what, where=where, fix=fix)
+            raise EhrseqError(
+                f"all {self.rows_in:,} rows would be dropped ({column}{REASONS[worst]})",
+                where=where,
+                fix="correct the table, or leave it out of the source",
+            )
 
 
 @dataclass(repr=False)

@@ -48,7 +48,7 @@ class MedsWriter:
         self.folder, self.report, self.schema = folder, report, rows_schema(encounter)
         self.code_facts: Callable[[set[str]], Mapping[str, CodeFacts]] = lambda seen: {}
         self.settings: dict[str, Any] = {}
-        self.codes = CodeNumbers()
+        self._texts = pa.array([], pa.string())  # codes by their number in spilled rows
         self._code = self.schema.get_field_index("code")
         self._spilled = self.schema.set(self._code, pa.field("code", pa.int32()))
         self._spill = folder / "spill"
@@ -67,7 +67,11 @@ class MedsWriter:
         years = pc.year(rows["time"].filter(pa.array(is_event)).drop_null())
         for year in pc.value_counts(years).to_pylist():
             self._years[year["values"]] += year["counts"]
-        numbers = self.codes.of(rows["code"])
+        coded = encoded(rows["code"])
+        texts = coded.dictionary.cast(pa.string())
+        new = texts.filter(pc.invert(pc.is_in(texts, self._texts))).drop_null()
+        self._texts = pa.concat_arrays([self._texts, pc.unique(new)])
+        numbers = pc.index_in(texts, self._texts).take(coded.indices)
         self._waiting.append(rows.set_column(self._code, self._spilled.field(self._code), numbers))
         if sum(map(len, self._waiting)) >= FLUSH_ROWS:
             self._flush()
@@ -124,14 +128,25 @@ class MedsWriter:
         for table_counts in report.tables.values():
             table_counts.check()
         if not splits:
-            fix = "check that the tables of persons and events belong together"
-            where = f"the {report.source} source"
-            raise EhrseqError("no subject with a timed row is left", where=where, fix=fix)
+            raise EhrseqError(
+                "no subject with a timed row is left",
+                where=f"the {report.source} source",
+                fix="check that the tables of persons and events belong together",
+            )
         report.codes = len(seen)
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
         self._write_codes(seen)
-        self._write_card()
+        card = {
+            "dataset_name": f"imported from {self.report.source}",
+            "etl_name": f"ehrseq import {self.report.source}",
+            "etl_version": version("ehrsequencing"),
+            "meds_version": version("meds"),
+            "other_extension_columns": ["encounter_id", "date_only"],
+            IMPORT_SETTINGS: self.settings,
+        }
+        write_json(self.folder / meds.dataset_metadata_filepath, card)
+        write_json(self.folder / "metadata" / REPORT, self.report.as_json())
 
     def _groups(self) -> Iterator[tuple[str, pa.Table]]:
         """Splits and rows: those of neighbouring buckets of a split, joined until they are enough for a shard."""
@@ -152,7 +167,7 @@ class MedsWriter:
             with pa.OSFile(str(self._path(number))) as file:
                 parts.append(pa.ipc.open_stream(file).read_all())
         rows = pa.concat_tables(parts)
-        codes = pa.DictionaryArray.from_arrays(rows["code"].combine_chunks(), self.codes.texts)
+        codes = pa.DictionaryArray.from_arrays(rows["code"].combine_chunks(), self._texts)
         return rows.set_column(self._code, "code", codes)
 
     def _write_codes(self, seen: set[str]) -> None:
@@ -172,34 +187,6 @@ class MedsWriter:
         }
         table = pa.table(columns, schema=meds.CodeMetadataSchema.schema())
         _write(self.folder / meds.code_metadata_filepath, table)
-
-    def _write_card(self) -> None:
-        card = {
-            "dataset_name": f"imported from {self.report.source}",
-            "etl_name": f"ehrseq import {self.report.source}",
-            "etl_version": version("ehrsequencing"),
-            "meds_version": version("meds"),
-            "other_extension_columns": ["encounter_id", "date_only"],
-            IMPORT_SETTINGS: self.settings,
-        }
-        meds.DatasetMetadataSchema.validate(card)
-        write_json(self.folder / meds.dataset_metadata_filepath, card)
-        write_json(self.folder / "metadata" / REPORT, self.report.as_json())
-
-
-class CodeNumbers:
-    """Numbers the codes of an import in the order in which they are met: spilled rows hold four bytes."""
-
-    def __init__(self) -> None:
-        self.texts = pa.array([], pa.string())  # the codes by number
-
-    def of(self, code: pa.ChunkedArray) -> pa.Array:
-        """(n,) int32 numbers of codes, null for null."""
-        coded = encoded(code)
-        texts = coded.dictionary.cast(pa.string())
-        new = texts.filter(pc.invert(pc.is_in(texts, self.texts))).drop_null()
-        self.texts = pa.concat_arrays([self.texts, pc.unique(new)])
-        return pc.index_in(texts, self.texts).take(coded.indices)
 
 
 def _open_after_us(years: Mapping[int, int]) -> int | None:

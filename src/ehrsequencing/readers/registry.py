@@ -39,8 +39,7 @@ class Import:
         overwrite: bool = False,
     ) -> None:
         self.settings, self.report = settings, ImportReport(format)
-        name = settings.time_zone
-        self.zone = None if name is None else ZoneInfo(name)
+        self.zone = None if settings.time_zone is None else ZoneInfo(settings.time_zone)
         self._out, self._overwrite = out, overwrite
         self._progress, self._steps = progress, 1
 
@@ -181,8 +180,7 @@ class Reader:
             EhrseqError: The source cannot be read, a column is missing or ambiguous, nothing is left of a table, or
                 the disk refuses.
         """
-        given = settings or ImportConfig()
-        job = Import(self.name, out, given, progress, overwrite=overwrite)
+        job = Import(self.name, out, settings or ImportConfig(), progress, overwrite=overwrite)
         self.read(str(source), job)
         return job.report
 

@@ -73,11 +73,6 @@ def make_rows(
     return made if keep is None else made.filter(keep)
 
 
-def together(parts: Sequence[pa.Table]) -> pa.Table:
-    """Rows of several kinds as one table."""
-    return pa.concat_tables(parts, promote_options="default")
-
-
 # ---- values as numbers -------------------------------------------------------------------------
 
 

@@ -20,7 +20,6 @@ from ehrsequencing.readers.rows import (
     joined,
     make_rows,
     subject_ids,
-    together,
 )
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
@@ -118,7 +117,7 @@ def _patients(block: Block) -> pa.Table:
     for column in _STATIC:
         code = joined(pa.scalar(column), block.text(column))
         parts.append(make_rows(Role.STATIC, base, code, pc.is_valid(code)))
-    return together(parts)
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _events(name: str, block: Block, codes: CodeBook) -> pa.Table:
@@ -145,7 +144,9 @@ def _events(name: str, block: Block, codes: CodeBook) -> pa.Table:
     visit = joined(pa.scalar("ENCOUNTER"), kind)
     codes.add(pc.binary_join_element_wise(visit, pa.scalar(END_SUFFIX), ""), parent=visit)
     end = block.times("STOP")
-    return together([make_rows(Role.VISIT, base, visit, time=time, end=end), events])
+    return pa.concat_tables(
+        [make_rows(Role.VISIT, base, visit, time=time, end=end), events], promote_options="default"
+    )
 
 
 def _valued(

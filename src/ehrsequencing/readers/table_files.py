@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import is_text
+from ehrsequencing.records.parquet_rows import is_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
 BLOCK_ROWS = 500_000
@@ -74,9 +74,11 @@ class SourceTable:
             if not any(map(self.has, group)):
                 near = get_close_matches(group[0].lower(), self.names, n=2, cutoff=0.6)
                 meant = f"did you mean {' or '.join(near)}?"
-                fix = meant if near else f"its columns are {', '.join(self.names)}"
-                what = f"has no column {' or '.join(group)}"
-                raise EhrseqError(what, where=self.where, fix=fix)
+                raise EhrseqError(
+                    f"has no column {' or '.join(group)}",
+                    where=self.where,
+                    fix=meant if near else f"its columns are {', '.join(self.names)}",
+                )
 
 
 def one_file_each(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
@@ -84,8 +86,11 @@ def one_file_each(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for table, path in files:
         if table in found:
-            what = f"{found[table].name} and {path.name} both hold the table {table}"
-            raise EhrseqError(what, where=str(path.parent), fix="remove or rename one of them")
+            raise EhrseqError(
+                f"{found[table].name} and {path.name} both hold the table {table}",
+                where=str(path.parent),
+                fix="remove or rename one of them",
+            )
         found[table] = path
     return found
 
@@ -108,8 +113,9 @@ def open_table(path: Path, *, name: str | None = None, missing: Sequence[str] = 
     actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
     if actual != expected and (start or expected == "Parquet"):
         held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
-        fix = "give the file the ending of what it holds"
-        raise EhrseqError(f"holds {held}", where=str(path), fix=fix)
+        raise EhrseqError(
+            f"holds {held}", where=str(path), fix="give the file the ending of what it holds"
+        )
     read = _parquet_table if expected == "Parquet" else _csv_table
     return read(path, name or path.name, missing)
 
@@ -124,8 +130,11 @@ def _reading(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
-        what = "cannot be read as CSV" if fix == _AS_CSV else "cannot be read"
-        raise EhrseqError(what, where=str(path), fix=fix) from error
+        raise EhrseqError(
+            "cannot be read as CSV" if fix == _AS_CSV else "cannot be read",
+            where=str(path),
+            fix=fix,
+        ) from error
 
 
 def lower_names(columns: Sequence[str], *, where: str) -> dict[str, str]:
@@ -143,7 +152,7 @@ def lower_names(columns: Sequence[str], *, where: str) -> dict[str, str]:
 def holds_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text, in whatever form."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return is_text(kind) or pa.types.is_string_view(kind) or pa.types.is_binary(kind)
+    return is_text(kind) or pa.types.is_binary(kind)
 
 
 def _parquet_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
@@ -273,8 +282,9 @@ def _csv_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
         part = iter(lambda: file.readline(BLOCK_BYTES), "")
         header = next(csv.reader(part, delimiter=delimiter), [])
     if not header:
-        fix = "remove the file, or give it a header line"
-        raise EhrseqError("is empty", where=str(path), fix=fix)
+        raise EhrseqError(
+            "is empty", where=str(path), fix="remove the file, or give it a header line"
+        )
     header = [column.strip() or f"unnamed_{place}" for place, column in enumerate(header)]
     names = lower_names(header, where=str(path))
     lines, number = _Lines(delimiter, len(names)), 2

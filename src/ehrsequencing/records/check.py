@@ -78,7 +78,19 @@ class DataCheck:
     tasks: list[TaskCheck]  # what each task makes of it
 
     def __repr__(self) -> str:
-        return format_check(self)
+        lines = [f"{label:>14}  {text}" for label, text in _fact_lines(self.facts)]
+        lines += [f"warning: {text}" for text in self.facts["warnings"]]
+        lines += fix_lines(self.fixes) or ["nothing to fix"]
+        for task in self.tasks:
+            lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
+            # events per cause and horizon, counted from each subject's first prediction time
+            rows = {"subjects with an event within": list(task.known_at)}
+            counts = {**task.events_within, "state known": task.known_at}
+            rows |= {label: [f"{n:,}" for n in own.values()] for label, own in counts.items()}
+            width = max(map(len, rows))
+            for label, cells in rows.items():
+                lines.append(f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
+        return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
         """Content of `ehrseq check --out FILE`."""
@@ -173,23 +185,6 @@ _SPLIT_WORDS = {
     "date": "by the date of the index",
     "site": "by site",
 }
-
-
-def format_check(found: DataCheck) -> str:
-    """The check as text for a terminal."""
-    lines = [f"{label:>14}  {text}" for label, text in _fact_lines(found.facts)]
-    lines += [f"warning: {text}" for text in found.facts["warnings"]]
-    lines += fix_lines(found.fixes) or ["nothing to fix"]
-    for task in found.tasks:
-        lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
-        # events per cause and horizon, counted from each subject's first prediction time
-        rows = {"subjects with an event within": list(task.known_at)}
-        counts = {**task.events_within, "state known": task.known_at}
-        rows |= {label: [f"{n:,}" for n in own.values()] for label, own in counts.items()}
-        width = max(map(len, rows))
-        for label, cells in rows.items():
-            lines.append(f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
-    return "\n".join(lines)
 
 
 def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

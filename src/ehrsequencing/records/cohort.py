@@ -180,8 +180,10 @@ class CohortBuilder:
         if index.file is not None:
             self.index_times = read_index_times(Path(index.file), cohort_id=index.cohort_id)
 
-    def require_known(self, known: Collection[str], *, suggest: Collection[str]) -> None:
-        """Refuse a task whose codes match nothing, and name codes that come close."""
+    def require_known(
+        self, known: Collection[str], subject_ids: Ints, *, suggest: Collection[str]
+    ) -> None:
+        """Refuse a task whose codes match nothing, naming codes that come close, or whose index file knows nobody."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
         named.append(("outcomes.codes", self.outcomes.matcher if self.outcomes else None))
         named += [("eligibility.must_have", codes) for _, codes in self.eligibility.must_have]
@@ -191,9 +193,6 @@ class CohortBuilder:
         for name, codes in named:
             if codes is not None:
                 codes.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
-
-    def require_subjects(self, subject_ids: Ints) -> None:
-        """Refuse an index file without any subject of the data."""
         if self.index_times is None:
             return
         own = np.unique(self.index_times.subject_id)
@@ -249,7 +248,11 @@ class CohortBuilder:
         rows = self._prediction_times(
             indexes, record.visits, dataset_end_us, labelled=labelled, as_of_us=as_of_us
         )
-        reached[valid] = np.where(_in_use(indexes, rows), n_rules + 4, n_rules + 3)
+        # in use: the latest index before some prediction time
+        keys, own = (rows.subject, rows.index_us), (indexes.subject, indexes.time_us)
+        until, _ = count_at_or_before(*keys, *own)
+        before, _ = count_at_or_before(*keys, indexes.subject, indexes.time_us - 1)
+        reached[valid] = np.where(until > before, n_rules + 4, n_rules + 3)
         status = np.zeros(len(birth_us), dtype=np.int8)
         np.maximum.at(status, owner, reached)
         is_dead = indexes.end_us == death_us[indexes.subject]
@@ -411,15 +414,6 @@ class CohortBuilder:
             cause=cause if labelled else np.zeros(len(owner), dtype=np.int8),
             entry_days=np.full(len(owner), self.task.blanking),
         )
-
-
-def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
-    """Which indexes are the latest before some prediction time."""
-    until, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us)
-    before, _ = count_at_or_before(
-        rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1
-    )
-    return np.asarray(until > before)
 
 
 def _timed(record: Record, matcher: CodeMatcher) -> Ints:

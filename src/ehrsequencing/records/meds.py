@@ -273,7 +273,14 @@ def fix(
     events = _rename(events, BIRTH, dialect.birth, fixes, "birth_name")
     events = _rename(events, DEATH, dialect.death, fixes, "death_name")
     if extracted_us is not None:
-        _refuse_future(events, path, extracted_us)
+        # a year of 9999 means unknown, and is dropped later; static rows are early
+        late = np.flatnonzero((events.time_us >= extracted_us) & (events.time_us < MAX_US))
+        if len(late):
+            raise EhrseqError(
+                f"{len(late)} rows are after the date of extraction",
+                where=f"{path}, row {late[0]}",
+                fix="correct data.extracted or the data",
+            )
     events = _drop_bad_years(events, fixes)
     if until_us is not None:
         events = _drop_late(events, until_us, fixes)
@@ -302,17 +309,6 @@ def _rename(
     used, code = np.unique(code, return_inverse=True)  # the other name is no code any more
     codes = tuple(codes[k] for k in used.tolist())
     return replace(events, code=code.astype(np.int32), codes=codes)
-
-
-def _refuse_future(events: Events, path: Path, extracted_us: int) -> None:
-    # a year of 9999 means unknown, and is dropped later; static rows are early
-    late = np.flatnonzero((events.time_us >= extracted_us) & (events.time_us < MAX_US))
-    if len(late):
-        raise EhrseqError(
-            f"{len(late)} rows are after the date of extraction",
-            where=f"{path}, row {late[0]}",
-            fix="correct data.extracted or the data",
-        )
 
 
 def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:

@@ -87,16 +87,6 @@ def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
     )
 
 
-def _subjects_with_event(events: OutcomeEvents, rows: TaskRows, n_outcomes: int) -> Ints:
-    """(C,) how many subjects have an event of each outcome after one of their prediction times."""
-    chosen = np.arange(len(rows))
-    listed = outcome_labels(events, rows, chosen)
-    is_event = listed.days > 0
-    subject = rows.subject[chosen[listed.row[is_event]]]
-    pairs = np.unique(subject * n_outcomes + listed.code[is_event])
-    return np.bincount(pairs % n_outcomes, minlength=n_outcomes).astype(np.int64)
-
-
 @dataclass(frozen=True)
 class ListedPairs:
     """Pairs of a prediction time and an outcome with an event within its follow-up, or without risk."""
@@ -192,7 +182,11 @@ def choose_outcomes(
     assert asked is not None
     subjects = np.zeros(len(codes), dtype=np.int64)
     for events, rows in _chunks(folder / "train", found / "train"):
-        subjects += _subjects_with_event(events, rows, len(codes))
+        # how many subjects have an event of each outcome after one of their prediction times
+        listed = outcome_labels(events, rows, np.arange(len(rows)))
+        is_event = listed.days > 0
+        pairs = np.unique(rows.subject[listed.row[is_event]] * len(codes) + listed.code[is_event])
+        subjects += np.bincount(pairs % len(codes), minlength=len(codes))
     ends = [BIRTH, DEATH, *(code for patterns in task.patterns.values() for code in patterns)]
     is_end = CodeMatcher([*ends, *(task.censoring.code or ())], parents=parents).mask(tuple(codes))
     matched = {

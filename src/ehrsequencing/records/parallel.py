@@ -33,12 +33,6 @@ def count_rows(shards: Sequence[Path]) -> int:
     return sum(pq.read_metadata(path).num_rows for path in shards)
 
 
-def count_processes(shards: Sequence[Path], processes: int | None) -> int:
-    """How many processes to use: so many, or all cores where there is enough for each to do."""
-    wanted = processes or min(joblib.cpu_count(), 1 + count_rows(shards) // _ROWS_PER_PROCESS)
-    return min(wanted, len(shards))
-
-
 @contextmanager
 def joblib_backend(engine: str, processes: int | None, shards: Sequence[Path]) -> Iterator[int]:
     """Choose the backend of joblib; yields how many calls may run at once, 1: all in this process.
@@ -59,7 +53,8 @@ def joblib_backend(engine: str, processes: int | None, shards: Sequence[Path]) -
     elif processes is None and joblib.effective_n_jobs(None) > 1:
         yield joblib.effective_n_jobs(None)
     else:
-        count = count_processes(shards, processes)
+        wanted = processes or min(joblib.cpu_count(), 1 + count_rows(shards) // _ROWS_PER_PROCESS)
+        count = min(wanted, len(shards))
         ending: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)}
         with joblib.parallel_config("loky", n_jobs=count, inner_max_num_threads=1, **ending):
             yield count

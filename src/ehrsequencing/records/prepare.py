@@ -119,8 +119,7 @@ def fill(
     codes = list(fit.number)
     known, suggest = [*codes, *work.parents], [*fit.common_codes(), *work.parents]
     for builder in work.builders:
-        builder.require_known(known, suggest=suggest)
-        builder.require_subjects(found.subject_id)
+        builder.require_known(known, found.subject_id, suggest=suggest)
     vocabulary = fit.finish()
     vocabulary.save(folder)
     write_json(folder / _KEPT / _CODES, codes)
@@ -202,32 +201,13 @@ def data_name(data: Path) -> str:
 
 
 @dataclass(frozen=True)
-class FittedShards:
-    """What the first pass takes from some shards."""
-
-    kept: list[KeptRows]  # per shard
-    days: list[DayCounts]  # per shard
-    fit: VocabularyFit
-    fixes: Counter[str]
-
-
-@dataclass(frozen=True)
-class EncodedTask:
-    """A task's part of `EncodedShard`, by split in the order of `SPLITS`."""
-
-    tally: Tally
-    rows: list[TaskRows]
-    outcomes: list[
-        OutcomeEvents
-    ]  # of all codes, chosen at the end; empty for a task without `outcomes`
-
-
-@dataclass(frozen=True)
 class EncodedShard:
     """What the second pass makes of some subjects."""
 
     visits: list[Timelines]  # by split in the order of `SPLITS`
-    tasks: list[EncodedTask]
+    # per task its counts, and by split its prediction times and outcomes: of all codes, chosen at the end; none for a
+    # task without `outcomes`
+    tasks: list[tuple[Tally, list[TaskRows], list[OutcomeEvents]]]
     fixes: Counter[str]
 
 
@@ -268,8 +248,14 @@ class ShardWork:
         settings, values = self.study.vocabulary, self.study.values
         return VocabularyFit(settings, values, excluded=self.excluded, parents=self.parents)
 
-    def fit(self, shards: range, late: LateRows | None) -> FittedShards:
-        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files."""
+    def fit(
+        self, shards: range, late: LateRows | None
+    ) -> tuple[list[KeptRows], list[DayCounts], VocabularyFit, Counter[str]]:
+        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files.
+
+        Returns:
+            Per shard its kept rows and its rows by day; the fit of all; and how often each fix was applied.
+        """
         reader, fit = copy(self.reader), self.new_fit()
         reader.fixes, reader.late = Counter(), late
         kept, days = list[KeptRows](), list[DayCounts]()
@@ -280,7 +266,7 @@ class ShardWork:
             days.append(count_days(events))
             path = self.folder / _KEPT / f"{number}.rows"
             kept.append(keep(events, path, fit.numbers(events.codes)))
-        return FittedShards(kept, days, fit, reader.fixes)
+        return kept, days, fit, reader.fixes
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
@@ -304,7 +290,7 @@ class ShardWork:
             rows = encode_rows(record, cohort.rows, self._vocabulary)
             found = builder.outcomes.find(record) if builder.outcomes else None
             outcomes = [found.take(part) for part in parts] if found else []
-            tasks.append(EncodedTask(tally, [rows.take(part) for part in parts], outcomes))
+            tasks.append((tally, [rows.take(part) for part in parts], outcomes))
         return EncodedShard([timelines.take(part) for part in parts], tasks, fixes)
 
     @cached_property
@@ -329,11 +315,11 @@ class _FirstPass(Part):
         n = len(reader.shards)
         step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
-        for found in call_in_order(self.work, "fit", items, jobs=self.jobs):
-            self.fit.merge(found.fit)
-            reader.fixes.update(found.fixes)
-            codes = self.fit.numbers(tuple(found.fit.number))  # theirs → ours
-            for kept, days in zip(found.kept, found.days, strict=True):
+        for parts, counts, fit, fixes in call_in_order(self.work, "fit", items, jobs=self.jobs):
+            self.fit.merge(fit)
+            reader.fixes.update(fixes)
+            codes = self.fit.numbers(tuple(fit.number))  # theirs → ours
+            for kept, days in zip(parts, counts, strict=True):
                 self.kept.append(replace(kept, numbers=codes.take(kept.numbers)))
                 yield kept.subject_id, days
 
@@ -343,10 +329,10 @@ def _append(
 ) -> None:
     for split, timelines in zip(SPLITS, shard.visits, strict=True):
         writer.append(folder / "visits" / split, timelines)
-    for encoded in shard.tasks:
-        name = encoded.tally.task.name
-        tallies[name].merge(encoded.tally)
-        for split, rows in zip(SPLITS, encoded.rows, strict=True):
+    for tally, parts, outcomes in shard.tasks:
+        name = tally.task.name
+        tallies[name].merge(tally)
+        for split, rows in zip(SPLITS, parts, strict=True):
             writer.append(folder / "tasks" / name / split, rows)
-        for split, found in zip(SPLITS, encoded.outcomes, strict=False):
+        for split, found in zip(SPLITS, outcomes, strict=False):
             writer.append(folder / _KEPT / _OUTCOMES / name / split, found)

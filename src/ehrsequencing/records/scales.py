@@ -49,7 +49,8 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     >>> found.knots[[0, 64, 128]].round(3).tolist(), round(found.mean, 3), round(found.sd, 3)
     ([1.0, 1.5, 6.0], 2.75, 2.126)
     """
-    if not _has_people(owner, enough):
+    # most often the first few show it
+    if len(set(owner[: 4 * enough].tolist())) < enough and len(set(owner.tolist())) < enough:
         return None
     order = np.lexsort((owner, value))
     value, owner = value.take(order), owner.take(order)
@@ -71,11 +72,6 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     return Scale(
         np.sort(stored[:-2]), float(stored[-2]), float(stored[-1]) if value[0] != value[-1] else 1.0
     )
-
-
-def _has_people(owner: NDArray[np.uint32], enough: int) -> bool:
-    """Whether numbers are of at least so many people; most often the first few show it."""
-    return len(set(owner[: 4 * enough].tolist())) >= enough or len(set(owner.tolist())) >= enough
 
 
 def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints, Ints]:

@@ -53,11 +53,18 @@ def group_visits(
     event = np.flatnonzero(makes_token)
     owner, time = subject[event], events.time_us[event]
     if settings.by == "encounter":
-        if events.encounter is None:
-            raise ValueError(
-                "visits by encounter need events that were read with the encounter column"
-            )
-        return _collect(event, owner, time, _encounter_labels(owner, time, events.encounter[event]))
+        assert events.encounter is not None
+        # groups with one label, ordered by subject and start; events ordered by visit, then time
+        label = _encounter_labels(owner, time, events.encounter[event])
+        order = np.lexsort((time, label))
+        event, owner, time, label = event[order], owner[order], time[order], label[order]
+        first = np.flatnonzero(opens_run(label))
+        last = np.append(first[1:], len(label))[: len(first)] - 1
+        by_time = np.lexsort((time[last], time[first], owner[first]))
+        visit = np.argsort(by_time)[number_runs(first, len(label))]
+        regroup = np.argsort(visit, kind="stable")
+        first, last = first[by_time], last[by_time]
+        return Visits(event[regroup], visit[regroup], owner[first], time[first], time[last])
     if settings.by == "gap":
         opens = opens_run(owner)
         opens[1:] |= np.diff(time) >= round(settings.gap * DAY_US)
@@ -67,19 +74,6 @@ def group_visits(
     first = np.flatnonzero(opens)  # events are sorted by subject and time, and so are such visits
     last = np.append(first[1:], len(event))[: len(first)] - 1
     return Visits(event, number_runs(first, len(event)), owner[first], time[first], time[last])
-
-
-def _collect(event: Ints, owner: Ints, time: Ints, label: Ints) -> Visits:
-    """Number the labelled groups by subject and start; order events by visit, then time."""
-    order = np.lexsort((time, label))
-    event, owner, time, label = event[order], owner[order], time[order], label[order]
-    first = np.flatnonzero(opens_run(label))
-    last = np.append(first[1:], len(label))[: len(first)] - 1
-    subject, start, end = owner[first], time[first], time[last]
-    by_time = np.lexsort((end, start, subject))
-    visit = np.argsort(by_time)[number_runs(first, len(label))]
-    regroup = np.argsort(visit, kind="stable")
-    return Visits(event[regroup], visit[regroup], subject[by_time], start[by_time], end[by_time])
 
 
 def _encounter_labels(owner: Ints, time: Ints, encounter: Ints32) -> Ints:

@@ -237,8 +237,7 @@ class Vocabulary:
         known = np.flatnonzero(scale >= 0)
         if self.settings.mode == "none" or not len(known):
             return ids, out
-        if len(known) < len(rows):
-            rows, scale = rows.take(known), scale.take(known)
+        rows, scale = rows.take(known), scale.take(known)
         number = value.take(rows).astype(np.float64)
         rank = self._ranks.of(scale, number)
         if self.settings.mode == "bins":
@@ -251,8 +250,6 @@ class Vocabulary:
         pair = np.empty((len(rows), 2), dtype=np.float32)
         pair[:, 0] = (rank - 0.5) * _RANK_SD
         pair[:, 1] = np.clip((number - self.mean.take(scale)) / self.sd.take(scale), -4.0, 4.0)
-        if len(rows) == len(out):
-            return ids, pair
         out[rows] = pair
         return ids, out
 

@@ -105,8 +105,11 @@ class VocabularyFit:
         self.subjects += np.bincount(code[first], minlength=len(self.number))
         self.rows += np.bincount(code, minlength=len(self.number))
         self._update_kinds(code.take(first), subject.take(rows.take(first)))
-        if self.settings.rollup == "on":
-            self._add_carriers(code[first], events.subject_id[rows[first]])
+        if self.settings.rollup == "on":  # at most `min_subjects` a code
+            some, carrier = code[first], events.subject_id[rows[first]]
+            few = np.arange(len(some)) - np.searchsorted(some, some) < self.settings.min_subjects
+            for number, one in zip(some[few].tolist(), carrier[few].tolist(), strict=True):
+                self.carriers.setdefault(number, set()).add(one)
         if self.value_settings.mode == "none":
             return
         valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
@@ -141,13 +144,6 @@ class VocabularyFit:
         self.rows = _longer(self.rows, len(self.number))
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
         return np.array([self.number[c] for c in codes], dtype=np.int64)
-
-    def _add_carriers(self, code: Ints, subject_id: Ints) -> None:
-        """Add distinct pairs of code and subject, sorted by code; at most `min_subjects` a code."""
-        rank = np.arange(len(code)) - np.searchsorted(code, code)
-        few = rank < self.settings.min_subjects
-        for number, who in zip(code[few].tolist(), subject_id[few].tolist(), strict=True):
-            self.carriers.setdefault(number, set()).add(who)
 
     def _update_kinds(self, code: Ints, subject: Ints) -> None:
         """Count the subjects of each type of codes, from distinct pairs of code and subject."""
@@ -195,7 +191,13 @@ class VocabularyFit:
 
     def finish(self) -> Vocabulary:
         """Fit: choose tokens in the order of their names, and a scale for every code with numbers of enough people."""
-        rollup, enough = self._fit_rollup(), self.settings.min_subjects
+        enough, rollup = self.settings.min_subjects, dict[str, str]()
+        if self.settings.rollup == "on":
+            named = self.number.items()
+            carriers = {c: self.carriers.get(n, set()) for c, n in named if not self.excluded(c)}
+            rollup = fit_rollup(
+                carriers, parents=self.parents, enough=enough, excluded=self.excluded
+            )
         frequent = {c for c in self.common_codes() if not self.excluded(c)}
         codes = tuple(sorted(frequent.union(rollup.values())))
         kinds = {kind for kind, n in self.kinds.items() if self.kind_subjects[n] >= enough}
@@ -228,13 +230,6 @@ class VocabularyFit:
         counted = np.where([self.excluded(c) for c in codes], 0, self.rows)
         known = ~vocabulary.is_unknown(vocabulary.ids(codes))
         return float(counted[known].sum() / counted.sum()) if counted.any() else None
-
-    def _fit_rollup(self) -> dict[str, str]:
-        if self.settings.rollup == "off":
-            return {}
-        enough, named = self.settings.min_subjects, self.number.items()
-        carriers = {c: self.carriers.get(n, set()) for c, n in named if not self.excluded(c)}
-        return fit_rollup(carriers, parents=self.parents, enough=enough, excluded=self.excluded)
 
 
 def _or_pooled(values: Values, enough: int) -> Callable[[int], Scale]:

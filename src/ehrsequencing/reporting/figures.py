@@ -94,35 +94,31 @@ def shorten(words: str, most: int = 18) -> str:
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(row: Mapping[str, Any], *, title: str, curve: Curve | None = None) -> Figure:
-    """Observed against predicted risk: a smooth curve with its band, groups with intervals, and the diagonal.
+def calibration(curve: Curve, *, title: str) -> Figure:
+    """Observed against predicted risk: a smooth curve with its band, and the diagonal.
 
     Args:
-        row: A row of `calibration` of a redacted evaluation.
-        title: Name of the figure.
         curve: The smooth curve.
+        title: Name of the figure.
     """
-    names = ("predicted", "observed", "low", "high", "n")
-    groups = list(zip(*(row[name] for name in names), strict=True))
-    found = [value or 0.0 for group in groups for value in group[:4]]
-    found += [] if curve is None else [*curve.x, *curve.y]
-    top = min(1.0, max(1.08 * max(found, default=0.0), 0.01))
+    top = min(1.0, max(1.08 * max(*curve.x, *curve.y), 0.01))
     chart = Chart(320, 320, (0, top), (0, top), left=50)
     chart.y_axis("observed", percent_mark)
     chart.x_axis("predicted", percent_mark)
     chart.line(0, 0, top, top, "reference")
-    if curve is not None:
-        chart.curve(curve)
-    for predicted, observed, low, high, n in groups:
-        seen = with_interval(observed, low, high, percent)
-        words = f"predicted {percent(predicted)}, observed {seen}" + (f", n = {n:,}" if n else "")
-        chart.told.append(words)
-        chart.rows.append((percent(predicted), seen, f"{n:,}" if n else "withheld"))
-        if low is not None and high is not None:
-            chart.whisker(0, (predicted, predicted), (low, high))
-        chart.mark(0, predicted, observed, words)
-    chart.columns = ("predicted", "observed (95% interval)", "subjects")
+    chart.curve(curve)
+    for k in _spread_over(curve.x):
+        low, high = (curve.low[k], curve.high[k]) if curve.low and curve.high else (None, None)
+        predicted, seen = percent(curve.x[k]), with_interval(curve.y[k], low, high, percent)
+        chart.told.append(f"predicted {predicted}, observed {seen}")
+        chart.rows.append((predicted, seen))
+    chart.columns = ("predicted", "observed (95% interval)")
     return chart.svg(title)
+
+
+def _spread_over(x: Sequence[float]) -> list[int]:
+    """Some six places of a curve, for its table."""
+    return sorted({round(k * (len(x) - 1) / 5) for k in range(6)})
 
 
 def decision(curves: Sequence[Curve], *, title: str) -> Figure:
@@ -150,8 +146,7 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
     for c in scaled:
         first, last = (f"{c.y[k]:.3g} at {percent(c.x[k])}" for k in (0, -1))
         chart.told.append(f"{c.name}: {first} to {last}")
-        shown = sorted({round(k * (len(c.x) - 1) / 5) for k in range(6)})
-        for k in shown:
+        for k in _spread_over(c.x):
             low, high = (c.low[k], c.high[k]) if len(c.low) and len(c.high) else (None, None)
             chart.rows.append((c.name, percent(c.x[k]), with_interval(c.y[k], low, high, ".3g")))
     chart.columns = ("who is acted on", "from a risk of", "net benefit per 100 (95% band)")

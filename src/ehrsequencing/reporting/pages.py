@@ -5,7 +5,6 @@ The lines that the commands print are here too.
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -43,71 +42,38 @@ _GUESSED = {
 }
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether anything was learned, and what.
+def pretraining_answer(results: Mapping[str, Any]) -> list[str]:
+    """Whether anything was learned, a sentence, and then one sentence an objective.
 
-    Attributes:
-        learned: Whether the interval of one objective's gain over frequencies lies above zero.
-        headline: The answer, a sentence.
-        parts: One sentence an objective.
-    """
-
-    learned: bool
-    headline: str
-    parts: tuple[str, ...]
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """For a terminal."""
-        return (self.headline, *(f"  {part}" for part in self.parts))
-
-
-def verdict_of(results: Mapping[str, Any]) -> Verdict:
-    """The answer.
+    It was where the interval of one objective's gain over frequencies lies above zero.
 
     Args:
         results: The content of `pretraining.json`; without `gains` nothing is concluded.
     """
     found = {name: one for name, one in results["objectives"].items() if one.get("gains")}
     if not found:
-        return Verdict(
-            False,
-            "Too few tuning subjects to say whether pretraining learned anything.",
-            (),
-        )
+        return ["Too few tuning subjects to say whether pretraining learned anything."]
     gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in found.items()}
     learned = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
-    parts = tuple(_part(name, found[name], gains[name]) for name in found)
-    if not learned:
-        return Verdict(
-            False, "Pretraining learned nothing beyond how frequent each code is.", parts
-        )
-    if len(learned) == len(found):
-        return Verdict(True, f"{LEARNED}.", parts)
-    return Verdict(
-        True,
-        f"{LEARNED} in one of two exercises, {' and '.join(learned)}.",
-        parts,
-    )
+    headline = "Pretraining learned nothing beyond how frequent each code is."
+    if learned:
+        where = f" in one of two exercises, {' and '.join(learned)}"
+        headline = LEARNED + ("" if len(learned) == len(found) else where) + "."
+    return [headline, *(_part(name, found[name], gains[name]) for name in found)]
 
 
 def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
     measures, measure = found["measures"], f"recall@{TOP_K}"
     ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
-    return (
-        f"{name}: {ours} of the {_GUESSED.get(name, 'codes')} are among its first {TOP_K} guesses, and {frequency} are"
-        f" among the {TOP_K} most frequent codes: a gain of {_percentage_points(gain)} percentage points."
-    )
-
-
-def _percentage_points(gain: Mapping[str, Any]) -> str:
-    """A gain with its interval."""
     value, low, high = (
         None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
     )
-    return with_interval(value, low, high, "+.1f")
+    points = with_interval(value, low, high, "+.1f")
+    return (
+        f"{name}: {ours} of the {_GUESSED.get(name, 'codes')} are among its first {TOP_K} guesses, and {frequency} are"
+        f" among the {TOP_K} most frequent codes: a gain of {points} percentage points."
+    )
 
 
 GUESSERS = {"model": "model", "frequency": "most frequent first"}  # in words
@@ -120,7 +86,8 @@ def pretraining_lines(results: Mapping[str, Any]) -> tuple[str, ...]:
     measured = (
         f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
     )
-    return (*verdict_of(results).lines, f"{measured}; {OPTIMISTIC}")
+    headline, *parts = pretraining_answer(results)
+    return (headline, *(f"  {part}" for part in parts), f"{measured}; {OPTIMISTIC}")
 
 
 def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
@@ -155,21 +122,21 @@ def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def losses_of(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float | None]]:
-    """Name, our loss, and that of frequencies where it is known."""
-    for name, value in measures.items():
-        if name.endswith("loss") and not name.startswith("frequency"):
-            yield name, value, measures.get(f"frequency {name}")
-
-
 def render_pretraining(results: Mapping[str, Any]) -> str:
     """The page of `pretraining.json` as a string of HTML, without a script."""
-    answer, tables = verdict_of(results), list[Table]()
+    (headline, *parts), tables = pretraining_answer(results), list[Table]()
     for name, found in results["objectives"].items():
         measures = found["measures"]
         losses = [
-            (what, f"{ours:.3f}", "–" if by_frequency is None else f"{by_frequency:.3f}")
-            for what, ours, by_frequency in losses_of(measures)
+            (
+                what,
+                *(
+                    f"{measures[key]:.3f}" if key in measures else "–"
+                    for key in (what, f"frequency {what}")
+                ),
+            )
+            for what in measures
+            if what.endswith("loss") and not what.startswith("frequency")
         ]
         heads = ("Loss, nats", "Model", "Frequencies of training")
         tables.append((str(name), heads, [*losses]))
@@ -189,9 +156,7 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
         f"Learned from {results['subjects']:,} training subjects; {results['targets']:,} codes are targets{left_out}."
         f" The weights of epoch {results['best_epoch']} were kept. Numbers: pretraining.json.",
     ]
-    return _page(
-        title=answer.headline, kicker="Pretraining", lines=answer.parts, tables=tables, notes=notes
-    )
+    return _page(title=headline, kicker="Pretraining", lines=parts, tables=tables, notes=notes)
 
 
 # ---------------------------------------------------------------------------------------------------- every outcome

@@ -8,7 +8,7 @@ from typing import Any
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
-from ehrsequencing.reporting.patient import largest_changes, patient_figure, patient_of
+from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import duration, from_landmark, size
 
@@ -134,17 +134,10 @@ def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> 
 def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Panel]:
     """Calibration of our model; no figure where too few people had the event."""
     drawn, ours = [], table.models[0]
-    smooth = {
-        place_of(row): row for row in m.get("smooth_calibration") or [] if row["model"] == ours
-    }
-    for row in (row for row in m["calibration"] if row["model"] == ours):
-        where = caption(row, shown)
-        curve = smooth.get(place_of(row))
-        figure = figures.calibration(
-            row,
-            title=f"Calibration for {row['cause']}: {where}",
-            curve=_smooth(curve) if curve is not None and len(curve["predicted"]) > 1 else None,
-        )
+    for row in (row for row in m["smooth_calibration"] or [] if row["model"] == ours):
+        where, curve = caption(row, shown), _smooth(row)
+        title = f"Calibration for {row['cause']}: {where}"
+        figure = figures.calibration(curve, title=title) if len(curve.x) > 1 else None
         drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
 
@@ -175,12 +168,6 @@ def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | No
         "ici": ici,
         "chance": None if chance is None else chance["value"],
     }
-
-
-def incidences(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
-    """Observed and predicted incidence by risk group, per landmark and cause."""
-    rows = m.get("incidence") or []
-    return [Panel(row["cause"], caption(row, shown), figures.incidence(row)) for row in rows]
 
 
 def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list[Panel]:
@@ -248,7 +235,7 @@ def trajectory(t: Mapping[str, Any]) -> dict[str, Any]:
     patient, event = patient_of(t), t["event"]
     return {
         "timeline": patient_figure(patient, title=f"Timeline of subject {t['label']}"),
-        "changes": largest_changes(patient),
+        "changes": [moved(row, patient.descriptions) for row in patient.moves],
         "banded": bool(patient.bands),
         "label": t["label"],
         "outcome": f"{event['cause'] or 'event-free'} at {duration(round(event['day']))}",
@@ -263,17 +250,3 @@ def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     best = next((row["epoch"] for row in reversed(history) if row.get("best")), None)
     seconds = sum(row.get("seconds") or 0 for row in history)
     return {"epochs": len(history), "best": best, "seconds": seconds}
-
-
-def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The model's likelihood beside that of the true hazards of a simulation."""
-    if found is None:
-        return None
-    z = found.get("beats_oracle_z")
-    return {
-        "nll": [found.get(name) for name in ("nll_model", "nll_oracle")],
-        "difference": found.get("nll_difference"),
-        "difference_se": found.get("nll_difference_se"),
-        "z": z,
-        "leak": z is not None and z > 3,
-    }

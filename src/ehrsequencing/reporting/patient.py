@@ -32,14 +32,6 @@ _KINDS = {  # lanes in the field's words, by the prefix of a code
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One visit: its day since the index, and the codes recorded at it."""
-
-    day: float
-    codes: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Patient:
     """One patient up to one prediction, and what happened after it.
 
@@ -50,7 +42,7 @@ class Patient:
         curve_days: (D,) days after the last prediction time, rising.
         curves: Cause → (D,) cumulative incidence from the last prediction time, the cause of interest first.
         bands: Cause → (low, high), (D,) each, where an ensemble gives them.
-        visits: What was recorded until the last prediction time.
+        visits: `day` since the index and `codes` of each visit until the last prediction time.
         event: Day since the index and name of what happened then; None where nothing is known.
         censored: Whether `event` is the end of follow-up and not an event.
         descriptions: Words for codes.
@@ -63,7 +55,7 @@ class Patient:
     curve_days: Sequence[float]
     curves: Mapping[str, Sequence[float]]
     bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
-    visits: Sequence[Seen] = ()
+    visits: Sequence[Mapping[str, Any]] = ()
     event: tuple[float, str] | None = None
     censored: bool = False
     descriptions: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +81,7 @@ def patient_of(row: Mapping[str, Any]) -> Patient:
         curve_days=days,
         curves=curves,
         bands={name: (band["low"], band["high"]) for name, band in (row.get("band") or {}).items()},
-        visits=[Seen(visit["day"], visit["codes"]) for visit in row["visits"]],
+        visits=row["visits"],
         event=(event["day"], event["cause"] or "end of follow-up"),
         censored=event["cause"] is None,
         descriptions=row["descriptions"],
@@ -120,7 +112,7 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
         '<svg class="fig '
     """
     now, lanes = patient.times_days[-1], lanes_of(patient)
-    start = min([patient.times_days[0], *(visit.day for visit in patient.visits)])
+    start = min([patient.times_days[0], *(visit["day"] for visit in patient.visits)])
     # a long past would squeeze what is predicted
     start = max(start, now - 2.5 * patient.curve_days[-1])
     end = now + patient.curve_days[-1]
@@ -170,12 +162,12 @@ def lanes_of(patient: Patient) -> list[tuple[str, list[tuple[float, str, bool]]]
     """Lanes of the timeline: (kind, marks), with a mark (day, words, first record) for each visit with that kind."""
     found: dict[str, dict[float, list[tuple[str, bool]]]] = {}
     before: set[str] = set()
-    for visit in sorted(patient.visits, key=lambda visit: visit.day):
-        for code in visit.codes:
-            found.setdefault(kind_of(code), {}).setdefault(visit.day, []).append(
+    for visit in sorted(patient.visits, key=lambda visit: visit["day"]):
+        for code in visit["codes"]:
+            found.setdefault(kind_of(code), {}).setdefault(visit["day"], []).append(
                 (code, code not in before)
             )
-        before.update(visit.codes)
+        before.update(visit["codes"])
     by_size = sorted(found, key=lambda kind: -len(found[kind]))
     if len(by_size) > MOST_LANES:
         for kind in [kind for kind in by_size[MOST_LANES - 1 :] if kind != "other"]:
@@ -309,18 +301,13 @@ def _marks(
                 chart.rows.append((f"{day / per:.3g}", kind, words))
 
 
-def largest_changes(patient: Patient, most: int = 3) -> list[dict[str, Any]]:
-    """Where the risk moved most from one prediction time to the next, and which codes moved it.
+def moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
+    """Where the risk moved from one prediction time to the next, and which codes moved it.
 
     Returns:
-        By time: `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change)
-        and `more` (how many others). Empty where nothing was explained.
+        `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change) and
+        `more` (how many others).
     """
-    return [_moved(row, patient.descriptions) for row in patient.moves[:most]]
-
-
-def _moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
-    """A change, with its largest parts in words."""
     parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
     told = []
     for part in parts[:3]:

@@ -18,7 +18,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.core.disclosure import redact
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
@@ -49,13 +48,17 @@ Shown = Mapping[Any, str]
 def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]:
     """Content of the short page, by name."""
     verdicts = [cause_verdict(scores, cause, shown) for cause in m["causes"]]
+    first = scores.main()[0], m["causes"][0]
+    incidence = [
+        row for row in m["incidence"] or [] if (row["landmark_days"], row["cause"]) == first
+    ]
     return {
         "verdicts": verdicts,
         "hopeless": all(case["rank"] == "too few" for case in verdicts),
         "card": card(scores),
         "caveats": caveats(scores, verdicts),
         "audited": audit_case(m),
-        "incidence": _main_incidence(m, scores),
+        "incidence": figures.incidence(incidence[0]) if incidence else None,
         "patients": two_patients(m),
         "codes": tables.codes(m),
         "main": main_figures(m, scores, shown),
@@ -63,17 +66,6 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "groups": subgroup_figures(m, scores, shown),
         "tripod": tripod(m),
     }
-
-
-def _main_incidence(m: Mapping[str, Any], scores: Scores) -> Figure | None:
-    """Observed and predicted incidence of the cause of interest at the main landmark."""
-    landmark, cause = scores.main()[0], m["causes"][0]
-    rows = [
-        row
-        for row in m.get("incidence") or []
-        if (row["landmark_days"], row["cause"]) == (landmark, cause)
-    ]
-    return figures.incidence(rows[0]) if rows else None
 
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -97,7 +89,7 @@ def main_figures(
         **m,
         **{
             name: [row for row in m.get(name) or [] if here(row)]
-            for name in ("calibration", "decision")
+            for name in ("smooth_calibration", "decision")
         },
     }
     first = [
@@ -168,56 +160,6 @@ def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     ]
 
 
-_REQUIRED = (
-    *(
-        "title",
-        "split",
-        "created",
-        "versions",
-        "task",
-        "question",
-        "data",
-        "causes",
-        "horizons_days",
-        "main",
-        "attrition",
-    ),
-    *(
-        "events",
-        "models",
-        "metrics",
-        "at_risk",
-        "calibration",
-        "trajectories",
-        "history",
-    ),
-    *("config", "warnings"),
-)
-_LATER = (  # absent from older runs: the page then says that they were not computed
-    *(
-        "differences",
-        "smooth_calibration",
-        "decision",
-        "subgroups",
-        "censoring",
-        "follow_up",
-        "inputs",
-        "checks",
-    ),
-    *(
-        "external",
-        "recalibration",
-        "repeated_splits",
-        "oracle",
-        "audit",
-        "records_before",
-        "blend",
-    ),
-    "score",
-    "incidence",
-    "tripod",
-    "codes",
-)
 # no XML may hold these
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -231,7 +173,7 @@ def write_report(metrics: Mapping[str, Any], folder: Path) -> None:
     """Write both pages of the metrics of an evaluation into a folder.
 
     Raises:
-        EhrseqError: The metrics lack a part of the report, or a file cannot be written.
+        EhrseqError: A file cannot be written.
     """
     for page, text in pages(metrics).items():
         write_bytes(folder / page, text.encode())
@@ -239,8 +181,7 @@ def write_report(metrics: Mapping[str, Any], folder: Path) -> None:
 
 def pages(metrics: Mapping[str, Any]) -> dict[str, str]:
     """Every page of the report by the name of its file."""
-    told = _told(metrics)
-    return {page: _page(told, page) for page in PAGES}
+    return {page: render(metrics, page) for page in PAGES}
 
 
 def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
@@ -250,24 +191,9 @@ def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
         metrics: The content of `metrics.json`.
         page: `report.html` or `report-details.html`.
     """
-    return _page(_told(metrics), page)
-
-
-# the metrics without what is hidden, the counts, look-ups
-Told = tuple[dict[str, Any], dict[Any, str], Scores]
-
-
-def _told(metrics: Mapping[str, Any]) -> Told:
-    """What may be told of the metrics."""
-    missing = [name for name in _REQUIRED if name not in metrics]
-    if missing:
-        raise EhrseqError(
-            f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again"
-        )
-    redacted = dict.fromkeys(_LATER) | redact(metrics, decimals=False)
     # single persons: of real people only where somebody asked for them
-    m = _clean(redacted | {"trajectories": metrics.get("trajectories")})
-    return m, count_texts(m), Scores(m)
+    m = _clean(redact(metrics, decimals=False) | {"trajectories": metrics.get("trajectories")})
+    return environment().get_template(_TEMPLATES[page]).render(_context(m, page))
 
 
 def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
@@ -301,10 +227,6 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         for key, count in counts.items()
         if count is not None
     }
-
-
-def _page(told: Told, page: str) -> str:
-    return environment().get_template(_TEMPLATES[page]).render(_context(told, page))
 
 
 @cache
@@ -358,9 +280,9 @@ def _clean(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _context(told: Told, page: str) -> dict[str, Any]:
+def _context(m: dict[str, Any], page: str) -> dict[str, Any]:
     """Everything that the templates of a page print, by name."""
-    m, shown, scores = told
+    shown, scores = count_texts(m), Scores(m)
     own = answer(m, scores, shown) if page == ANSWER else _details(m, scores, shown)
     swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
     names = {
@@ -368,8 +290,7 @@ def _context(told: Told, page: str) -> dict[str, Any]:
         "strongest": scores.strongest(),
         "undefined": scores.undefined,
     }
-    common: dict[str, Any] = {"m": m, "shown": shown, "swatches": swatches}
-    common |= {"oracle": panels.oracle(m["oracle"])}
+    common: dict[str, Any] = {"m": m, "shown": shown, "swatches": swatches, "oracle": m["oracle"]}
     common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
     common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
     common["OTHER"] = DETAILS if page == ANSWER else ANSWER
@@ -383,7 +304,12 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m),
         "follow_up": tables.follow_up(m, shown),
-        "incidences": by_cause(panels.incidences(m, shown)),
+        "incidences": by_cause(
+            [
+                panels.Panel(row["cause"], panels.caption(row, shown), figures.incidence(row))
+                for row in m["incidence"] or []
+            ]
+        ),
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),

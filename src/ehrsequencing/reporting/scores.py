@@ -302,8 +302,11 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
         found.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
     if m["data"].get("simulated"):
         found.append({"kind": "simulated"})
+    # so few are still followed at the main horizon that single subjects carry a number
     thin = [
-        row for row in (m.get("censoring") or {}).get("smallest_g") or [] if _is_thin(row, table)
+        row
+        for row in (m.get("censoring") or {}).get("smallest_g") or []
+        if row["thin"] and (row["landmark_days"], row["horizon_days"]) == table.main()
     ]
     skip = ("Nothing is compared", "Fewer than 50 subjects")
     found += [
@@ -320,11 +323,6 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
         found.append({"kind": "one split" if not m.get("repeated_splits") else "same source"})
     found.append({"kind": "missing"})
     return found[:most]
-
-
-def _is_thin(row: Mapping[str, Any], table: Scores) -> bool:
-    """Whether so few are still followed at the main horizon that single subjects carry a number."""
-    return (row["landmark_days"], row["horizon_days"]) == table.main() and row["thin"]
 
 
 def audit_case(m: Mapping[str, Any]) -> Case:

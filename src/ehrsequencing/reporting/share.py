@@ -21,7 +21,6 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
-    read_json,
     refuse_overlap,
     sha256,
     write_bytes,
@@ -37,7 +36,7 @@ from ehrsequencing.core.outputs import (
     write_manifest,
 )
 from ehrsequencing.core.version import __version__
-from ehrsequencing.evaluation.results import SHARED
+from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
@@ -81,7 +80,7 @@ def share_run(
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", settings_to_share(run.study))
-        metrics, audited = _metrics(run), _audited(run)
+        metrics, audited = read_result(run.folder), _audited(run)
         card = model_card(run, metrics, audited, license_id=license_id)
         write_bytes(folder / CARD, card.encode())
         write_bytes(folder / APPLIED_CARD, applied_model_card(run, metrics, audited))
@@ -141,14 +140,6 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
         "vocabulary": vocabulary,
         "fingerprint": own,
     }
-
-
-def _metrics(run: Run) -> dict[str, Any] | None:
-    """`metrics.json`, where the run has been evaluated and nobody has changed the file."""
-    if SHARED not in run.manifest["files"] or SHARED in run.altered:
-        return None
-    found: dict[str, Any] = read_json(run.folder / SHARED)
-    return found if {"data", "metrics"} <= found.keys() else None
 
 
 def _audited(run: Run) -> str:

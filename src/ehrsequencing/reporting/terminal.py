@@ -31,7 +31,10 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     rows = {
         name: [table.values.get((name, *place, column.key)) for column in columns] for name in shown
     }
-    where = f"{cause} within {format_days(horizon or 0)}, {_landmark(landmark)}"
+    place_words = (
+        "at all prediction times" if landmark is None else f"predicted {from_index(landmark)}"
+    )
+    where = f"{cause} within {format_days(horizon or 0)}, {place_words}"
     if table.too_few(landmark, horizon):
         lines.append(f"{where}: {TOO_FEW}, nothing is compared")
     elif any(row is not None for cells in rows.values() for row in cells):
@@ -82,14 +85,10 @@ def _difference_lines(table: Scores, landmark: float | None, horizon: float | No
         if gap is not None and gap.get("reason") == TOO_FEW:
             return ["  too few subjects or events: nothing is compared"]
         if gap is not None and gap["value"] is not None:
-            lines.append(f"  {METRICS[metric].name:5} {_signed(gap, metric, digits)}")
+            less = with_interval(gap["value"], gap["low"], gap["high"], f"+.{digits}f")
+            lines.append(f"  {METRICS[metric].name:5} {less} {verdict(gap, metric)}")
     named = ", the strongest baseline" if table.m.get("strongest") else ""
     return [f"against {rival}{named}", *lines] if lines else []
-
-
-def _signed(gap: Row, metric: str, digits: int) -> str:
-    """A difference with its interval and its verdict."""
-    return f"{with_interval(gap['value'], gap['low'], gap['high'], f'+.{digits}f')} {verdict(gap, metric)}"
 
 
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
@@ -110,10 +109,6 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
             "no leak, the simulation has too few futures (truth_futures)"
         )
     return lines
-
-
-def _landmark(days: float | None) -> str:
-    return "at all prediction times" if days is None else f"predicted {from_index(days)}"
 
 
 def _cell(row: Row | None) -> str:

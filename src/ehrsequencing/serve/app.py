@@ -21,7 +21,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
-from ehrsequencing.serve import fhir
+from ehrsequencing.serve import cds_hooks
 from ehrsequencing.serve import service as page
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
@@ -71,7 +71,7 @@ def create_app(
         access: Who may ask; default: this machine, without a token.
         live: The explorer's page, if it is served.
     """
-    service = Service(predictor, (*_PATHS, *fhir.PATHS, *page.PATHS))
+    service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *page.PATHS))
     allowed = access or Access()
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ def create_app(
         dependencies=[Depends(bearer)] if allowed.token else [],
     )
     _add_own_paths(app, service)
-    app.include_router(fhir.router(service))
+    app.include_router(cds_hooks.router(service))
     app.include_router(page.landing(service) if live is None else page.router(service, live))
     _answer_errors(app)
     guard(app, allowed, service.count_request)
@@ -122,14 +122,15 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
             if request.at not in ("all", "last"):
                 parse_date_us(request.at)
         except EhrseqError:
-            what, fix = "is not a date of the calendar", "write it as 2026-03-01"
-            raise Problem(422, what, where="at", fix=fix) from None
-        until = request.until and int(np.datetime64(request.until, "us").astype(np.int64))
-        answer = service.ask(
+            raise Problem(
+                422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
+            ) from None
+        until = None if request.until is None else np.datetime64(request.until, "us")
+        answer = predictor.answer(
             table_of(request, predictor.encounter_column),
             request.at,
             horizons_days=request.horizons_days,
-            until_us=until,
+            until_us=None if until is None else int(until.astype(np.int64)),
         )
         days = [day for day in answer.horizons_days if day is not None]
         return PredictResponse(

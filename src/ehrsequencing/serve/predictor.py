@@ -55,18 +55,13 @@ class Answer:
 
         return [
             Prediction(
-                time=time_text(us),
+                time=str(np.datetime64(us, "us")).removesuffix(".000000"),
                 risk=by_cause(risks.risk, row) or {},
                 low=by_cause(risks.low, row),
                 high=by_cause(risks.high, row),
             )
             for row, us in enumerate(risks.prediction_us.tolist())
         ]
-
-
-def time_text(us: int) -> str:
-    """A time of MEDS as ISO 8601."""
-    return str(np.datetime64(us, "us")).removesuffix(".000000")
 
 
 class Predictor:
@@ -96,10 +91,16 @@ class Predictor:
         self._steps = cohort_steps(run.task)
         visits = run.study.visits
         self.encounter_column = visits.column if visits.by == "encounter" else None
-        if data is None and any("under:" in pattern for pattern in self._patterns()):
-            what = "the task has patterns with under:, which need the parents of codes"
+        task = run.task
+        named = [*(task.index.code or ()), *(task.censoring.code or ()), *run.manifest["excluded"]]
+        named += [pattern for patterns in task.patterns.values() for pattern in patterns]
+        if task.eligibility is not None:
+            named.append(task.eligibility.model_dump_json())
+        if data is None and any("under:" in pattern for pattern in named):
             raise EhrseqError(
-                what, where=str(run.folder), fix="name the data set: ehrseq serve RUN DATA"
+                "the task has patterns with under:, which need the parents of codes",
+                where=str(run.folder),
+                fix="name the data set: ehrseq serve RUN DATA",
             )
 
     def facts(self) -> dict[str, Any]:
@@ -112,23 +113,14 @@ class Predictor:
             "horizons_days": days or None,
         }
 
-    def _patterns(self) -> list[str]:
-        """Patterns that need the parents of codes, and others."""
-        task, rules = self.run.task, self.run.task.eligibility
-        named = [
-            *(task.index.code or ()),
-            *(task.censoring.code or ()),
-            *self.run.manifest["excluded"],
-        ]
-        named += [pattern for patterns in task.patterns.values() for pattern in patterns]
-        return named if rules is None else [*named, rules.model_dump_json()]
-
     def events(self, rows: pa.Table, log: Counter[str]) -> Events:
         """Rows of one subject as events, checked, fixed and sorted as those of a data set are."""
         if len(rows) > self.limits.rows:
-            what = f"more than {self.limits.rows:,} rows"
             raise Problem(
-                413, what, where="rows", fix="leave out rows that the model does not read"
+                413,
+                f"more than {self.limits.rows:,} rows",
+                where="rows",
+                fix="leave out rows that the model does not read",
             )
         subject = pa.array(np.zeros(len(rows), dtype=np.int64))
         table, dialect = rows.append_column("subject_id", subject), DialectConfig()
@@ -171,25 +163,34 @@ class Predictor:
     ) -> Answer:
         asked, log, limits = self.asked, Counter[str](), self.limits
         if horizons_days is not None:
-            if len(horizons_days) > limits.horizons:
-                what = f"more than {limits.horizons} horizons"
-                raise Problem(422, what, where="horizons_days", fix="ask for fewer")
             asked = RiskPredictor(self.run, horizons_days, recalibrated=self.recalibrated)
         events = self.events(rows, log)
         timed = events.time_us[events.time_us != STATIC]
         if not len(timed):
-            fix = "give at least one row with a time"
-            raise Problem(422, "no row has a time, once the rows were fixed", where="rows", fix=fix)
+            raise Problem(
+                422,
+                "no row has a time, once the rows were fixed",
+                where="rows",
+                fix="give at least one row with a time",
+            )
         encoder = Encoder(self.run, self.parents)  # a new one, which has met no code yet
         end_us = int(timed.max()) if until_us is None else until_us
         found = encoder.prediction_times(events, moment, end_us=end_us)
         visits, times = len(found.record.visits), len(found.rows)
         if visits > limits.visits:
-            what = f"more than {limits.visits:,} visits"
-            raise Problem(413, what, where="rows", fix="send the newest visits")
+            raise Problem(
+                413,
+                f"more than {limits.visits:,} visits",
+                where="rows",
+                fix="send the newest visits",
+            )
         if times * len(asked.causes) * len(asked.horizons_days) > limits.numbers:
-            what = f"more than {limits.numbers:,} risks"
-            raise Problem(413, what, where="at", fix="ask at last, or by fewer horizons")
+            raise Problem(
+                413,
+                f"more than {limits.numbers:,} risks",
+                where="at",
+                fix="ask at last, or by fewer horizons",
+            )
         tokens = TokenRows(self.run.vocabulary, encoder.excluded)
         tokens.add(events)
         makes_token = ~encoder.excluded.mask(events.codes)
@@ -227,8 +228,12 @@ def table_of(request: PredictRequest, encounter_column: str | None) -> pa.Table:
     """
     rows = request.rows
     if len({row.subject_id for row in rows}) > 1:
-        fix = "send one subject at a time"
-        raise Problem(422, "the rows are of more than one subject", where="rows", fix=fix)
+        raise Problem(
+            422,
+            "the rows are of more than one subject",
+            where="rows",
+            fix="send one subject at a time",
+        )
     columns = {
         "time": pa.array([row.time for row in rows], pa.timestamp("us")),
         "code": pa.array([row.code for row in rows], pa.string()),

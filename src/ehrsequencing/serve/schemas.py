@@ -47,6 +47,7 @@ class PredictRequest(BaseModel):
     horizons_days: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
         None,
         min_length=1,
+        max_length=64,
         description="Days after the prediction time; default: the task's horizons",
     )
     until: NaiveDatetime | None = Field(

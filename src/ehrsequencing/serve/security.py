@@ -21,7 +21,6 @@ from ehrsequencing.serve.schemas import Problem
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "ehrseq_token"
 SHORTEST_TOKEN = 16  # characters
-OPEN_PATHS = ("/health",)  # need no token
 HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -41,7 +40,6 @@ class Limits:
         body_bytes: Size of a request's body.
         rows: Rows of a record.
         visits: Visits of a record.
-        horizons: Horizons asked for.
         numbers: Risks in one answer: prediction times × causes × horizons.
         waiting: Requests that may wait for the model; further ones are told to come back.
         seconds: How long a request may take to arrive, and how long it may wait for its answer.
@@ -50,7 +48,6 @@ class Limits:
     body_bytes: int = 16 * 2**20
     rows: int = 100_000
     visits: int = 10_000
-    horizons: int = 64
     numbers: int = 500_000
     waiting: int = 64
     seconds: float = 30.0
@@ -99,12 +96,16 @@ def access_to(host: str, *, token: str | None, names: Iterable[str] = ()) -> Acc
     """
     token = token or None
     if token is not None and len(token) < SHORTEST_TOKEN:
-        fix = 'use a long random one: python -c "import secrets; print(secrets.token_urlsafe())"'
-        raise EhrseqError(f"is shorter than {SHORTEST_TOKEN} characters", where="--token", fix=fix)
-    if token is None and not _is_loopback(host):
-        fix = "set EHRSEQ_TOKEN (or --token), or listen on 127.0.0.1 behind a proxy; see docs/serve.md"
         raise EhrseqError(
-            "would let anybody in the network ask, without a token", where=f"--host {host}", fix=fix
+            f"is shorter than {SHORTEST_TOKEN} characters",
+            where="--token",
+            fix='use a long random one: python -c "import secrets; print(secrets.token_urlsafe())"',
+        )
+    if token is None and not _is_loopback(host):
+        raise EhrseqError(
+            "would let anybody in the network ask, without a token",
+            where=f"--host {host}",
+            fix="set EHRSEQ_TOKEN (or --token), or listen on 127.0.0.1 behind a proxy; see docs/serve.md",
         )
     own = f"[{host}]" if ":" in host else host
     given = [_without_port(name.strip().lower()) for name in names]
@@ -166,16 +167,20 @@ async def _refuse_strangers(request: Request, access: Access) -> None:
     """
     headers = request.headers
     if not all(access.knows_origin(origin) for origin in headers.getlist("origin")):
-        fix = "ask from a program, not a page"
-        raise Problem(403, "pages of other sites may not ask", where="Origin", fix=fix)
+        raise Problem(
+            403,
+            "pages of other sites may not ask",
+            where="Origin",
+            fix="ask from a program, not a page",
+        )
     if "cross-site" in headers.getlist("sec-fetch-site"):
         raise Problem(403, "pages of other sites may not ask", where="Sec-Fetch-Site")
     header = await bearer(request)
     given = [header.credentials if header else "", unquote(request.cookies.get(COOKIE, ""))]
     if request.url.path == "/":
         given.append(request.query_params.get("token", ""))
-    is_open = request.url.path in OPEN_PATHS
-    if not (is_open or any([access.knows_token(token) for token in given])):
+    knows = any([access.knows_token(token) for token in given])
+    if not knows and request.url.path != "/health":
         raise Problem(
             401,
             "the token is missing or wrong",

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import numpy as np
 import prometheus_client as prometheus
-import pyarrow as pa
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -21,12 +20,11 @@ from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.patients import ExplorerSettings
 from ehrsequencing.prediction.predict import NewRecords
-from ehrsequencing.serve.predictor import Answer, Predictor
+from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.security import COOKIE, Limits
 
 Result = TypeVar("Result")
-MOST_IDLE = 5.0  # seconds without a byte of a body
 JSON = "application/json"
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
@@ -50,15 +48,17 @@ class ModelThread:
             Problem: Too many requests wait, or the answer takes too long; or what the function raises.
         """
         if self.waiting > self.limits.waiting:  # one of them is being answered
-            again = {"Retry-After": "1"}
-            raise Problem(503, "the server is busy", fix="ask again later", headers=again)
+            raise Problem(
+                503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"}
+            )
         self.waiting += 1
         try:
             future = asyncio.wrap_future(self._pool.submit(call))
             return await asyncio.wait_for(future, self.limits.seconds)
         except TimeoutError:
-            fix = "send fewer visits, or ask at last"
-            raise Problem(503, "the answer took too long", fix=fix) from None
+            raise Problem(
+                503, "the answer took too long", fix="send fewer visits, or ask at last"
+            ) from None
         finally:
             self.waiting -= 1
 
@@ -78,18 +78,14 @@ async def body_of(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise too_large
-    clock = asyncio.get_running_loop().time
-    until = clock() + limits.seconds
     try:
-        async with asyncio.timeout_at(min(until, clock() + MOST_IDLE)) as idle:
+        async with asyncio.timeout(limits.seconds):
             async for part in request.stream():
                 body += part
                 if len(body) > limits.body_bytes:
                     raise too_large
-                idle.reschedule(min(until, clock() + MOST_IDLE))
     except TimeoutError:
-        closing = {"Connection": "close"}
-        raise Problem(408, "the body came too slowly", headers=closing) from None
+        raise Problem(408, "the body came too slowly", headers={"Connection": "close"}) from None
     return bytes(body)
 
 
@@ -104,14 +100,8 @@ class Service:
     def __init__(self, predictor: Predictor, paths: tuple[str, ...]) -> None:
         self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
         self._registry = prometheus.CollectorRegistry()
-        self._requests = self._counter("requests", "Requests", "path", "method", "status")
-        self._feedback = self._counter(
-            "feedback", "Cards of CDS Hooks by what became of them", "outcome"
-        )
-        self._predictions = self._counter("predictions", "Prediction times answered")
-        self._rows = self._counter("rows", "Rows with a code that makes a token")
-        self._unknown = self._counter(
-            "unknown_rows", "Those of them with a code that the run does not know"
+        self._requests = prometheus.Counter(
+            "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self._registry
         )
         self._seconds = prometheus.Histogram(
             "ehrseq_request_seconds",
@@ -125,9 +115,6 @@ class Service:
         )
         waiting.set_function(lambda: self.model.waiting)
 
-    def _counter(self, name: str, what: str, *labels: str) -> prometheus.Counter:
-        return prometheus.Counter(f"ehrseq_{name}", what, labels, registry=self._registry)
-
     def metrics(self) -> bytes:
         """The counts. Labels are paths, methods and statuses, never anything of a request."""
         return prometheus.generate_latest(self._registry)
@@ -138,18 +125,6 @@ class Service:
         self._requests.labels(path, method if method in _METHODS else "other", str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
-    def count_feedback(self, outcome: str) -> None:
-        """Count what became of a card."""
-        self._feedback.labels(outcome).inc()
-
-    def ask(self, rows: pa.Table, *asked: str, **more: Any) -> Answer:
-        """What `Predictor.answer` answers, counted; only the model's thread may ask."""
-        answer = self.predictor.answer(rows, *asked, **more)
-        self._predictions.inc(len(answer.risks))
-        self._rows.inc(answer.record.tokens)
-        self._unknown.inc(answer.record.unknown_rows)
-        return answer
-
     def post(
         self,
         routes: APIRouter,
@@ -158,7 +133,6 @@ class Service:
         answer: Callable[[Any], Any],
         *,
         reply: Any = dict[str, Any],
-        media: str = JSON,
         **settings: Any,
     ) -> None:
         """Add a path. Bodies are parsed and answered in the model's thread, so that the others need not wait.
@@ -169,7 +143,6 @@ class Service:
             body: The type of a body.
             answer: Gets a body, and gives what is sent as JSON. Its docstring describes the path.
             reply: The type of an answer, for the description.
-            media: The type of JSON, beside `application/json` for bodies.
             settings: Of FastAPI.
         """
         bodies = TypeAdapter(body)
@@ -177,16 +150,16 @@ class Service:
         async def handle(request: Request) -> Response:
             text = await body_of(request, self.predictor.limits)
             sent = await self.model.run(lambda: to_json(answer(bodies.validate_json(text))))
-            return Response(sent, media_type=media)
+            return Response(sent, media_type=JSON)
 
-        content = {kind: {"schema": _inlined(bodies.json_schema())} for kind in (JSON, media)}
+        content = {JSON: {"schema": _inlined(bodies.json_schema())}}
         shape = _inlined(TypeAdapter(reply).json_schema(mode="serialization"))
         routes.post(
             path,
             name=answer.__name__,
             description=answer.__doc__,
             response_class=Response,
-            responses={200: {"description": "The answer", "content": {media: {"schema": shape}}}},
+            responses={200: {"description": "The answer", "content": {JSON: {"schema": shape}}}},
             openapi_extra={"requestBody": {"required": True, "content": content}},
             **settings,
         )(handle)
@@ -296,7 +269,6 @@ _LANDING = """<!doctype html>
 <p>This server answers for the task {task}. It keeps nothing of a request.</p>
 <ul>
 <li>POST /predict: rows of MEDS</li>
-<li>POST /fhir: a FHIR R4 Bundle</li>
 <li><a href="/cds-services">/cds-services</a>: CDS Hooks</li>
 <li><a href="/openapi.json">/openapi.json</a>: how requests and answers look</li>
 <li><a href="/health">/health</a>, <a href="/version">/version</a>, <a href="/metrics">/metrics</a></li>

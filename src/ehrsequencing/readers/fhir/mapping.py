@@ -190,18 +190,13 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
         return "not_read"
     if kind == "Medication":
         return "looked_up"
-    if did_not_happen(resource):
+    if resource.get("doNotPerform") is True or any(
+        path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
+        for path, values in _DID_NOT_HAPPEN.items()
+    ):
         return "not_done"
     read = {"Patient": _patient, "Encounter": _encounter, "Observation": _observation}
     return read.get(kind, _event)(resource, known, counts)
-
-
-def did_not_happen(resource: Resource) -> bool:
-    """Whether a resource says of itself that it is wrong, or that nothing happened."""
-    return resource.get("doNotPerform") is True or any(
-        path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
-        for path, values in _DID_NOT_HAPPEN.items()
-    )
 
 
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:

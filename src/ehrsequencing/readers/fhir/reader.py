@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -77,12 +76,11 @@ def import_fhir(source: str, job: Import) -> None:
     The files are read twice: only a first look tells which version of a resource counts, and which encounter a
     Condition belongs to.
     """
-    path, time_zone = Path(source), job.settings.time_zone
+    path = Path(source)
     files = fhir_files(path)
-    zone = ZoneInfo(time_zone) if time_zone is not None else None
     with job.writer(path, encounter=pa.string()) as writer:
         found = survey(entry for file in files for entry in file.entries())
-        blocks = Blocks(job.report, found, zone)
+        blocks = Blocks(job.report, found, job.zone)
         for number in job.files(len(files)):
             file = files[number]
             name = file.path.name if file.is_lines else None
@@ -91,9 +89,8 @@ def import_fhir(source: str, job: Import) -> None:
             if file.bad_lines:
                 table = job.report.table(UNTYPED)
                 table.essential = False
-                lines = file.bad_lines
-                table.lose_lines(file.path.name, len(lines), lines[0])
-                job.report.counts["malformed_line"] += len(lines)
+                table.lose_lines(file.path.name, len(file.bad_lines), file.bad_lines[0])
+                job.report.counts["malformed_line"] += len(file.bad_lines)
         blocks.finish()
         blocks.names.write(writer.folder)
         writer.code_facts = lambda seen: blocks.book.facts
@@ -151,8 +148,11 @@ class FhirFile:
                 yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
-            fix = f"check that the file is whole, and holds {kind} in UTF-8"
-            raise EhrseqError("cannot be read", where=self.where, fix=fix) from error
+            raise EhrseqError(
+                "cannot be read",
+                where=self.where,
+                fix=f"check that the file is whole, and holds {kind} in UTF-8",
+            ) from error
 
     def _of_lines(self) -> Iterator[Entry]:
         with _opened(self.path) as file:
@@ -183,8 +183,11 @@ def fhir_files(source: Path) -> list[FhirFile]:
     found = sorted(source.rglob("*")) if source.is_dir() else [source]
     found = [path for path in found if path.is_file() and _suffix(path) in (*_LINES, ".json")]
     if not found:
-        what = "holds no .ndjson and no .json file" if source.exists() else "does not exist"
-        raise EhrseqError(what, where=str(source), fix=_FIX)
+        raise EhrseqError(
+            "holds no .ndjson and no .json file" if source.exists() else "does not exist",
+            where=str(source),
+            fix=_FIX,
+        )
     files = []
     for number, path in enumerate(found, start=1):
         is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,11 @@ def refuse_other_release(resource: Any, *, where: str) -> None:
     for path, (release, type_) in _OTHER_RELEASES.get(kind, {}).items():
         if any(isinstance(value, type_) for value in walk(resource, path)):
             element = path.partition(".")[0]
-            what = f"holds FHIR {release}, and only R4 is read (it writes {kind}.{element} so)"
-            raise EhrseqError(what, where=where, fix="export it as R4, or convert it to R4")
+            raise EhrseqError(
+                f"holds FHIR {release}, and only R4 is read (it writes {kind}.{element} so)",
+                where=where,
+                fix="export it as R4, or convert it to R4",
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +94,8 @@ def survey(entries: Iterable[Entry]) -> Survey:
     servers = {"": 0}
     # of each entry with a type and an id: hash of both, server, update, version, place, is it there
     seen = array("q")
-    links: list[tuple[Link, str, int]] = []  # with the server and the place of who says so
+    # order, table, name and value of `_links`, with the server and the place of who says so
+    links: list[tuple[int, str, str, Any, str, int]] = []
     place = -1
     for place, entry in enumerate(entries):
         kind, own = kind_of(entry.resource), text(entry.resource, "id")
@@ -100,18 +104,18 @@ def survey(entries: Iterable[Entry]) -> Survey:
             key = hash(f"{kind}/{own}")
             seen.extend((key, server, *_version(entry), place, entry.is_there))
             if entry.is_there:
-                links += [(link, entry.server, place) for link in _links(entry.resource, kind, own)]
+                found = _links(entry.resource, kind, own)
+                links += [(*link, entry.server, place) for link in found]
     several = len(servers.keys() - {""}) > 1
     lost = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
     known = Known()
-    for link, base, place in sorted(links, key=lambda found: found[0].order):
-        name, value = link.name, link.value
+    for _, table, name, value, base, place in sorted(links, key=lambda link: link[0]):
         if several:
             kind, slash, own = name.rpartition("/")
             name = f"{kind}{slash}{qualified(base, own)}"
             value = qualified(base, value) if isinstance(value, str) else value
         if not lost[place]:  # of several stays the one that ends first
-            getattr(known, link.table).setdefault(name, value)
+            getattr(known, table).setdefault(name, value)
     return Survey(several, lost, known)
 
 
@@ -153,29 +157,21 @@ def _instant_us(written: str | None) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-class Link(NamedTuple):
-    """What a resource says of another."""
-
-    order: int  # of several the one with the lowest counts
-    table: str  # of `Known`
-    name: str  # of the other there
-    value: Any
-
-
-def _links(resource: Resource, kind: str, own: str) -> Iterator[Link]:
+def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
+    """What a resource says of others: order (the lowest counts), table of `Known`, name there, and value."""
     if kind == "Medication":
-        yield Link(0, "codes", own, codings(resource.get("code")))
+        yield 0, "codes", own, codings(resource.get("code"))
     elif kind == "Encounter":
         end = _instant_us(text(resource, "period.end") or text(resource, "period.start"))
         for path in ("diagnosis.condition.reference", "reasonReference.reference"):
             for reference in texts(resource, path):
                 other, name = referred(reference) or ("", "")
                 if name:
-                    yield Link(end, "stays", f"{other or 'Condition'}/{name}", own)
+                    yield end, "stays", f"{other or 'Condition'}/{name}", own
     elif kind == "Patient":
         for link in walk(resource, "link"):
             found, type_ = referred_id(link, "other", "Patient"), text(link, "type")
             if found is not None and type_ == "replaced-by":
-                yield Link(0, "merged", own, found)
+                yield 0, "merged", own, found
             elif found is not None and type_ == "replaces":
-                yield Link(0, "merged", found, own)
+                yield 0, "merged", found, own

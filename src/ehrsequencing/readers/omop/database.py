@@ -138,8 +138,11 @@ def connect(url: str) -> Any:
     if url.lower().startswith(_DUCKDB):
         path = local_path(url)
         if path is None or not path.is_file():  # DuckDB would make an empty database
-            where, fix = "the DuckDB database", "name it as duckdb://FILE"
-            raise EhrseqError("the file does not exist", where=where, fix=fix)
+            raise EhrseqError(
+                "the file does not exist",
+                where="the DuckDB database",
+                fix="name it as duckdb://FILE",
+            )
         return ibis.duckdb.connect(path, read_only=True)
     parts = _POSTGRES.fullmatch(url)
     if parts is None:
@@ -147,9 +150,11 @@ def connect(url: str) -> Any:
     try:
         import psycopg  # noqa: F401  # Ibis would import it, too, but its error does not name our extra
     except ImportError as error:
-        what = "reading PostgreSQL needs its driver, which is not installed"
-        fix = 'pip install "ehrsequencing[postgres]"'
-        raise EhrseqError(what, where="the database", fix=fix) from error
+        raise EhrseqError(
+            "reading PostgreSQL needs its driver, which is not installed",
+            where="the database",
+            fix='pip install "ehrsequencing[postgres]"',
+        ) from error
     given: dict[str, Any] = {
         name: unquote(text) for name, text in parts.groupdict().items() if text
     }

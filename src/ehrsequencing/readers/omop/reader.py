@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, is_text, parse_times
+from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, parse_times
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.omop.database import (
     VOCABULARY_TABLES,
@@ -24,9 +24,10 @@ from ehrsequencing.readers.omop.database import (
     public_name,
 )
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import PERIOD_START, Role, combinations, make_rows, together
+from ehrsequencing.readers.rows import PERIOD_START, Role, combinations, make_rows
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
 from ehrsequencing.records.events import BIRTH, DEATH
+from ehrsequencing.records.parquet_rows import is_text
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,11 @@ def source_sql(source: str) -> list[str]:
         concepts = _read_tables(tables, job, lambda rows: None)
         concepts.facts(set())
     if "://" not in source:
-        fix = "name a database: postgres://… or duckdb://FILE"
-        raise EhrseqError("files are read without SQL", where=source, fix=fix)
+        raise EhrseqError(
+            "files are read without SQL",
+            where=source,
+            fix="name a database: postgres://… or duckdb://FILE",
+        )
     return list(dict.fromkeys(shown))
 
 
@@ -140,8 +144,11 @@ def _opened(source: str, job: Import, shown: list[str] | None = None) -> Iterato
             _refuse_expressions(table, _columns(name))
             tables.setdefault(name, []).append(table)
         if "person" not in tables:
-            fix = "name a folder or schema with OMOP tables"
-            raise EhrseqError("holds no table person", where=public_name(source), fix=fix)
+            raise EhrseqError(
+                "holds no table person",
+                where=public_name(source),
+                fix="name a folder or schema with OMOP tables",
+            )
         yield tables
 
 
@@ -150,11 +157,13 @@ def _files(source: str, names: set[str]) -> Sequence[tuple[str, SourceTable]]:
     folder = Path(source)
     if not folder.is_dir():
         if looks_like_database(source) and not folder.exists():
-            what = "SOURCE is neither a folder nor the URL of a database"
-            fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE"
-            raise EhrseqError(what, fix=fix)
-        fix = "name a folder of OMOP tables, or a URL"
-        raise EhrseqError("is not a folder", where=source, fix=fix)
+            raise EhrseqError(
+                "SOURCE is neither a folder nor the URL of a database",
+                fix="name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE",
+            )
+        raise EhrseqError(
+            "is not a folder", where=source, fix="name a folder of OMOP tables, or a URL"
+        )
     paths = []
     for path in sorted(folder.iterdir()):
         name, _, kind = path.name.lower().partition(".")
@@ -173,9 +182,11 @@ def _refuse_expressions(table: SourceTable, wanted: list[str]) -> None:
     for header in table.names:
         meant = sorted(set(_NAME.findall(_QUOTED.sub("", header))) & set(wanted))
         if meant and header not in meant:
-            what = f"the header {header!r} is an expression, and no column's name"
-            fix = f"name the column that it holds: {' or '.join(meant)}"
-            raise EhrseqError(what, where=table.where, fix=fix)
+            raise EhrseqError(
+                f"the header {header!r} is an expression, and no column's name",
+                where=table.where,
+                fix=f"name the column that it holds: {' or '.join(meant)}",
+            )
 
 
 def _dates(name: str) -> list[str]:
@@ -255,11 +266,11 @@ def _refuse_names(block: Block) -> None:
         return
     bad = pc.sum(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID))).as_py()
     if bad:
-        what = f"column person_id holds text instead of whole numbers ({bad:,} ids)"
-        fix = (
-            "number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table"
+        raise EhrseqError(
+            f"column person_id holds text instead of whole numbers ({bad:,} ids)",
+            where="table person",
+            fix="number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table",
         )
-        raise EhrseqError(what, where="table person", fix=fix)
 
 
 def _moment(block: Block, stem: str) -> pa.ChunkedArray:
@@ -285,7 +296,7 @@ def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Ta
         concept = _concept(block, name)
         code = concepts.codes(concept, family=name.capitalize())
         rows.append(make_rows(Role.STATIC, base, code, pc.not_equal(concept, 0)))
-    return together(rows)
+    return pa.concat_tables(rows, promote_options="default")
 
 
 def _events(

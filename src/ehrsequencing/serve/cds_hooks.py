@@ -1,0 +1,190 @@
+"""CDS Hooks (2.0.1): a card with the risks of the patient whose record an EHR opens.
+
+FHIR R4 resources become MEDS rows by the mapping of `ehrseq import fhir` (`readers/fhir/`). The EHR sends what the
+service needs as `prefetch`; the service never asks the EHR's FHIR server for more.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from ehrsequencing.config import format_days
+from ehrsequencing.readers.fhir import read_bundle
+from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
+from ehrsequencing.readers.fhir.mapping import EVENTS
+from ehrsequencing.serve.predictor import Answer
+from ehrsequencing.serve.schemas import Problem
+from ehrsequencing.serve.service import Service
+
+SERVICE = "ehrsequencing-risk"
+HOOK_PATH = f"/cds-services/{SERVICE}"
+PATHS = ("/cds-services", HOOK_PATH)
+_PREFETCH = {
+    "patient": "Patient/{{context.patientId}}",
+    "encounters": "Encounter?patient={{context.patientId}}",
+    **{
+        f"{kind[0].lower()}{kind[1:]}s": f"{kind}?patient={{{{context.patientId}}}}&_count=1000"
+        for kind in EVENTS
+    },
+}
+MOST_SUMMARY = 140  # characters, by the specification
+
+
+class HookRequest(BaseModel):
+    """What an EHR sends; other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    hook: str = Field(pattern="^patient-view$")
+    hookInstance: str
+    context: dict[str, Any]
+    prefetch: dict[str, Any] = Field(
+        description="As the discovery asks for it; `patient` is needed"
+    )
+
+
+def router(service: Service) -> APIRouter:
+    """The paths of CDS Hooks."""
+    routes, predictor = APIRouter(), service.predictor
+    task, causes = predictor.run.task.name, predictor.asked.causes
+
+    def patient_view(request: HookRequest) -> dict[str, Any]:
+        """A card with the risks of the patient whose record is opened."""
+        bundle, missing = _one_bundle(request.prefetch), _missing(request)
+        if missing:
+            indicator, summary = "warning", "No predicted risk: the record is incomplete"
+            lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
+            detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
+        else:
+            answer = predictor.answer(read_patient(bundle, predictor.encounter_column))
+            not_sent = [name for name in _PREFETCH if name not in request.prefetch]
+            indicator = "info"
+            summary, detail = _summary_and_detail(answer, causes, not_sent)
+        card = {
+            "uuid": str(uuid.uuid4()),
+            "summary": summary,
+            "detail": detail,
+            "indicator": indicator,
+            "source": {"label": f"ehrsequencing, task {task}"},
+        }
+        return {"cards": [card]}
+
+    @routes.get("/cds-services")
+    async def discover() -> dict[str, Any]:
+        """What EHRs ask first: the services, and what to send along."""
+        own = {
+            "hook": "patient-view",
+            "id": SERVICE,
+            "title": f"Risk: {predictor.run.task.heading}",
+            "description": f"Predicted risk of {', '.join(causes)} from the patient's record",
+            "prefetch": _PREFETCH,
+        }
+        return {"services": [own]}
+
+    service.post(routes, HOOK_PATH, HookRequest, patient_view)
+    return routes
+
+
+def read_patient(bundle: dict[str, Any], encounter_column: str | None) -> pa.Table:
+    """The rows of one patient's resources, with the columns of MEDS but `subject_id`.
+
+    Args:
+        bundle: A FHIR R4 Bundle.
+        encounter_column: The name of the column for the ids of encounters, where the run has one.
+
+    Raises:
+        Problem: It does not hold exactly one patient with an id.
+    """
+    resources = [entry.resource for entry in entries_of(bundle)]
+    names = {text(one, "id") for one in resources if kind_of(one) == "Patient"}
+    if len(names) != 1 or None in names:
+        raise Problem(
+            422,
+            "holds more than one Patient" if len(names) > 1 else "holds no Patient with an id",
+            where="prefetch",
+            fix="send one patient and its resources",
+        )
+    rows = read_bundle(bundle)[0].select(["time", "code", "numeric_value", "encounter_id"])
+    return rows.rename_columns({"encounter_id": encounter_column or "encounter_id"})
+
+
+def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
+    """The resources of all prefetched values, which are resources or bundles of them."""
+    if not isinstance(prefetch.get("patient"), dict):
+        raise Problem(
+            412,
+            "the prefetched patient is missing",
+            where="prefetch.patient",
+            fix="send what /cds-services asks for",
+        )
+    entries: list[Any] = []
+    for value in prefetch.values():
+        if not isinstance(value, dict):
+            continue
+        if value.get("resourceType") == "Bundle":
+            listed = value.get("entry")
+            entries += listed if isinstance(listed, list) else []
+        else:
+            entries.append({"resource": value})
+    return {"resourceType": "Bundle", "entry": entries}
+
+
+def _missing(request: HookRequest) -> list[str]:
+    """What the EHR did not send of the patient's record, in words; empty where it says that all is there."""
+    found = []
+    asked, sent = request.context.get("patientId"), text(request.prefetch["patient"], "id")
+    if isinstance(asked, str) and asked.removeprefix("Patient/") != sent:
+        found.append("patient: another one than that of context.patientId")
+    for name in _PREFETCH:
+        lacks = _lacks(request.prefetch.get(name))
+        if lacks is not None:
+            found.append(f"{name}: {lacks}")
+    return found
+
+
+def _lacks(value: Any) -> str | None:
+    """Why a resource, or a bundle of search results, is only a part of what was asked for; None if it is whole."""
+    if kind_of(value) == "OperationOutcome":
+        return "could not be fetched"
+    if kind_of(value) != "Bundle":
+        return None
+    entries = [entry for entry in walk(value, "entry") if isinstance(entry, dict)]
+    for entry in entries:
+        severities = set(texts(entry, "resource.issue.severity"))
+        if kind_of(entry.get("resource")) == "OperationOutcome" and severities & {"error", "fatal"}:
+            return "could not be fetched"
+    if "next" in texts(value, "link.relation"):
+        return "has further pages, which were not fetched"
+    matches = sum(text(entry, "search.mode") in (None, "match") for entry in entries)
+    total = value.get("total")
+    if isinstance(total, int) and total > matches:
+        return f"holds {matches:,} of {total:,} resources, the others are missing"
+    return None
+
+
+def _summary_and_detail(
+    answer: Answer, causes: Sequence[str], not_sent: Sequence[str]
+) -> tuple[str, str]:
+    """What a clinician sees: one line, and a table in Markdown."""
+    if not len(answer.risks):
+        return "No predicted risk for this patient", f"{answer.why_none}."
+    risk = answer.risks.risk[0]
+    heads = [
+        "until the next visit" if day is None else f"by {format_days(day)}"
+        for day in answer.horizons_days
+    ]
+    lines = ["| risk of | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for cause, values in zip(causes, risk.tolist(), strict=True):
+        cells = " | ".join(f"{100 * value:.2g} %" for value in values)
+        lines.append(f"| {cause} | {cells} |")
+    lines += [
+        "",
+        f"{answer.record.unknown_rows} of {answer.record.tokens} rows have a code that the model does not know.",
+        "An association in the model, not the effect of a treatment.",
+        *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),
+    ]
+    summary = f"Risk of {causes[0]} {heads[-1]}: {100 * risk[0, -1].item():.2g} %"
+    return summary[:MOST_SUMMARY], "\n".join(lines)
