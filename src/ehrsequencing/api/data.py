@@ -123,7 +123,7 @@ class PreparedData(Prepared):
 
     Example:
         >>> eh.prepare("meds/", task="task.yaml", out="prepared/", progress=False)
-        PreparedData('prepared', 400 subjects, 572 tokens, tasks: hf)
+        PreparedData('prepared', 400 subjects, 420 tokens, tasks: hf)
     """
 
     def __repr__(self) -> str:

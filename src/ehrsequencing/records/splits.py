@@ -204,7 +204,15 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
             raise EhrseqError(
                 f"has no column {column!r}", where=str(path), fix="name the site's in splits.column"
             )
-        site = read_table(path, [column])[column].cast(pa.string())
+        cells = read_table(path, [column])[column]
+        try:
+            site = cells.cast(pa.string())
+        except pa.ArrowException as error:
+            raise EhrseqError(
+                f"column {column!r} has type {cells.type}",
+                where=str(path),
+                fix="sites are text or whole numbers",
+            ) from error
         at_site = pc.fill_null(pc.is_in(site, value_set=pa.array(sites, pa.string())), False)
         seen.update(pc.unique(site.filter(at_site)).to_pylist())
         subject_id, row = np.unique(row_subject, return_inverse=True)

@@ -6,7 +6,7 @@ service needs as `prefetch`; the service never asks the EHR's FHIR server for mo
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from fastapi import APIRouter
@@ -22,7 +22,8 @@ from ehrsequencing.serve.service import Service
 
 SERVICE = "ehrsequencing-risk"
 HOOK_PATH = f"/cds-services/{SERVICE}"
-PATHS = ("/cds-services", HOOK_PATH)
+FEEDBACK_PATH = f"{HOOK_PATH}/feedback"
+PATHS = ("/cds-services", HOOK_PATH, FEEDBACK_PATH)
 _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
     "encounters": "Encounter?patient={{context.patientId}}",
@@ -44,6 +45,18 @@ class HookRequest(BaseModel):
     prefetch: dict[str, Any] = Field(
         description="As the discovery asks for it; `patient` is needed"
     )
+
+
+class CardFeedback(BaseModel):
+    """What became of one card; other fields are ignored."""
+
+    outcome: Literal["accepted", "overridden"]
+
+
+class Feedback(BaseModel):
+    """What became of cards."""
+
+    feedback: list[CardFeedback] = Field(min_length=1, max_length=1000)
 
 
 def router(service: Service) -> APIRouter:
@@ -72,6 +85,12 @@ def router(service: Service) -> APIRouter:
         }
         return {"cards": [card]}
 
+    def feedback(request: Feedback) -> dict[str, Any]:
+        """What clinicians did with cards: counted by outcome, and not kept."""
+        for one in request.feedback:
+            service.cards.labels(one.outcome).inc()
+        return {}
+
     @routes.get("/cds-services")
     async def discover() -> dict[str, Any]:
         """What EHRs ask first: the services, and what to send along."""
@@ -85,6 +104,7 @@ def router(service: Service) -> APIRouter:
         return {"services": [own]}
 
     service.post(routes, HOOK_PATH, HookRequest, patient_view)
+    service.post(routes, FEEDBACK_PATH, Feedback, feedback)
     return routes
 
 

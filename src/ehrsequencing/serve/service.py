@@ -103,6 +103,9 @@ class Service:
         self._requests = prometheus.Counter(
             "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self._registry
         )
+        self.cards = prometheus.Counter(
+            "ehrseq_feedback", "Cards by what became of them", ["outcome"], registry=self._registry
+        )
         self._seconds = prometheus.Histogram(
             "ehrseq_request_seconds",
             "Time from a request's head to the end of its answer",
