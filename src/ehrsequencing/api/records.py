@@ -163,7 +163,8 @@ def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> 
     settings = validated(DataConfig, facts, where="codes")
     with meds_folder(data) as folder, bar("searching", show=progress) as tick:
         found = find_codes(folder, text, settings=settings, progress=tick)
-    return pd.DataFrame(map(asdict, found), columns=[one.name for one in fields(FoundCode)])
+    # as objects: whole numbers beside None would become floats
+    return pd.DataFrame(map(asdict, found), columns=[f.name for f in fields(FoundCode)], dtype=object)
 
 
 def simulate(

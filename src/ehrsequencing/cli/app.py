@@ -191,7 +191,8 @@ def codes(
         text, overrides = "", [text]
     study = read_study(config, overrides, "codes")
     found = find(data, text, progress=shown(), **dict(study.data))
-    first = found[["code", "subjects", "rows", "description"]].head(top).fillna("hidden")
+    first = found[["code", "subjects", "rows", "description"]].head(top).copy()
+    first["rows"] = first["rows"].map(lambda rows: "hidden" if rows is None else rows)
     first["description"] = first.description.str.slice(0, 45).str.ljust(45)
     say(first.to_string(index=False))
     if len(found) > top:
