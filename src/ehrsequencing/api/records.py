@@ -164,7 +164,9 @@ def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> 
     with meds_folder(data) as folder, bar("searching", show=progress) as tick:
         found = find_codes(folder, text, settings=settings, progress=tick)
     # as objects: whole numbers beside None would become floats
-    return pd.DataFrame(map(asdict, found), columns=[f.name for f in fields(FoundCode)], dtype=object)
+    return pd.DataFrame(
+        map(asdict, found), columns=[f.name for f in fields(FoundCode)], dtype=object
+    )
 
 
 def simulate(
