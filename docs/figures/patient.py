@@ -21,7 +21,8 @@ def at_visit(row: dict[str, Any], k: int) -> Patient:
     """The patient as of the k-th prediction time."""
     patient = patient_of(row | {"now": k})
     return replace(
-        patient, visits=[visit for visit in patient.visits if visit["day"] <= patient.times_days[-1]]
+        patient,
+        visits=[visit for visit in patient.visits if visit["day"] <= patient.times_days[-1]],
     )
 
 

@@ -10,10 +10,10 @@ last edge the hazard stays what the mean's slope is there. The likelihood is a s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
@@ -147,30 +147,27 @@ class BlendRows:
         """(R,) the terms of a cause, 1 .. E, in the likelihood."""
         return self._terms(cause, weights)[0]
 
-    def _terms(self, cause: int, weights: Floats) -> tuple[Floats, Floats, Floats]:
-        """Value (R,), gradient (R, M) and Hessian (R, M, M) of each row's NLL by the weights of one cause."""
-        total = _cumulative(self.at_duration, self.edges_days, self.duration_days, cause, weights)
+    def _terms(self, cause: int, weights: Floats) -> tuple[Floats, Floats]:
+        """Value (R,) and gradient (R, M) of each row's NLL by the weights of one cause."""
+        value, gradient = _cumulative(
+            self.at_duration, self.edges_days, self.duration_days, cause, weights
+        )
         if np.any(self.entry_days > 0):
-            before = _cumulative(
-                self.at_entry, self.edges_days, np.asarray(self.entry_days, float), cause, weights
-            )
-            total = total[0] - before[0], total[1] - before[1], total[2] - before[2]
-        value, gradient, hessian = (np.array(part) for part in total)
+            entry = np.asarray(self.entry_days, dtype=np.float64)
+            before = _cumulative(self.at_entry, self.edges_days, entry, cause, weights)
+            value, gradient = value - before[0], gradient - before[1]
         had = np.flatnonzero(self.cause == cause)
         log = _log_hazard(
             self.at_duration[:, had], self.edges_days, self.duration_days[had], cause, weights
         )
         value[had] -= log[0]
         gradient[had] -= log[1]
-        hessian[had] -= log[2]
-        return value, gradient, hessian
+        return value, gradient
 
-    def sums(self, cause: int, weights: Floats, counts: Floats) -> tuple[float, Floats, Floats]:
-        """Mean of value, gradient (M,) and Hessian (M, M) over rows that count so often, (R,)."""
-        value, gradient, hessian = (
-            np.tensordot(counts, term, 1) / counts.sum() for term in self._terms(cause, weights)
-        )
-        return float(value), gradient, hessian
+    def mean(self, cause: int, weights: Floats, counts: Floats) -> tuple[float, Floats]:
+        """Mean of value and gradient (M,) over rows that count so often, (R,)."""
+        value, gradient = self._terms(cause, weights)
+        return float(np.average(value, weights=counts)), counts @ gradient / counts.sum()
 
 
 def _place(edges: Sequence[float], days: Floats) -> tuple[Bools, Bools, Floats, Floats]:
@@ -181,14 +178,10 @@ def _place(edges: Sequence[float], days: Floats) -> tuple[Bools, Bools, Floats, 
     return at == 0, at == len(edges), days - start, width
 
 
-def _outer(a: Floats, b: Floats) -> Floats:
-    return a[:, :, None] * b[:, None, :]
-
-
 def _cumulative(
     points: Floats, edges: Sequence[float], days: Floats, cause: int, w: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """H(t) of the blend, with its gradient and Hessian by w."""
+) -> tuple[Floats, Floats]:
+    """H(t) of the blend, with its gradient by w."""
     first, last, since, width = _place(edges, days)
     a, b, r = points[:, :, cause - 1]
     part = np.where(last, 0.0, since / width)
@@ -196,34 +189,23 @@ def _cumulative(
     high = np.where(last, 0.0, np.exp(b @ w)) * part
     more = np.where(last, low * since, 0.0)  # after the last edge: days × slope
     slope = r @ w
-    value = low + high + more * slope
     gradient = (low + more * slope)[:, None] * a + high[:, None] * b + more[:, None] * r
-    hessian = (low + more * slope)[:, None, None] * _outer(a, a) + high[:, None, None] * _outer(
-        b, b
-    )
-    mixed = _outer(a, r)
-    return value, gradient, hessian + more[:, None, None] * (mixed + mixed.transpose(0, 2, 1))
+    return low + high + more * slope, gradient
 
 
 def _log_hazard(
     points: Floats, edges: Sequence[float], days: Floats, cause: int, w: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Logarithm of λ(t) of the blend, with its gradient and Hessian by w."""
+) -> tuple[Floats, Floats]:
+    """Logarithm of λ(t) of the blend, with its gradient by w."""
     first, last, _, width = _place(edges, days)
     a, b, r = points[:, :, cause - 1]
     low, high = np.where(first, 0.0, np.exp(a @ w)), np.where(last, 0.0, np.exp(b @ w))
     rise = np.where(last, 1.0, np.maximum(high - low, _LEAST))
     inside = (high[:, None] * b - low[:, None] * a) / rise[:, None]
-    bent = (high[:, None, None] * _outer(b, b) - low[:, None, None] * _outer(a, a)) / rise[
-        :, None, None
-    ]
     slope = r @ w
-    beyond = r / slope[:, None]
-    tail = last[:, None]
     return (
         np.where(last, a @ w + np.log(slope), np.log(rise) - np.log(np.where(last, 1.0, width))),
-        np.where(tail, a + beyond, inside),
-        np.where(tail[..., None], -_outer(beyond, beyond), bent - _outer(inside, inside)),
+        np.where(last[:, None], a + r / slope[:, None], inside),
     )
 
 
@@ -287,48 +269,17 @@ def fit_weights(
 
 
 def _most_likely(rows: BlendRows, cause: int, start: Floats, counts: Floats) -> Floats:
-    """Newton's method within the simplex, with step halving; rows count so often, (R,)."""
+    """The convex weights of most likelihood, by sequential quadratic programming; rows count so often, (R,)."""
     drawn = np.flatnonzero(counts)
     rows, counts = rows.take(drawn), counts[drawn]
-    w, (value, gradient, hessian) = start, rows.sums(cause, start, counts)
-    for _ in range(_MOST_STEPS):
-        step = _on_simplex(gradient, hessian, w) - w
-        if -float(gradient @ step) <= _SAME * max(1.0, abs(value)):
-            break
-        size = 1.0
-        while size > 1e-8:
-            found = rows.sums(cause, w + size * step, counts)
-            if found[0] < value:
-                break
-            size /= 2
-        else:
-            break
-        w, (value, gradient, hessian) = w + size * step, found
-    w = np.maximum(w, 0.0)
+    found = minimize(
+        lambda w: rows.mean(cause, w, counts),
+        start,
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * len(start),
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        options={"ftol": _SAME, "maxiter": _MOST_STEPS},
+    )
+    w = np.maximum(found.x, 0.0)
     return np.asarray(w / w.sum(), dtype=np.float64)
-
-
-def _on_simplex(gradient: Floats, hessian: Floats, w: Floats) -> Floats:
-    """The point u of the simplex where g·(u − w) + ½ (u − w)ᵀ H (u − w) is least: the best of all faces.
-
-    A face is a set of models whose weights are not zero; on it the solution is that of a linear system.
-    """
-    n = len(w)
-    h = hessian + 1e-12 * max(float(np.trace(hessian)), 1e-300) * np.eye(n)
-    best, least = w, 0.0
-    for size in range(1, n + 1):
-        for face in combinations(range(n), size):
-            free = list(face)
-            system = np.ones((size + 1, size + 1))
-            system[:size, :size], system[-1, -1] = h[np.ix_(free, free)], 0.0
-            target = np.r_[(h @ w - gradient)[free], 1.0]
-            try:
-                u = np.zeros(n)
-                u[free] = np.linalg.solve(system, target)[:size]
-            except np.linalg.LinAlgError:
-                continue
-            step = u - w
-            value = float(gradient @ step + 0.5 * step @ h @ step)
-            if (u >= -1e-12).all() and value < least:
-                best, least = np.maximum(u, 0.0), value
-    return np.asarray(best, dtype=np.float64)
