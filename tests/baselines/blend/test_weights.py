@@ -43,7 +43,10 @@ def test_weights_are_those_of_an_independent_optimiser(entry: float) -> None:
     assert (found.value >= 0).all()
     own = sum(rows.nll(e + 1, found.value[e]).mean() for e in range(2))
     assert own == pytest.approx(nll(parts, rows, found.value), rel=1e-10)
-    theirs = minimize(lambda v: nll(parts, rows, softmax(v.reshape(2, 3), axis=1)), np.zeros(6), method="BFGS")
+    theirs = minimize(
+        lambda v: nll(parts, rows, softmax(v.reshape(2, 3), axis=1)), np.zeros(6), method="BFGS", jac="3-point",
+        options={"gtol": 1e-8},
+    )  # fmt: skip
     np.testing.assert_allclose(found.value, softmax(theirs.x.reshape(2, 3), axis=1), atol=1e-4)
 
 
