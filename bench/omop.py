@@ -239,7 +239,7 @@ def engine_here(data: Path, out: Path) -> None:
     ]
     out.mkdir(parents=True)
     with duckdb.connect() as connection:
-        connection.execute("SET memory_limit='1GB'")
+        connection.execute("SET memory_limit='4GB'")
         connection.execute(
             "COPY (SELECT person_id, time, vocabulary_id || '//' || concept_code AS code, value, "
             f"visit_occurrence_id FROM ({' UNION ALL '.join(parts)}) LEFT JOIN '{data}/concept.parquet' "
