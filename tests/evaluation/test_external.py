@@ -215,6 +215,6 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     assert risks[0] != risks[1]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    assert "not empty" in refused("evaluate", run, "--data", held_out, "--out", tmp_path / "mine", *quick)
+    assert "is there already" in refused("evaluate", run, "--data", held_out, "--out", tmp_path / "mine", *quick)
     assert "--out needs --data" in refused("evaluate", run, "--out", tmp_path / "x")
     assert "exclude each other" in refused("evaluate", run, "--data", held_out, "--split", "tuning")

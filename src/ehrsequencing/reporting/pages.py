@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any
 
 from markupsafe import Markup
@@ -87,7 +88,9 @@ def pretraining_lines(results: Mapping[str, Any]) -> tuple[str, ...]:
         f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
     )
     headline, *parts = pretraining_answer(results)
-    return (headline, *(f"  {part}" for part in parts), f"{measured}; {OPTIMISTIC}")
+    indented = TextWrapper(100, initial_indent="  ", subsequent_indent="    ")
+    lines = [line for part in parts for line in indented.wrap(part)]
+    return (headline, *lines, measured, OPTIMISTIC)
 
 
 def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
