@@ -86,7 +86,7 @@ class Truth:
     @cached_property
     def known(self) -> Bools:
         """(R,) prediction times with a truth."""
-        return ~np.isnan(self.hazards).any(axis=(1, 2))
+        return np.asarray(~np.isnan(self.hazards).any(axis=(1, 2)), dtype=np.bool_)
 
     @property
     def design(self) -> Floats:
