@@ -91,7 +91,7 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
     assert all(total == at_risk[place[1]] for place, total in by_group.items())  # every row is in one level
     assert set(result["inputs"]["by_split"]) == {"train", "tuning", "held_out"}
     assert [row["landmark_days"] for row in result["follow_up"]] == landmarks
-    assert len(result["censoring"]["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
+    assert len(result["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
 
 
 def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepared: Prepared) -> None:
@@ -121,8 +121,6 @@ def test_a_split_that_is_none_and_training_subjects_that_are_gone(run: Run, prep
     judged = Population.of_split(prepared, run.task, "held_out")
     with pytest.raises(EhrseqError, match="need the training subjects"):
         Evaluation(run, judged, prepared=None, settings=QUICK, train_censoring=True)
-    with pytest.raises(EhrseqError, match="need the training subjects"):
-        Evaluation(run, judged, prepared=None, settings=QUICK.model_copy(update={"censoring": "cox"}))
 
 
 def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: Prepared) -> None:

@@ -155,7 +155,7 @@ landmarks: [0d]
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2",
         "training.distillation=0")  # fmt: skip
 CHEAP = ("evaluation.bootstrap=10", "evaluation.explained_subjects=20")
-THOROUGH = ("--baselines", "all", "evaluation.censoring=cox", *CHEAP)
+THOROUGH = ("--baselines", "all", *CHEAP)
 
 
 def sparse_records(*, births: bool, visits: int, content: bool) -> tuple[list[Row], dict[int, str]]:
