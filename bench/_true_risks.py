@@ -91,13 +91,11 @@ def gain_shares(
     # the delta method for a ratio of means
     _, error = mean_by_subject((null - model) - share * (null - best), rows.subject[known])
     flat = cohort_hazards(inner, *own, n_causes=n_causes)
-    gains = np.zeros(2)
-    for some in truth.parts():
-        true = truth.hazards[some]
-        days = exposure(inner, rows.entry_days[some], rows.duration_days[some])
-        for place, said in enumerate((hazards[some], true)):
-            logs = np.log(np.maximum(said, 1e-12) / flat)
-            gains[place] += np.einsum("rek,rk->", true * logs - said + flat, days)
+    some, gains = truth.known, np.zeros(2)
+    true, days = truth.hazards[some], exposure(inner, rows.entry_days[some], rows.duration_days[some])
+    for place, said in enumerate((hazards[some], true)):
+        logs = np.log(np.maximum(said, 1e-12) / flat)
+        gains[place] = np.einsum("rek,rk->", true * logs - said + flat, days)
     return {
         "nll_null": float(null.mean()),
         "gain_share": float(share),
@@ -197,13 +195,10 @@ def hazard_rmse_per_year(model: Floats, truth: Truth, *, causes: Sequence[str]) 
         truth: The truth.
         causes: Names.
     """
-    width, squared, weight = np.diff(truth.edges_days), np.zeros(len(causes)), 0.0
-    for some in truth.parts():
-        true = truth.hazards[some]
-        alive = np.exp(-np.cumsum(true.sum(axis=1) * width, axis=1)) * width
-        squared += np.einsum("rek,rk->e", ((model[some] - true) * 365.25) ** 2, alive)
-        weight += alive.sum()
-    return dict(zip(causes, np.sqrt(squared / weight).tolist(), strict=True))
+    width, true = np.diff(truth.edges_days), truth.hazards[truth.known]
+    alive = np.exp(-np.cumsum(true.sum(axis=1) * width, axis=1)) * width
+    squared = np.einsum("rek,rk->e", ((model[truth.known] - true) * 365.25) ** 2, alive)
+    return dict(zip(causes, np.sqrt(squared / alive.sum()).tolist(), strict=True))
 
 
 def mechanism_shares(

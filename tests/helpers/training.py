@@ -22,6 +22,7 @@ TINY = (
     *("training.checkpoint_steps=2", "training.checkpoint_seconds=0"),
     # As given, not as the size of the cohort decides (training/resolve.py): Trainer and the command train the same.
     *("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false"),
+    *("model.table_dim=0", "training.distillation=0"),
 )
 
 
