@@ -82,7 +82,12 @@ def test_wrong_settings_and_wrong_folders_are_named(data: Path, task: Path, tmp_
 
 def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Path) -> None:
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "evaluation.bootstrap=0")
-    few = ("evaluation.baselines=none", "evaluation.explained_subjects=0", "training.distillation=0")
+    few = (
+        "evaluation.baselines=none",
+        "evaluation.explained_subjects=0",
+        "training.distillation=0",
+        "training.blend=false",
+    )
     words = ("run", sim_data, "--task", sim_data / "task.yaml", "--out", tmp_path / "study", *tiny, *few)
     first, again = ehrseq(*words), ehrseq(*words, "--json")
     assert first.exit_code == again.exit_code == 0, first.output
@@ -104,7 +109,7 @@ def test_every_value_mode_goes_to_predictions(sim_data: Path, tmp_path: Path, mo
     task = ("--task", sim_data / "task.yaml")
     assert ehrseq("prepare", sim_data, *task, "--out", prepared, f"values.mode={mode}").exit_code == 0
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.distillation=0",
-            "model.visit_encoder=mean")  # fmt: skip
+            "training.blend=false", "model.visit_encoder=mean")  # fmt: skip
     done = ehrseq("train", prepared, "--out", run, *tiny)
     assert done.exit_code == 0, done.stderr
     out = tmp_path / "p.parquet"
@@ -121,7 +126,7 @@ def test_every_value_mode_goes_to_predictions(sim_data: Path, tmp_path: Path, mo
 
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.distillation=0",
-        "evaluation.bootstrap=5", "evaluation.explained_subjects=20")  # fmt: skip
+        "training.blend=false", "evaluation.bootstrap=5", "evaluation.explained_subjects=20")  # fmt: skip
 STAGES = ("0/5", "1/5", "2/5", "3/5", "4/5", "5/5")
 
 
@@ -183,7 +188,7 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
 @pytest.mark.slow
 def test_the_demo_of_pretraining_tells_the_measured_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("model.dim=8", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2",
-             "training.distillation=0")  # fmt: skip
+             "training.distillation=0", "training.blend=false")  # fmt: skip
     monkeypatch.setattr(pretraining_demo, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
     monkeypatch.setattr(pretraining_demo, "_TRAINING", small)
     monkeypatch.setattr(demo, "WORLD", demo.WORLD.model_copy(update={"truth_futures": 4}))

@@ -16,7 +16,7 @@ from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import MATCHES, Pretrained, match_vocabularies
 
-SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
+SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0", "training.blend=false")
 
 
 @pytest.fixture(scope="module")
