@@ -5,9 +5,7 @@ import pandas as pd
 import ehrsequencing as eh
 
 frame = pd.read_csv("flat.csv")  # id, day, albumin, sex, status: one row for each visit
-data, task = eh.from_table(
-    frame, subject="id", time="day", event="status", out="flat/", horizons=["200d", "300d"]
-)
+data, task = eh.from_table(frame, subject="id", time="day", event="status", out="flat/", horizons=["200d", "300d"])
 run = eh.run(
     data,
     task,
@@ -26,9 +24,7 @@ print(ev.table1().to_markdown())
 print(ev.table2("300d").to_latex())
 
 table = ev.outcomes()
-table.to_csv(
-    "outcomes.csv", index=False
-)  # for R: survival::survfit(Surv(duration_days, factor(cause)) ~ 1)
+table.to_csv("outcomes.csv", index=False)  # for R: survival::survfit(Surv(duration_days, factor(cause)) ~ 1)
 c = eh.metrics.concordance(table.duration_days, table.cause, table.status_300d, horizon=300)
 print(f"C by 300 days: {c:.4f}")
 curve = ev.aalen_johansen("status")
