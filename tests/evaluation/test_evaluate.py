@@ -145,9 +145,6 @@ def test_another_prepared_set_is_refused(
         evaluate(sim_run, prepared=tmp_path / "nowhere", settings=QUICK)
 
 
-# ---- records that say little: no births, one visit each, one code, no static codes. Every command must still work ----
-
-
 TASK = """name: t
 index: {first_visit: true}
 outcome: {out: OUT}
