@@ -91,13 +91,6 @@ def test_mimic_asks_nobody_after_the_discharge_as_died(prepared: Prepared) -> No
         assert not np.any(has_it[first + seen] > has_it[first])
 
 
-@pytest.mark.parametrize("prepared", ["physionet2012"], indirect=True)
-def test_icu_patients_are_asked_once_at_the_index(prepared: Prepared) -> None:
-    cohort = pq.read_table(prepared.folder / "tasks" / prepared.only_task() / "cohort.parquet")
-    assert set(cohort["kind"].to_pylist()) == {"query"}
-    assert len(set(cohort["subject_id"].to_pylist())) == len(cohort)
-
-
 @pytest.mark.parametrize(
     "prepared",
     ["pbc2", *(pytest.param(name, marks=pytest.mark.slow) for name in COUNTS if name != "pbc2")],

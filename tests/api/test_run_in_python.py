@@ -88,6 +88,7 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
         (lambda run: run.predict("meds/", horizons="soon"), "'soon' is not a duration"),
         (lambda run: run.attention("meds/", subject=-1), "no such subject"),
         (lambda run: run.plot_risk("meds/", subject=-1), "no such subject"),
+        (lambda run: run.explain("meds/", subject=1, kind="organ"), "no kind"),
         (lambda run: run.evaluation.plot_calibration("3y"), "3y was not evaluated .use one of 1y, 2y"),
         (lambda run: run.evaluation.plot_incidence(cause="hff"), "no cause 'hff' .use one of hf, death"),
     ],
@@ -202,9 +203,6 @@ def test_the_figure_of_a_notebook_has_the_numbers_of_the_report(here: Path) -> N
     assert [group["predicted"] for group in row["groups"]] == drawn[1::2]
     told = [text.get_text() for text in ax.texts]
     assert all(str(count) in told for group in row["groups"] for count in group["at_risk"])
-
-
-# ---- figures where a cohort is too small to estimate what they show --------------------------------------------------
 
 
 def test_calibration_without_any_curve_says_so() -> None:

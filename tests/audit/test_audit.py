@@ -227,9 +227,6 @@ def test_other_records_are_refused_or_not_used(run: Path, honest: Path, tmp_path
         audit(run, prepared=tmp_path / "nowhere")
     with pytest.raises(EhrseqError, match="no split"):
         audit(run, split="test")
-    other = make_set(tmp_path / "hospital", hospital_rows(seed=2))
-    with pytest.raises(EhrseqError, match="not what this run was trained on"):
-        audit(run, prepared=other)
 
 
 def test_a_model_that_says_the_same_to_everyone_passes_nothing(run: Path) -> None:

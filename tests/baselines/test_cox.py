@@ -1,4 +1,4 @@
-"""Ridge Cox regression: equal to libraries and to a twin of plain loops, and a Cox model of censoring."""
+"""Ridge Cox regression: equal to libraries and to a twin of plain loops, and a ridge that other subjects choose."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ from ehrsequencing.baselines.cox import (
     cox_incidence,
     partial_log_likelihood,
 )
-from ehrsequencing.baselines.landmark_cox import censoring_rows, fit_censoring_cox
-from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival
-from ehrsequencing.metrics.discrimination import wolbers_c
-from ehrsequencing.metrics.outcomes import ScoredRows
-from helpers.metric_table import metric_table
 
 
 def sample(seed: int, *, n: int = 60, features: int = 3, ties: bool = True, delayed: bool = True) -> CoxRows:
@@ -164,13 +159,22 @@ def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:
         ]
         return parts[0], parts[1]
 
-    signal, noise = choose_ridge(*halves(1.0)), choose_ridge(*halves(0.0))
+    def chosen(train: CoxRows, tuning: CoxRows) -> CoxFit:
+        sets = CoxRiskSets(tuning)
+
+        def score(fit: CoxFit) -> float:
+            z = (tuning.x[sets.row] - fit.mean) / fit.scale
+            return float(partial_log_likelihood(z, fit.beta, sets)[0])
+
+        return choose_ridge(train, tuning, score=score)
+
+    signal, noise = chosen(*halves(1.0)), chosen(*halves(0.0))
     assert signal.ridge < 0.1 * noise.ridge
     assert np.abs(noise.beta).max() < 0.05
     assert np.abs(signal.beta[0]) > 0.7
     train, tuning = halves(1.0)
     nobody = CoxRows(tuning.x, tuning.entry_days, tuning.duration_days, np.zeros(200, bool))
-    assert choose_ridge(train, nobody).ridge == pytest.approx(UNWATCHED_RIDGE_PER_EVENT * train.event.sum())
+    assert chosen(train, nobody).ridge == pytest.approx(UNWATCHED_RIDGE_PER_EVENT * train.event.sum())
     again = fit_cox(train, ridge=signal.ridge)  # a warm start ends where a cold one does
     np.testing.assert_allclose(again.beta, signal.beta, atol=1e-8)
 
@@ -214,111 +218,3 @@ def test_incidence_is_that_of_plain_loops_and_sums_to_one(seed: int) -> None:
     with_none = cox_incidence([CoxFit.without_events(3), fits[1]], x, days)
     np.testing.assert_allclose(with_none[:, 1], -np.expm1(-cumulative_hazard(fits[1], x, days)), atol=1e-12)
     assert (with_none[:, 0] == 0).all()
-
-
-# ---- censoring ---------------------------------------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 10_000), last_is_censored=st.booleans())
-@settings(max_examples=50, deadline=None)
-def test_without_covariates_censoring_is_kaplan_meier_exactly(seed: int, last_is_censored: bool) -> None:
-    rng = np.random.default_rng(seed)
-    duration, cause = rng.integers(1, 8, 40).astype(float), rng.integers(0, 3, 40)
-    duration[:8], cause[:8] = 9.0, 0 if last_is_censored else 1  # the end of a study takes many at once
-    model = fit_censoring_cox(censoring_rows(np.zeros((40, 1)), duration, cause))
-    expected = censoring_survival(duration, cause)
-    days = np.arange(0.0, 11.0, 0.5)
-    row = model.of_rows(np.zeros((40, 1)))
-    np.testing.assert_allclose(row.before(days), np.tile(expected.before(days), (40, 1)), atol=1e-10)
-    np.testing.assert_allclose(row.before_own(duration), expected.before(duration), atol=1e-10)
-
-
-def test_jumps_solve_the_equation_of_kalbfleisch_and_prentice() -> None:
-    rng = np.random.default_rng(1)
-    x, duration = rng.normal(size=(60, 2)), rng.integers(1, 9, 60).astype(float)
-    cause = rng.integers(0, 2, 60)
-    rows = censoring_rows(x, duration, cause)
-    model = fit_censoring_cox(rows)
-    theta = np.exp(model.fit.log_hazard(x))
-    for t in range(1, 8):
-        jump = model.cumulative_hazard.at(t) - model.cumulative_hazard.before(t)
-        leavers = theta[(duration == t) & (cause == 0)]
-        at_risk = theta[(duration > t) | ((duration == t) & (cause == 0))].sum()  # events of the instant are gone
-        assert (leavers / -np.expm1(-jump * leavers)).sum() == pytest.approx(at_risk, rel=1e-9)
-
-
-def dependent_censoring(seed: int, n: int) -> tuple[np.ndarray, ...]:
-    """The sick drop out early: true time and cause, observed time and cause, covariates, somewhat wrong risks."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 2))
-    hazard = np.stack([0.12 * np.exp(0.9 * x[:, 0]), 0.10 * np.exp(0.5 * x[:, 1])], axis=1)
-    total = hazard.sum(axis=1)
-    time = rng.exponential(1.0 / total)
-    cause = np.where(rng.random(n) < hazard[:, 0] / total, 1, 2)
-    censored = rng.exponential(1.0 / (0.15 * np.exp(0.7 * x[:, 0])))
-    risk = 0.8 * hazard / total[:, None] * -np.expm1(-total * 3.0)[:, None] * np.exp(0.3 * rng.normal(size=(n, 1)))
-    return time, cause, np.minimum(time, censored), np.where(time <= censored, cause, 0), x, np.minimum(risk, 0.49)
-
-
-def standardised_bias(n_cohorts: int, n: int) -> dict[tuple[str, str], float]:
-    """Mean of censored − uncensored over its standard error, per censoring model and metric; cause 1 by 3."""
-    differences: dict[tuple[str, str], list[float]] = {}
-    for seed in range(n_cohorts):
-        time, true_cause, duration, cause, x, risk = dependent_censoring(seed, n)
-        truth = metric_table(time, true_cause, risk[:, :, None], [3.0])
-        rows = censoring_rows(x, duration, cause, until_days=3.0)
-        models = {"kaplan-meier": None, "cox": fit_censoring_cox(rows, ridge_per_event=0.001).of_rows(x)}
-        for model, censoring in models.items():
-            found = metric_table(duration, cause, risk[:, :, None], [3.0], censoring=censoring)
-            for name in ("c", "auc", "brier", "observed"):
-                differences.setdefault((model, name), []).append(float((found[name] - truth[name])[0, 0]))
-    return {key: float(np.mean(d) / (np.std(d, ddof=1) / np.sqrt(len(d)))) for key, d in differences.items()}
-
-
-@pytest.mark.parametrize(
-    ("n_cohorts", "n"), [(60, 400), pytest.param(400, 1000, marks=pytest.mark.slow)], ids=["fast", "thorough"]
-)
-def test_dependent_censoring_biases_kaplan_meier_weights_and_not_those_of_cox(n_cohorts: int, n: int) -> None:
-    bias = standardised_bias(n_cohorts, n)
-    assert {name: z for (model, name), z in bias.items() if model == "cox" and abs(z) > 2} == {}
-    assert abs(bias["kaplan-meier", "brier"]) > 5
-    assert abs(bias["kaplan-meier", "observed"]) > 5
-
-
-def test_few_censored_subjects_do_not_decide_huge_weights() -> None:
-    def cohort(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rng = np.random.default_rng(seed)
-        return rng.standard_t(3, size=(200, 60)), rng.uniform(1, 100, 200), (np.arange(200) >= 12).astype(int)
-
-    train = cohort(0)
-    rows = censoring_rows(*train)
-    model = fit_censoring_cox(rows, tuning=rows)  # as its own judges they would ask for the weakest ridge
-    judged = cohort(1)
-    outcome = {"duration_days": judged[1], "cause": judged[2]}
-    smallest = [
-        fitted.of_rows(judged[0]).smallest([90.0], **outcome)[0]
-        for fitted in (model, fit_censoring_cox(rows, ridge_per_event=0.1))
-    ]
-    km = censoring_survival(train[1], train[2]).before(90.0)
-    assert smallest[0] > km - 0.3
-    assert smallest[1] < km - 0.5  # without the limit
-
-
-def test_a_chance_of_being_followed_that_underflows_weighs_nothing_and_divides_nothing() -> None:
-    rng = np.random.default_rng(4)
-    n = 40
-    duration, cause = rng.uniform(1, 9, n), rng.integers(0, 3, n)
-    risk, factor = rng.uniform(size=(n, 2, 1)), np.ones(n)
-    gone, calm = np.array([0.0, 0.1, 720.0]), np.array([0.0, 0.1, 0.2])  # exp(−720) is a number, 1 over it is none
-    found = {}
-    for name, hazard in (("calm", calm), ("gone", gone)):
-        censoring = RowCensoring(StepFunction(np.array([3.0, 6.0]), hazard), factor)
-        for horizon in (5.0, 8.0):
-            rows = ScoredRows.of(duration, cause, risk, [horizon], censoring=censoring)
-            with np.errstate(over="raise", invalid="raise"):
-                found[name, horizon] = wolbers_c(rows)
-    # Until day 6 the two distributions are the same; after it nobody is left to stand for those who were censored.
-    assert np.isfinite(found["calm", 5.0]).all()
-    assert np.array_equal(found["gone", 5.0], found["calm", 5.0])
-    assert np.isfinite(found["calm", 8.0]).all()
-    assert np.isnan(found["gone", 8.0]).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,16 +23,18 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+from helpers.baselines import EDGES
 
-EDGES = (30.0, 90.0, 180.0, 365.25, 547.9, 730.5, 1096.0, 1826.25)
 DAYS = np.array([90.0, 365.25, 730.5, 1500.0])
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TREES", 15)
-    monkeypatch.setattr(module, "MOST_ROWS", 500)
-    monkeypatch.setattr(module, "LEAVES", (20, 80))
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TREES", 15)
+        patch.setattr(module, "MOST_ROWS", 500)
+        patch.setattr(module, "LEAVES", (20, 80))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +64,7 @@ def redrawn(records: TaskRecords, seed: int) -> TaskRecords:
 
 @pytest.fixture(scope="module")
 def forest(data: FittingData) -> CompetingForest:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "TREES", 15)
-        patch.setattr(module, "MOST_ROWS", 500)
-        patch.setattr(module, "LEAVES", (20, 80))
-        return CompetingForest(data)
+    return CompetingForest(data)
 
 
 def test_it_recovers_a_known_truth_better_than_age_and_sex(data: FittingData, forest: CompetingForest) -> None:

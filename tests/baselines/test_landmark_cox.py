@@ -9,9 +9,9 @@ from ehrsequencing.baselines import landmark_cox
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, Recalibrated, fit_baselines, with_last_step
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
-from ehrsequencing.baselines.landmark_cox import HistoryCensoring, LandmarkCox, LinearDesign
+from ehrsequencing.baselines.landmark_cox import LandmarkCox, LinearDesign
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
+from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import blanked, fit, given_to, with_rows
@@ -92,30 +92,6 @@ def test_a_linear_design_is_finite_never_extrapolates_and_is_fitted_on_training_
     assert len(np.unique(x[:, marks], axis=1).T) == len(design.marked)  # no mark twice
     extreme = design(np.full((1, known.shape[1]), 1e9, np.float32))[0]
     np.testing.assert_allclose(extreme[: len(design.used)], design.high)
-
-
-def test_censoring_by_history_follows_who_drops_out(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
-) -> None:
-    def dropping(split: TaskRecords, seed: int) -> TaskRecords:
-        """Those over the median age leave four times as early."""
-        rng, age = np.random.default_rng(seed), np.asarray(split.rows.age_years)
-        old = age > np.median(np.asarray(train.rows.age_years))
-        left = rng.exponential(np.where(old, 200.0, 800.0))
-        event = rng.exponential(2000.0, len(age))
-        cause = np.where(event < left, 1, 0).astype(np.int8)
-        return with_rows(split, duration_days=np.minimum(event, left), cause=cause)
-
-    made, judges = dropping(train, 1), dropping(tuning, 2)
-    model = HistoryCensoring(given_to(task, prepared, made, judges))
-    for landmark in (0.0, None, 12345.0):  # the last: nobody is at risk there in training
-        rows = judges.rows
-        chosen = np.arange(len(rows)) if landmark != 0.0 else np.flatnonzero(rows.at_landmark(0.0))
-        g = model.of_rows(judges, chosen, landmark_days=landmark).before(200.0)
-        old = np.asarray(rows.age_years)[chosen] > np.median(np.asarray(train.rows.age_years))
-        assert g[old].mean() < g[~old].mean() - 0.12  # the ridge shrinks what few subjects say
-        km = censoring_survival(rows.duration_days[chosen], rows.cause[chosen]).before(200.0)
-        assert g.mean() == pytest.approx(float(km), abs=0.12)
 
 
 def test_a_baseline_gets_the_last_step_of_our_training(

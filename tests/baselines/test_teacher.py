@@ -41,26 +41,21 @@ def study() -> StudyConfig:
 
 
 @pytest.fixture(scope="module")
-def store(sim_prepared: Path) -> Prepared:
-    return Prepared(sim_prepared)
-
-
-@pytest.fixture(scope="module")
-def trainer(store: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    made = trainer_of(store, "simulated", tmp_path_factory.mktemp("taught") / "run", study=study)
+def trainer(prepared: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    made = trainer_of(prepared, "simulated", tmp_path_factory.mktemp("taught") / "run", study=study)
     assert isinstance(made, Trainer)
     made.objective.taught = made._taught_hazards()
     return made
 
 
-def test_a_row_is_taught_by_trees_that_have_not_seen_its_subject(store: Prepared, trainer: Trainer) -> None:
+def test_a_row_is_taught_by_trees_that_have_not_seen_its_subject(prepared: Prepared, trainer: Trainer) -> None:
     """As trees fitted by hand to the other folds; the mutant, trees that saw everybody, says something else."""
-    train, tuning = (store.records("simulated", split) for split in ("train", "tuning"))
+    train, tuning = (prepared.records("simulated", split) for split in ("train", "tuning"))
     first, fold, *_ = folds_of(np.diff(train.rows.row_offsets), folds=room.FOLDS, seed=0)
     asked, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
 
     def fitted(subjects: np.ndarray, like: BoostedVisits | None = None) -> BoostedVisits:
-        data = FittingData(trainer.task, store.vocabulary, train.take(subjects), tuning, trainer.config.edges_days)
+        data = FittingData(trainer.task, prepared.vocabulary, train.take(subjects), tuning, trainer.config.edges_days)
         return BoostedVisits.fit(data, like=like)
 
     def by_hand(subjects: np.ndarray) -> np.ndarray:  # with the features that the first fold's trees have
@@ -75,15 +70,15 @@ def test_a_row_is_taught_by_trees_that_have_not_seen_its_subject(store: Prepared
 
 
 def test_an_outcome_never_reaches_its_own_subject_through_the_teacher(
-    store: Prepared, study: StudyConfig, trainer: Trainer
+    prepared: Prepared, study: StudyConfig, trainer: Trainer
 ) -> None:
-    train = store.records("simulated", "train")
+    train = prepared.records("simulated", "train")
     subject = int(train.rows.subject[np.flatnonzero(train.rows.cause == 1)[0]])
     mine = train.rows.subject == subject
     cause = np.array(train.rows.cause)
     cause[mine] = 0
     changed = TaskRecords(train.timelines, replace(train.rows, cause=cause), train.outcomes)
-    found = BoostedTeacher(store, "simulated", study)(changed, trainer.config.edges_days)
+    found = BoostedTeacher(prepared, "simulated", study)(changed, trainer.config.edges_days)
     np.testing.assert_array_equal(found[mine], trainer.objective.taught[mine])  # type: ignore[index]
     assert (found[~mine] != trainer.objective.taught[~mine]).any()  # type: ignore[index]  # others learn from it
 
@@ -122,13 +117,13 @@ def test_nothing_fits_a_teacher_better_than_its_own_hazards(seed: int, shift: fl
     assert (other > own).all()
 
 
-def test_a_fold_of_a_blend_learns_from_nobody_in_it(store: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+def test_a_fold_of_a_blend_learns_from_nobody_in_it(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
     """Neither directly nor through trees: the hazards of left-out subjects are missing, and nothing asks for them."""
-    blend = BlendTrainer(store, "simulated", tmp_path / "run", study=study)
+    blend = BlendTrainer(prepared, "simulated", tmp_path / "run", study=study)
     fold = blend.folds[0]
-    own = Trainer(store, "simulated", tmp_path / "own", study=study, leave_out=fold, teacher=blend.teacher)
+    own = Trainer(prepared, "simulated", tmp_path / "own", study=study, leave_out=fold, teacher=blend.teacher)
     taught = own._taught_hazards()
-    left_out = np.isin(store.records("simulated", "train").rows.subject, fold)
+    left_out = np.isin(prepared.records("simulated", "train").rows.subject, fold)
     assert np.isnan(taught[left_out]).all()
     assert np.isfinite(taught[~left_out]).all()
     own.fit()
@@ -136,19 +131,19 @@ def test_a_fold_of_a_blend_learns_from_nobody_in_it(store: Prepared, study: Stud
 
 
 @pytest.mark.slow
-def test_members_share_one_teacher(store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_share_one_teacher(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     fit = BoostedVisits.fit.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(BoostedVisits, "fit", classmethod(lambda cls, data: fits.append(1) or fit(cls, data)))
     members = load_study(None, [*SETTINGS, "training.members=2"])
-    trainer_of(store, "simulated", tmp_path / "run", study=members).fit()
+    trainer_of(prepared, "simulated", tmp_path / "run", study=members).fit()
     assert len(fits) == room.FOLDS
     assert Run(tmp_path / "run").study.training.distillation == 0.4
 
 
-def test_what_cannot_be_taught(store: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+def test_what_cannot_be_taught(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
     visit = load_study(None, [*SETTINGS, "model.head=visit"])
     with pytest.raises(EhrseqError, match="no hazards per day"):
-        BoostedTeacher(store, "simulated", visit)
+        BoostedTeacher(prepared, "simulated", visit)
     with pytest.raises(EhrseqError, match="nobody to learn from"):
-        Trainer(store, "simulated", tmp_path / "run", study=study).fit()
+        Trainer(prepared, "simulated", tmp_path / "run", study=study).fit()

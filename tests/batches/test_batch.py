@@ -1,7 +1,7 @@
 """The packed batch: what it accepts, what it refuses, and its padded edge."""
 
 import random
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
+from helpers.model_checks import plain
 from helpers.strategies import NAN, Records, Subject, Visit, pack, pad, records, sample_records
 
 
@@ -24,9 +25,6 @@ def small(**changes: object) -> VisitBatch:
         "delta_days": torch.tensor([0.0, 182.0, 0.0, 30.0]),
     }
     return VisitBatch(**{**base, **changes})
-
-
-# ---- derived indices -------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -66,8 +64,6 @@ def test_to_moves_every_tensor() -> None:
         assert not isinstance(value, Tensor) or value.device.type == "meta"
     assert meta.n_codes == batch.n_codes
 
-
-# ---- the self-check --------------------------------------------------------------------------------------------------
 
 SECRET = 7777  # stands for a patient's value: no message may hold it
 
@@ -117,20 +113,10 @@ def test_refuses_slots_outside_the_padded_shape() -> None:
             small(padded_shape=(2, 2), slots=torch.tensor(slots))
 
 
-# ---- from_padded and to_padded ---------------------------------------------------------------------------------------
-
-
-def unpadded(subjects: Records) -> Records:
-    """What the padded contract can say: no queries, numbers or static codes."""
-    return [
-        Subject(tuple(replace(v, numbers=(None,) * len(v.codes)) for v in s.visits if not v.is_query)) for s in subjects
-    ]
-
-
 @settings(deadline=None)
 @given(records(), st.sampled_from([0.0, NAN, 1e30]), st.integers(0, 5))
 def test_from_padded_reads_the_real_slots_in_row_major_order(subjects: Records, junk: float, seed: int) -> None:
-    subjects = unpadded(subjects)
+    subjects = plain(subjects)
     expected, x = pack(subjects), pad(subjects, junk=junk, seed=seed)
     batch = VisitBatch.from_padded(
         x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask,
@@ -176,9 +162,6 @@ def test_to_padded_of_a_packed_batch_stands_on_the_left() -> None:
         batch.to_padded(torch.zeros(3))
     with pytest.raises(EhrseqError, match="4 rows"):
         batch.to_padded(torch.tensor(1.0))
-
-
-# ---- from_flat -------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)

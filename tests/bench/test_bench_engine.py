@@ -1,7 +1,6 @@
 """The engine's bench: the seeds' padded designs compute the packed models' numbers, and every row is measured."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -91,22 +90,3 @@ def test_a_wrong_reference_would_be_seen(bench: ModuleType) -> None:
     assert not torch.allclose(theirs(unmasked), before, atol=1e-3)
     with pytest.raises(ValueError, match="not the weights"):
         load_packed(PaddedFlat(ModelConfig.model_validate({**SEEDS, "architecture": "flat"})), ours.state_dict())
-
-
-@pytest.mark.slow
-def test_step_section_measures_every_row(bench: ModuleType, tmp_path: Path) -> None:
-    bench.main(["--quick", "--only", "step", "--out", str(tmp_path / "new" / "engine.json")])
-    found = json.loads((tmp_path / "new" / "engine.json").read_text())
-    assert {"cpu", "torch", "cores"} <= found["machine"].keys()
-    rows = found["rows"]
-    cells = {(shape, mode) for shape in bench.SHAPES for mode in ("train", "inference")}
-    for contender in ("flat", "padded", *bench.OURS):
-        steps = [row for row in rows if row["section"] == "step" and row["contender"] == contender]
-        assert {(row["shape"], row["mode"]) for row in steps} == cells
-        assert all(row["us_per_visit"][1] > 0 for row in steps)
-    for slow, fast in bench.PAIRS:
-        ratios = [row for row in rows if row["section"] == "ratio" and (row["slow"], row["fast"]) == (slow, fast)]
-        assert {(row["shape"], row["mode"]) for row in ratios} == cells
-    shares = [row for row in rows if row["section"] == "share"]
-    assert {row["shape"] for row in shares} == set(bench.SHAPES)
-    assert all(0 < row["share"][1] < 1 for row in shares)

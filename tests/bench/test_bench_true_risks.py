@@ -42,16 +42,6 @@ def early(truth: Truth) -> np.ndarray:
     return truth.risk(np.array([true_risks.EARLY_DAYS]))[:, 0, 0]
 
 
-def test_risks_of_constant_hazards_are_exponential() -> None:
-    truth = world()
-    both = truth.hazards[:, :, 0].sum(axis=1)
-    found = truth.risk(np.array([10.0, 500.0]))
-    for h, days in enumerate((10.0, 500.0)):
-        for e in range(2):
-            expected = truth.hazards[:, e, 0] / both * -np.expm1(-both * days)
-            np.testing.assert_allclose(found[:, e, h], expected, rtol=1e-10)
-
-
 @pytest.mark.parametrize("mechanism", ["pair", "age"])
 @pytest.mark.parametrize("keep", [0.0, 0.4, 1.0, 1.3])
 def test_the_share_of_a_mechanism_is_what_a_model_knows_of_it(mechanism: str, keep: float) -> None:

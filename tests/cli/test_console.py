@@ -110,15 +110,6 @@ def test_a_terminal_of_any_encoding_shows_what_it_can(environment: dict[str, str
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_file_name_that_is_no_text_is_one_line_of_the_real_command(tmp_path: Path) -> None:
-    odd = os.fsdecode(os.fsencode(tmp_path) + "/Fälle–東".encode() + b"\xff\xfe")
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run([*MAIN, "check", odd], capture_output=True, env=environment, check=False)
-    assert done.returncode == 2
-    assert b"is not a folder" in done.stderr
-    assert done.stderr.count(b"\n") == 1
-
-
 def test_a_reader_that_leaves_is_a_signal_and_no_leak() -> None:
     """`ehrseq … | head`: Typer would exit with 1, which says "leak"."""
     read, write = os.pipe()

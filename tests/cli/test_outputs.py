@@ -117,9 +117,6 @@ def test_simulate_replaces_a_simulation_and_nothing_else(tmp_path: Path) -> None
     assert "is not empty" in refused(tmp_path, "simulate", mine(tmp_path / "app"), *knobs, "--overwrite")
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["predict", "check", "explain", "explore"])
 def test_a_file_is_replaced_only_as_ehrseq_wrote_it(sim_run: Path, sim_data: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "a" / ("x.html" if name == "explore" else "x.csv")
@@ -140,9 +137,6 @@ def test_a_file_is_replaced_only_as_ehrseq_wrote_it(sim_run: Path, sim_data: Pat
     if name == "predict":
         inside = sim_data / "data" / "p.parquet"
         assert "overlaps the input" in refused(sim_data, *words[name], "--out", inside)
-
-
-# ---- runs ------------------------------------------------------------------------------------------------------------
 
 
 def config_of_mine(folder: Path) -> None:

@@ -11,17 +11,8 @@ from ehrsequencing.config.files import COMMANDS
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, read_json_lines
 from ehrsequencing.core.text import parse_yaml
-from helpers.command_line import TASK, ehrseq
+from helpers.command_line import TASK, ehrseq, refused
 from helpers.meds import record, write_meds
-
-
-def refused(*arguments: object) -> str:
-    """Run a command that must fail: exit 2 and one line."""
-    done = ehrseq(*arguments)
-    assert done.exit_code == 2, done.output
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("ehrseq: ")
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -273,20 +264,3 @@ def test_a_task_in_the_settings_and_another_by_name_are_not_both_taken(data: Pat
     assert "--task: the settings hold the task 't'" in refused("check", data, "--task", task, "--config", study)
     study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK)}))
     assert ehrseq("check", data, "--task", task, "--config", study).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "answer"),
-    [
-        ("visits.bye=day", "did you mean visits.by?"),
-        ("model.dmi=64", "did you mean model.dim?"),
-        ("trainig.epochs=3", "did you mean training"),
-        ("epochs=3", "did you mean training.epochs?"),
-        ("training.dropout=0.1", "did you mean model.dropout?"),
-        ("xyzzy=1", "known here: preset, data, "),
-    ],
-)
-def test_an_unknown_setting_is_answered_with_what_comes_close(given: str, answer: str) -> None:
-    with pytest.raises(EhrseqError, match="unknown setting") as told:
-        load_study(None, [given])
-    assert answer in str(told.value)

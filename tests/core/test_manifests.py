@@ -1,5 +1,6 @@
 """Manifests: a folder that was damaged, altered or made by somebody hostile is refused, and never silently used."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -39,25 +40,6 @@ def test_a_flipped_bit_is_never_silent(
         return
     assert name == MANIFEST
     assert changed == manifest, "only white space may change"
-
-
-@pytest.mark.parametrize("damage", ["missing manifest", "missing file", "truncated", "escape"])
-def test_a_damaged_folder_is_refused(tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "set"
-    make_set(folder, b"content")
-    if damage == "missing manifest":
-        (folder / MANIFEST).unlink()
-    elif damage == "missing file":
-        (folder / "part" / "x.bin").unlink()
-    elif damage == "truncated":
-        (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:-9])
-    else:
-        (tmp_path / "secret").write_bytes(b"content")
-        manifest = read_json(folder / MANIFEST)
-        manifest["files"]["../secret"] = manifest["files"].pop("part/x.bin")
-        save_manifest(folder, manifest)
-    with pytest.raises(EhrseqError):
-        read_manifest(folder, what="a set")
 
 
 def make_run(folder: Path) -> Path:
@@ -113,7 +95,7 @@ HOSTILE = {
     "required is text": {"required": "model.bin"},
     "required is not listed": {"required": ["other.bin"]},
     "required is a number": {"required": [7]},
-    "a path out": {"files": {"../secret": "0"}, "required": []},
+    "a path out": {"files": {"../secret": sha256(b"secret").hexdigest()}, "required": []},
     "an absolute path": {"files": {"/etc/hostname": "0"}, "required": []},
     "a path with NUL": {"files": {"a\0b": "0"}, "required": []},
     "a hash of another type": {"files": {"model.bin": ["0"], "report.html": "0"}},

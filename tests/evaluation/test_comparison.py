@@ -17,10 +17,10 @@ from ehrsequencing.evaluation.estimates import (
     nll_row,
     scope_estimates,
 )
-from ehrsequencing.evaluation.population import censoring, follow_up
+from ehrsequencing.evaluation.population import follow_up, smallest_g
 from ehrsequencing.metrics.accuracy import brier
 from ehrsequencing.metrics.bootstrap import percentile_interval
-from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, median_follow_up_days
+from ehrsequencing.metrics.censoring import SubjectClock, median_follow_up_days
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
@@ -181,9 +181,9 @@ def test_smallest_g_by_hand() -> None:
         None, np.arange(20), duration, cause, np.array([50.0, 195.0]), {"m": np.full((20, 1, 2), 0.1)},
         draw_subjects(20, 0, 0),
     )  # fmt: skip
-    found = censoring([scope], model="kaplan-meier")
-    assert [row["g"] for row in found["smallest_g"]] == pytest.approx([16 / 20, 1 / 20])
-    assert [row["thin"] for row in found["smallest_g"]] == [False, True]
+    found = smallest_g([scope])
+    assert [row["g"] for row in found] == pytest.approx([16 / 20, 1 / 20])
+    assert [row["thin"] for row in found] == [False, True]
 
 
 def test_follow_up_by_repeated_rows() -> None:
@@ -195,23 +195,23 @@ def test_follow_up_by_repeated_rows() -> None:
     assert (found["low"], found["high"]) == pytest.approx(percentile_interval(np.array(samples)))
 
 
-def row_censoring(scope: Comparison, factor: np.ndarray) -> RowCensoring:
-    g = censoring_survival(scope.duration_days, scope.cause)
-    hazard = -np.log(np.maximum(g.values, 1e-12))
-    return RowCensoring(StepFunction(g.times_days, hazard), factor)
+def own_clock(scope: Comparison) -> SubjectClock:
+    """Every row p days after its index, so that each has its own G."""
+    since = np.random.default_rng(len(scope)).uniform(0, scope.duration_days.max() / 2, size=len(scope))
+    return SubjectClock.fit(since, scope.duration_days, scope.cause, np.arange(len(scope)))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
     scope = world(seed, 40)
-    factor = np.random.default_rng(seed).uniform(0.3, 1.5, size=40)
-    each = row_censoring(scope, factor)
+    each = own_clock(scope)
     rows = ScoredRows.of(scope.duration_days, scope.cause, scope.risk["dull"], HORIZONS, censoring=each)
-    score, concordance, days = brier(rows), wolbers_c(rows), each.cumulative_hazard
+    score, concordance = brier(rows), wolbers_c(rows)
     duration, cause, risk = scope.duration_days, scope.cause, scope.risk["dull"]
 
     def g(j: int, t: float) -> float:
-        return float(np.exp(-factor[j] * days.before(t)))
+        since = each.since_days[j]
+        return float(each.dropout.before(since + t) / each.dropout.at(since))
 
     for e, h in np.ndindex(2, 2):
         t, total, wins, pairs = HORIZONS[h], 0.0, 0.0, 0.0
@@ -239,9 +239,8 @@ def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
 
 def test_some_rows_keep_their_own_g() -> None:
     scope = world(13, 60)
-    factor = np.linspace(0.2, 2.0, 60)
-    inside = np.arange(60) % 3 == 0
-    part = replace(scope, censoring=row_censoring(scope, factor)).among(inside)
-    assert isinstance(part.censoring, RowCensoring)
-    np.testing.assert_array_equal(part.censoring.factor, factor[inside])
+    clock, inside = own_clock(scope), np.arange(60) % 3 == 0
+    part = replace(scope, censoring=clock).among(inside)
+    assert isinstance(part.censoring, SubjectClock)
+    np.testing.assert_array_equal(part.censoring.since_days, clock.since_days[inside])
     assert len(part) == 20

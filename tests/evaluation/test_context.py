@@ -45,9 +45,6 @@ def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate_module, "fit_baselines", fit)
 
 
-# ---- the whole ------------------------------------------------------------------------------------------------------
-
-
 def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_baselines: None) -> None:
     result = evaluate(sim_run, settings=EvaluationConfig(explained_subjects=2, baselines="fast", bootstrap=4))
     json.dumps(result, allow_nan=False)
@@ -94,7 +91,7 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
     assert all(total == at_risk[place[1]] for place, total in by_group.items())  # every row is in one level
     assert set(result["inputs"]["by_split"]) == {"train", "tuning", "held_out"}
     assert [row["landmark_days"] for row in result["follow_up"]] == landmarks
-    assert len(result["censoring"]["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
+    assert len(result["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
 
 
 def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepared: Prepared) -> None:
@@ -118,17 +115,12 @@ def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepa
     assert all(value is None for row in late for value in row["net_benefit"])
 
 
-# ---- whom a run is judged on ----------------------------------------------------------------------------------------
-
-
 def test_a_split_that_is_none_and_training_subjects_that_are_gone(run: Run, prepared: Prepared) -> None:
     with pytest.raises(EhrseqError, match="no split"):
         Population.of_split(prepared, run.task, "validation")
     judged = Population.of_split(prepared, run.task, "held_out")
     with pytest.raises(EhrseqError, match="need the training subjects"):
         Evaluation(run, judged, prepared=None, settings=QUICK, train_censoring=True)
-    with pytest.raises(EhrseqError, match="need the training subjects"):
-        Evaluation(run, judged, prepared=None, settings=QUICK.model_copy(update={"censoring": "cox"}))
 
 
 def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: Prepared) -> None:
@@ -149,9 +141,6 @@ def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: 
         value = found[OURS, landmark, run.task.causes[0], horizon, "brier"]
         assert value == pytest.approx(table["brier"][0, h], rel=1e-5)
         assert value != pytest.approx(own["brier"][0, h], rel=1e-5)  # the mutant that ignores the wish
-
-
-# ---- blanking -------------------------------------------------------------------------------------------------------
 
 
 def test_risks_are_given_no_event_in_the_blanking_period(
@@ -189,9 +178,6 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     ]  # fmt: skip
     assert len(rivals) >= 4
     assert all(0.5 < value < 2 for value in rivals)
-
-
-# ---- checks ---------------------------------------------------------------------------------------------------------
 
 
 def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prepared) -> None:

@@ -207,14 +207,5 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     Run(run)  # still valid, and as it was
     assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrate", "--out", tmp_path / "p")
     assert ehrseq("evaluate", run, "--recalibrate", *quick).exit_code == 0
-    for name, option in (("plain", ()), ("recalibrated", ("--recalibrate",))):
-        done = ehrseq("predict", run, held_out, *option, "--at", "last", "--out", tmp_path / f"{name}.parquet")
-        assert done.exit_code == 0, done.output
-    risks = [pq.read_table(tmp_path / f"{name}.parquet")["risk"].to_pylist() for name in ("plain", "recalibrated")]
-    assert len(risks[0]) == len(risks[1])
-    assert risks[0] != risks[1]
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("")
-    assert "is there already" in refused("evaluate", run, "--data", held_out, "--out", tmp_path / "mine", *quick)
     assert "--out needs --data" in refused("evaluate", run, "--out", tmp_path / "x")
     assert "exclude each other" in refused("evaluate", run, "--data", held_out, "--split", "tuning")

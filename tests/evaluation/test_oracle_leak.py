@@ -25,10 +25,11 @@ from ehrsequencing.evaluation.risk_source import hazards_through
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.train import Trainer
+from helpers.visits import one_row_each
 
 FUTURES, EXACT = (4, 16), 192
 
@@ -141,7 +142,7 @@ def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:
         hazard = 0.002 * np.exp(pair)
         end = chance.uniform(100, 900, 500)
         event = chance.exponential(1 / hazard)
-        rows = _rows(np.minimum(event, end), (event < end).astype(np.int8))
+        rows = one_row_each(500, duration_days=np.minimum(event, end), cause=(event < end).astype(np.int8))
         noise = np.exp(chance.normal(-0.08, 0.4, (500, 1, 2)))  # of mean 1
         truth = Truth(np.array([0.0, 200.0, 1000.0]), hazard[:, None, None] * noise, {"pair": pair})
         models = {"exact": hazard, "flat": 0 * hazard + 0.002, "bold": 0.002 * np.exp(2 * pair)}
@@ -153,13 +154,6 @@ def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:
         assert abs(np.mean(z[name])) < 3 / np.sqrt(120), name
         assert np.std(z[name]) == pytest.approx(1, abs=0.25), name
     assert min(z["seeing"]) > LEAK_Z
-
-
-def _rows(duration_days: np.ndarray, cause: np.ndarray) -> TaskRows:
-    n = len(cause)
-    blank = {name: np.zeros(n) for name in TaskRows.__dataclass_fields__}
-    own = {"row_offsets": np.arange(n + 1), "duration_days": duration_days, "cause": cause}
-    return TaskRows(**{**blank, **own})
 
 
 # ---- the truth of another task ---------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from ehrsequencing.evaluation.estimates import over_time_rows
 from ehrsequencing.evaluation.population import at_risk, unobserved_tenths
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from helpers.audit import hospital_rows, make_set
 from helpers.comparison import CAUSES, HORIZONS, world
 from helpers.meds import DAY_US, Row
 from helpers.metric_table import metric_table
+from helpers.visits import one_row_each, timelines_of
 
 
 def at_index(people: int, rows_each: int, *, resamples: int = 0) -> Comparison:
@@ -131,27 +132,10 @@ class OfAges:
 
 def tiny_timelines(static: list[list[str]], vocabulary: Vocabulary) -> Timelines:
     codes = [vocabulary.index.get(code, 1) for own in static for code in own]
-    n, none = len(static), np.zeros(0, dtype=np.int64)
-    return Timelines(
-        subject_id=np.arange(n), birth_us=np.zeros(n, np.int64), subject_offsets=np.zeros(n + 1, np.int64),
-        start_us=none, end_us=none, age_years=none.astype(np.float32), delta_days=none.astype(np.float32),
-        visit_offsets=np.zeros(1, np.int64), codes=none.astype(np.int32), values=np.zeros((0, 2), np.float32),
-        static_codes=np.array(codes, dtype=np.int32),
-        static_offsets=np.cumsum([0, *(len(own) for own in static)]).astype(np.int64),
-    )  # fmt: skip
-
-
-def tiny_rows(ages: list[float]) -> TaskRows:
-    n = len(ages)
-    zeros = np.zeros(n, dtype=np.int64)
-    return TaskRows(
-        row_offsets=np.arange(n + 1), prediction_us=zeros, index_us=zeros, is_query=np.ones(n, bool),
-        visits_before=zeros.astype(np.int32), age_years=np.array(ages, np.float32),
-        delta_days=zeros.astype(np.float32), unfinished_codes=zeros.astype(np.int32), duration_days=np.ones(n),
-        entry_days=zeros.astype(np.float32), cause=zeros.astype(np.int8),
-        carry_offsets=np.zeros(n + 1, np.int64), carry_codes=np.zeros(0, np.int32),
-        carry_values=np.zeros((0, 2), np.float32),
-    )  # fmt: skip
+    offsets = np.cumsum([0, *(len(own) for own in static)]).astype(np.int64)
+    return replace(
+        timelines_of([()] * len(static)), static_codes=np.array(codes, dtype=np.int32), static_offsets=offsets
+    )
 
 
 def test_groups_by_hand() -> None:
@@ -166,7 +150,10 @@ def test_groups_by_hand() -> None:
          ["GENDER//F", "RACE//A", "RACE//B", "SMOKER", "[UNK]", "TRIAL"]],
         vocabulary,
     )  # fmt: skip
-    records, every = TaskRecords(timelines, tiny_rows([42.0, 49.9, 50.0, np.nan])), np.arange(4)
+    records, every = (
+        TaskRecords(timelines, one_row_each(4, age_years=np.array([42.0, 49.9, 50.0, np.nan]))),
+        np.arange(4),
+    )
     groups = groups_of_rows(records, vocabulary, chosen=every, kinds=["sex", "age", "static"])
     assert {name: levels.tolist() for name, levels in groups.items()} == {
         "age": ["40-49", "40-49", "50-59", "unknown"],

@@ -36,9 +36,6 @@ QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
 T_975 = {1: 12.7062047364, 2: 4.3026527297, 4: 2.7764451052, 24: 2.0638985616}  # of a printed table
 
 
-# ---- the interval ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [2, 3, 5, 25])
 @given(data=st.data())
 def test_the_interval_is_that_of_nadeau_and_bengio(count: int, data: st.DataObject) -> None:
@@ -63,9 +60,6 @@ def test_undefined_splits() -> None:
     assert np.isnan([low, high]).all()
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------
-
-
 def test_differences_are_paired_over_the_splits() -> None:
     splits = [
         Split(seed, 80, 20, {Place(OURS, 0.0, "d", 30.0, "c"): ours, Place("Cox", 0.0, "d", 30.0, "c"): cox})
@@ -81,9 +75,6 @@ def test_differences_are_paired_over_the_splits() -> None:
     assert difference["high"] == pytest.approx(0.15 + 0.43473, abs=1e-4)
     # paired, not the interval of two independent means
     assert difference["high"] - difference["low"] != pytest.approx(table["rows"][0]["high"] - table["rows"][0]["low"])
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

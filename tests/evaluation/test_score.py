@@ -26,9 +26,6 @@ SETTINGS = EvaluationConfig(bootstrap=5, subgroups=("sex",))
 NO_RIVALS = ("evaluation.baselines=none", "evaluation.bootstrap=0")
 
 
-# ---- the same numbers as evaluate ------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     sim_run: Path, sim_data: Path, task: TaskConfig, predicted: Path, tmp_path: Path, tiny_study: StudyConfig
@@ -90,9 +87,6 @@ def test_a_file_with_every_edge_of_the_grid_has_the_likelihood_of_the_run(
         assert gap["low"] < gap["value"] < gap["high"]
 
 
-# ---- a model of somebody else ----------------------------------------------------------------------------------------
-
-
 def test_a_cox_model_of_another_library_is_scored(
     sim_data: Path, sim_prepared: Path, small_task: TaskConfig, task_file: Path, tmp_path: Path
 ) -> None:
@@ -149,9 +143,6 @@ def test_a_cox_model_of_another_library_is_scored(
     assert metric_lines(result)[0] in done.stdout
 
 
-# ---- the command, and what it writes ---------------------------------------------------------------------------------
-
-
 def test_the_command_prepares_and_removes_the_set(
     predicted: Path, sim_data: Path, task_file: Path, tmp_path: Path
 ) -> None:
@@ -166,9 +157,6 @@ def test_the_command_prepares_and_removes_the_set(
     (tmp_path / "out" / "mine.txt").write_text("")
     assert "which ehrseq did not write" in refused(*arguments, "--overwrite")
     assert "belongs to" in refused(*arguments[:-2], "--overwrite", "model.dim=3")
-
-
-# ---- several files together ------------------------------------------------------------------------------------------
 
 
 def test_files_beside_each_other_get_their_own_numbers_and_the_difference(

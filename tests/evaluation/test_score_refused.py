@@ -13,7 +13,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.trained_baselines import FLAT
 from helpers.command_line import refused
-from helpers.score import KEY, Score, first
+from helpers.score import Score, first
 
 
 def without_cause(table: pd.DataFrame) -> pd.DataFrame:
@@ -103,14 +103,3 @@ def test_risks_that_are_no_incidences_have_no_likelihood(frame: pd.DataFrame, sc
     flat = scored(fine.assign(risk=0.2))
     assert any("predicted curve is flat" in text for text in flat["warnings"])
     assert not any(row["metric"] == "nll" for row in flat["metrics"])
-
-
-def test_landmarks_need_everybody(frame: pd.DataFrame, scored: Score, sim_prepared: Path) -> None:
-    cohort = pd.read_parquet(sim_prepared / "tasks" / "simulated" / "cohort.parquet")
-    queries = cohort[cohort["kind"] == "query"]
-    at_index = queries[queries["prediction_time"] == queries["index_time"]]
-    found = scored(frame.merge(queries[KEY[:2]], on=KEY[:2]))
-    assert {row["landmark_days"] for row in found["metrics"]} == {0.0, 365.25}
-    assert any("only landmarks are evaluated" in text for text in found["warnings"])
-    with pytest.raises(EhrseqError, match="at a landmark"):
-        scored(frame.merge(at_index[KEY[:2]], on=KEY[:2]))

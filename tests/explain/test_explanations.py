@@ -14,7 +14,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.examples import trajectories
@@ -33,8 +32,6 @@ from ehrsequencing.records.timelines import TaskRecords
 from helpers.command_line import ehrseq
 from helpers.explained import record_of_events
 
-# ---- attention -----------------------------------------------------------------------------------------
-
 
 def test_attention_stands_beside_as_a_weight_within_the_visit(runs: dict[str, Run], record: SubjectRecord) -> None:
     table = explain_subject(Question.for_run(runs["network"]), record, kinds=["code in visit"])[1].to_pylist()
@@ -43,9 +40,6 @@ def test_attention_stands_beside_as_a_weight_within_the_visit(runs: dict[str, Ru
     kept = np.ones((1, len(record.record.events)), dtype=bool)
     lines = encode_copies(runs["network"].vocabulary, record, kept, np.array([0])).timelines
     assert attention_weights(runs["network"], lines).sum() == pytest.approx(record.n_visits, abs=1e-4)
-
-
-# ---- mutants: each is a way to explain wrongly, and each of these tests must catch it --------------------------------
 
 
 def mutant_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +117,6 @@ def test_a_table_of_single_effects_does_not_add_up(runs: dict[str, Run], people:
     assert max(gaps) > 1e-5
 
 
-# ---- cohort ----------------------------------------------------------------------------------------------------------
-
-
 def test_an_attribute_and_a_number_are_compared_with_another_value(runs: dict[str, Run], sim_data: Path) -> None:
     """Against copies of the records whose rows are changed in place."""
     question = Question.for_run(runs["network"])
@@ -171,9 +162,6 @@ def changed(question: Question, record: SubjectRecord, **arrays: Any) -> float:
     return float(question.of_copies(other, [np.ones(len(events), dtype=bool)], rows=[-1])[0, 0, 0])
 
 
-# ---- the report's patients -------------------------------------------------------------------------------------------
-
-
 def test_the_moves_of_the_reports_patients_add_up(runs: dict[str, Run], sim_prepared: Path) -> None:
     run = runs["network"]
     population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
@@ -191,9 +179,6 @@ def test_the_moves_of_the_reports_patients_add_up(runs: dict[str, Run], sim_prep
             assert sum(part["change"] for part in move["parts"]) == pytest.approx(
                 move["after"] - move["before"], abs=1e-3
             )
-
-
-# ---- command and Python ----------------------------------------------------------------------------------------------
 
 
 def test_the_command_explains_a_subject_and_a_cohort(
@@ -228,22 +213,6 @@ def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Pat
         assert done.exit_code == 2, done.output
         assert str(10**9) not in done.output
     assert foreign.read_text() == "years,of,work\n"
-
-
-def test_python_gives_a_frame(sim_run: Path, sim_data: Path, record: SubjectRecord) -> None:
-    run = TrainedRun(sim_run)
-    table = run.explain(sim_data, subject=record.subject_id, horizon="1y", progress=False)
-    assert list(table.columns[:3]) == ["code", "visit", "time"]
-    sizes = np.abs(table["change_in_risk"].to_numpy())
-    assert (np.diff(sizes) <= 1e-12).all()
-    parts = run.explain(sim_data, subject=record.subject_id, kind=CHANGE, progress=False)
-    found = change(Question.for_run(run), record)
-    assert parts["change_in_risk"].sum() == pytest.approx(found.now - found.before, abs=1e-6)
-    with pytest.raises(EhrseqError, match="no kind"):
-        run.explain(sim_data, subject=record.subject_id, kind="organ", progress=False)
-
-
-# ---- Effects of deletions, and the table of a change: their signs, their sums, and broken versions that are caught
 
 
 @pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])

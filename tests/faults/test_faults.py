@@ -210,9 +210,6 @@ def test_signals_are_noted_and_a_second_one_stops_at_once() -> None:
         assert len(saved) == (len(numbers) == 1)
 
 
-# ---- the same seed gives the same bytes ------------------------------------------------------------------------------
-
-
 @pytest.mark.faults
 @pytest.mark.slow
 def test_no_seed_of_hashes_changes_a_byte(inputs: Path, tmp_path: Path) -> None:

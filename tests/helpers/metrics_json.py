@@ -9,7 +9,7 @@ import numpy as np
 YEAR = 365.25
 #: Keys that are None where nothing was computed.
 OPTIONAL = (
-    "differences", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks", "external", "recalibration",
+    "differences", "decision", "subgroups", "smallest_g", "follow_up", "inputs", "checks", "external", "recalibration",
     "repeated_splits", "audit", "records_before", "blend", "score", "incidence", "tripod", "codes",
 )  # fmt: skip
 MODELS = ["ehrsequencing", "boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
@@ -185,12 +185,10 @@ def complete(**kind: Any) -> dict[str, Any]:
         "differences": differences,
         "decision": [r for place in places for r in _decision(place, people)],
         "subgroups": [r for place in places for r in _subgroups(place, people)],
-        "censoring": {
-            "model": "kaplan-meier",
-            "smallest_g": [{"landmark_days": d, "horizon_days": h, "g": max(0.03, 0.9 - h / YEAR / 6),
-                            "thin": False}
-                           for d in metrics["landmarks_days"] for h in horizons],
-        },
+        "smallest_g": [
+            {"landmark_days": d, "horizon_days": h, "g": max(0.03, 0.9 - h / YEAR / 6), "thin": False}
+            for d in metrics["landmarks_days"] for h in horizons
+        ],
         "follow_up": [{"landmark_days": d, "median_days": 2400.0 - d / 2, "low": 2250.0 - d / 2, "high": 2500.0 - d / 2}
                       for d in metrics["landmarks_days"]],
         "inputs": _inputs(metrics),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ehrsequencing.batches import padded
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.models import attention, behrt, embeddings, hazards, positions, segments, table, visit_encoder
+from ehrsequencing.models import attention, behrt, embeddings, hazards, segments, table, visit_encoder
 from ehrsequencing.models.attention_blocks import AttentionPlan, Block
 from ehrsequencing.models.base import SurvivalModel
 from helpers.attention_checks import (
@@ -206,20 +206,6 @@ def the_future_is_visible(patch: Patch) -> None:
     see(patch, "visits_plan", lambda seen, batch: seen | (same_subject(batch) & ~batch.is_query))
 
 
-@mutant("reference", "composition")
-def subject_offsets_are_one_off(patch: Patch) -> None:
-    """Each subject but the first takes its neighbour's last row for its own first."""
-    build = attention.visits_plan
-
-    def shifted(batch: VisitBatch, **settings: object) -> AttentionPlan:
-        ends = batch.subject_offsets.clone()
-        ends[1:-1] = (ends[1:-1] - 1).clamp(min=0)
-        wrong = replace(batch, subject_offsets=ends)
-        return build(wrong, **settings)
-
-    patch.setattr(attention, "visits_plan", shifted)
-
-
 @mutant("queries")
 def queries_are_seen(patch: Patch) -> None:
     build = attention.visits_plan
@@ -227,15 +213,6 @@ def queries_are_seen(patch: Patch) -> None:
     patch.setattr(
         attention, "visits_plan", lambda batch, **kw: build(replace(batch, is_query=none(batch.is_query)), **kw)
     )
-
-
-@mutant("future gradient", "visits plan")
-def a_query_sees_the_next_visit(patch: Patch) -> None:
-    def after(seen: Tensor, batch: VisitBatch) -> Tensor:
-        following = (batch.visit_index == batch.visit_index.unsqueeze(1)) & same_subject(batch) & ~batch.is_query
-        return seen | (following & batch.is_query.unsqueeze(1))
-
-    see(patch, "visits_plan", after)
 
 
 @mutant("query sees the past", "visits plan")
@@ -353,21 +330,6 @@ def an_empty_visit_gets_the_mlps_constant(patch: Patch) -> None:
     patch.setattr(visit_encoder.VisitMLP, "forward", forward)
 
 
-def days(patch: Patch, change: Callable[[VisitBatch, Tensor], Tensor]) -> None:
-    """`change(batch, right)` → the days that rotary attention counts."""
-    right = positions.days_since_first
-    patch.setattr(positions, "days_since_first", lambda batch: change(batch, right(batch)))
-
-
-@mutant("queries")
-def rotary_days_go_on_after_a_query(patch: Patch) -> None:
-    def wrong(batch: VisitBatch, _: Tensor) -> Tensor:
-        total = batch.delta_days.double().cumsum(0)
-        return total - total[batch.subject_offsets[:-1][batch.subject_of_visit]]
-
-    days(patch, wrong)
-
-
 @mutant("causality")
 def gaps_are_those_to_the_next_visit(patch: Patch) -> None:
     """Also what Δt looks like where a truncation has shifted the visits beside it."""
@@ -405,15 +367,6 @@ def table_bag(patch: Patch, change: Callable[..., Tensor]) -> None:
 @mutant("reference: table", "prefix: table")
 def a_table_holds_the_next_rows_numbers(patch: Patch) -> None:
     table_bag(patch, lambda bag, *args, **settings: bag(*args, **settings).roll(-1, 0))
-
-
-@mutant("reference: table")
-def a_table_is_averaged(patch: Patch) -> None:
-    def mean(bag: Callable[..., Tensor], rows: Tensor, vectors: Tensor, offsets: Tensor, **settings: object) -> Tensor:
-        count = offsets.diff().clamp(min=1).unsqueeze(1)
-        return bag(rows, vectors, offsets, **settings) / count
-
-    table_bag(patch, mean)
 
 
 @mutant("queries: table")
@@ -461,17 +414,6 @@ def a_censored_visit_counts_as_survived(patch: Patch) -> None:
 def the_entry_is_ignored(patch: Patch) -> None:
     def nll(logits: Tensor, edges_days: tuple[float, ...], **labels: Tensor) -> Tensor:
         return right(logits, edges_days, **{**labels, "entry_days": None})
-
-    right = hazards.horizon_nll
-    patch.setattr("ehrsequencing.models.hazard_model.horizon_nll", nll)
-    patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
-
-
-@mutant("reference", "integral")
-def competing_hazards_are_left_out(patch: Patch) -> None:
-    def nll(logits: Tensor, edges_days: tuple[float, ...], *, cause: Tensor, **labels: Tensor) -> Tensor:
-        own = (cause.clamp(min=1) - 1).view(-1, 1, 1).expand(-1, 1, logits.shape[2])
-        return right(logits.gather(1, own), edges_days, cause=cause.clamp(max=1), **labels)
 
     right = hazards.horizon_nll
     patch.setattr("ehrsequencing.models.hazard_model.horizon_nll", nll)

@@ -12,7 +12,7 @@ from ehrsequencing.reporting.report import environment
 class Page(HTMLParser):
     """Checks nesting while it collects tags, attributes and text."""
 
-    VOID = frozenset({"meta", "link", "br", "img"})
+    VOID = frozenset({"meta", "link", "br", "img", "input"})
 
     def __init__(self, text: str) -> None:
         super().__init__()

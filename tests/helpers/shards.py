@@ -1,6 +1,4 @@
-"""A small data set in several shards, and the bytes of what is made of it."""
-
-from pathlib import Path
+"""A small data set in several shards."""
 
 from ehrsequencing.config import TaskConfig, load_study
 from helpers.meds import DAY_US, Row, us
@@ -26,7 +24,3 @@ def rows_of(subjects: int) -> list[Row]:
         if who % 3 == 0:
             rows.append(Row(who, start + 400 * DAY_US, "MEDS_DEATH"))
     return rows
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

@@ -1,9 +1,12 @@
-"""Timelines of hand-written visits, for tests of pretraining."""
+"""Timelines of hand-written visits, rows of hand-written columns, and vocabularies of hand-written codes."""
 
 import numpy as np
 
+from ehrsequencing.config import ValuesConfig
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import Timelines
+from ehrsequencing.records.scales import KNOTS
+from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.vocabulary import Vocabulary
 
 Codes = tuple[tuple[int, float], ...]  # token and rank (NaN without a number) of each code
 Record = tuple[tuple[float, Codes], ...]  # day and codes of each visit
@@ -31,3 +34,19 @@ def timelines_of(records: list[Record]) -> Timelines:
         static_codes=np.zeros(0, dtype=np.int32),
         static_offsets=np.zeros(len(records) + 1, dtype=np.int64),
     )
+
+
+def one_row_each(subjects: int, **columns: np.ndarray) -> TaskRows:
+    """A prediction time of each subject; columns that are not given are zeros."""
+    blank = {name: np.zeros(subjects) for name in TaskRows.__dataclass_fields__}
+    return TaskRows(**{**blank, "row_offsets": np.arange(subjects + 1), **columns})
+
+
+def vocabulary_of(
+    *codes: str, kinds: tuple[str, ...] = (), numeric: tuple[str, ...] = (), carry: bool = False
+) -> Vocabulary:
+    """Codes, of which some have numbers in two bins."""
+    has = np.array([code in numeric for code in codes])
+    n = int(has.sum()) * (3 if carry else 1)
+    settings = ValuesConfig(mode="bins", bins=2, carry=carry)
+    return Vocabulary(kinds, codes, has, np.tile(np.linspace(0, 1, KNOTS), (n, 1)), np.zeros(n), np.ones(n), settings)

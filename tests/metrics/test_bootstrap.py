@@ -127,14 +127,6 @@ def test_they_are_those_of_scored_rows(seed: int, causes: int) -> None:
     assert eh.metrics.concordance(time, cause, scores, horizon=200) == discrimination.wolbers_c(rows)[0, 0]
 
 
-def test_another_cause_is_not_ignored() -> None:
-    """A competing event keeps its subject as event-free; taken for censored, C would differ."""
-    time, cause, risk = random_rows(5)
-    as_censored = np.where(cause == 2, 0, cause)
-    right, wrong = (eh.metrics.concordance(time, c, risk, horizon=400) for c in (cause, as_censored))
-    assert abs(right - wrong) > 1e-3
-
-
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(EhrseqError, match="one risk a row"):
         eh.metrics.brier([1.0], [1], [[0.5]], horizon=2)

@@ -23,8 +23,6 @@ from helpers.model_checks import FEW, outputs_and_gradients
 from helpers.models import ENCODERS, make_model
 from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
 
 @FEW
 @given(records(), any_reach, st.booleans())
@@ -76,9 +74,6 @@ def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: boo
     assert scores[1] < 2.2 * scores[0]
 
 
-# ---- the window, and the reach of the flat model ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 100])
 def test_window(window: int) -> None:
     check_window(window=window)
@@ -87,9 +82,6 @@ def test_window(window: int) -> None:
 @pytest.mark.parametrize("max_tokens", [1, 4, 7, 9, 100])
 def test_reach(max_tokens: int) -> None:
     check_reach(max_tokens=max_tokens)
-
-
-# ---- importance weights ----------------------------------------------------------------------------------------------
 
 
 @FEW
@@ -103,9 +95,6 @@ def test_the_same_code_has_the_same_score_in_any_slot(scorer: str) -> None:
     check_same_code_same_score(make_model(scorer=scorer))
     with pytest.raises(AssertionError):
         check_same_code_same_score(make_model(scorer=scorer, code_position=True))
-
-
-# ---- what a configuration asks of the batch --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [*ENCODERS.values(), {"architecture": "flat"}], ids=str)

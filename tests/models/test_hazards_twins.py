@@ -93,8 +93,6 @@ def test_twins_agree(check: Callable[[Case], None]) -> None:
     given(cases())(check)()
 
 
-# ---- broken twins ----------------------------------------------------------------------------------------------------
-
 exposure = numpy_room.exposure
 MUTANTS: dict[str, tuple[str, Callable[..., object]]] = {
     "the start is ignored": ("exposure", lambda edges, start, stop: exposure(edges, 0 * start, stop)),

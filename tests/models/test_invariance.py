@@ -28,9 +28,6 @@ from helpers.strategies import Records, Subject, Visit, pack, records, sample_re
 SETS = [name for name in MODELS if not name.startswith("flat")]  # models whose visits are sets of codes
 
 
-# ---- codes of a visit are a set --------------------------------------------------------------------------------------
-
-
 @FEW
 @given(records(), st.sampled_from(SETS))
 def test_order_of_codes(subjects: Records, kind: str) -> None:
@@ -53,8 +50,6 @@ def test_order_of_codes_counts_in_the_flat_model(position: str) -> None:
     check_code_order(make_model(architecture="flat", position="none"), sample_records())  # the places alone tell
 
 
-# ---- some rows alone ------------------------------------------------------------------------------------------------
-
 VARIANTS: list[dict[str, object]] = [
     *MODELS.values(), {"head": "visit"}, {"layers": 1}, {"attention": "bidirectional"}, {"max_visits": 1},
 ]  # fmt: skip
@@ -75,9 +70,6 @@ def test_rows_alone_of_an_ensemble_and_recalibrated() -> None:
     check_rows(Recalibrated(ensemble, [0.3, -0.2], [0.9, 1.2]), sample_records())
 
 
-# ---- what shares the batch -------------------------------------------------------------------------------------------
-
-
 @FEW
 @given(records(), any_model)
 def test_batch_composition(subjects: Records, kind: str) -> None:
@@ -93,9 +85,6 @@ def test_beside_a_very_long_subject(settings: dict[str, object]) -> None:
     check_composition(make_model(**settings).float(), sample_records(lengths=(4, 1100, 1, 9)), tolerance=1e-5)
 
 
-# ---- pads ------------------------------------------------------------------------------------------------------------
-
-
 @FEW
 @given(records(), any_model)
 def test_pads(subjects: Records, kind: str) -> None:
@@ -106,9 +95,6 @@ def test_pads(subjects: Records, kind: str) -> None:
 @given(records(), st.sampled_from([name for name in MODELS if not MODELS[name].get("code_types")]))
 def test_the_flat_contract_says_what_the_padded_one_says(subjects: Records, kind: str) -> None:
     check_flat_contract(make_model(**MODELS[kind]), subjects)
-
-
-# ---- the future ------------------------------------------------------------------------------------------------------
 
 
 @FEW
@@ -130,9 +116,6 @@ def test_prefix(subjects: Records, kind: str) -> None:
     check_prefix(make_model(**MODELS[kind]), subjects)
 
 
-# ---- queries ---------------------------------------------------------------------------------------------------------
-
-
 @FEW
 @given(records(max_subjects=2), any_model)
 def test_queries(subjects: Records, kind: str) -> None:
@@ -147,11 +130,7 @@ def test_queries_beside_bidirectional_attention(settings: dict[str, object]) -> 
 @pytest.mark.parametrize("settings", [{}, {"architecture": "flat"}], ids=str)
 def test_a_query_sees_the_past(settings: dict[str, object]) -> None:
     check_query_sees_the_past(make_model(**settings))
-    if "timeline" not in settings:
-        check_query_sees_the_past(make_model(**settings, attention="bidirectional"))
-
-
-# ---- empty things ----------------------------------------------------------------------------------------------------
+    check_query_sees_the_past(make_model(**settings, attention="bidirectional"))
 
 
 @FEW

@@ -175,16 +175,6 @@ def test_a_late_hazard_is_kept_apart(late: float) -> None:
     check_late_hazard_is_kept_apart(late)
 
 
-def test_an_event_at_an_edge_counts_in_the_bin_that_ends_there() -> None:
-    """Its exposure lies there, and metrics count it as an event by that horizon."""
-    logits = torch.tensor([[[-1.0, -3.0]]], dtype=torch.float64)
-    found = horizon_nll(
-        logits.expand(2, 1, 2), [5.0], duration_days=column(5.0, 5.0 + 1e-9), cause=torch.tensor([1, 1])
-    )
-    at_edge, after = 5 * math.exp(-1) + 1, 5 * math.exp(-1) + 3
-    torch.testing.assert_close(found, column(at_edge, after))
-
-
 # ---- the head and the model's use of the losses ----------------------------------------------------------------------
 
 

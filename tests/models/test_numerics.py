@@ -16,8 +16,6 @@ from helpers.strategies import pack, sample_records
 
 LENGTHS = (9, 1, 14, 6)
 
-# ---- the same bits ---------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("kind", "threads"),
@@ -74,9 +72,6 @@ def test_history_dropout_drops_whole_rows_of_what_the_past_offers() -> None:
 def test_history_dropout_reaches_attention_over_time(architecture: str) -> None:
     torch.manual_seed(0)
     check_changes_in_training_only(make_model(architecture=architecture, dropout=0, history_dropout=0.5))
-
-
-# ---- rounding --------------------------------------------------------------------------------------------------------
 
 
 def strays(model: Model, coarse: torch.dtype) -> tuple[float, float]:

@@ -191,16 +191,10 @@ def test_tokens_stay_dense(on_gpu: None) -> None:
     assert isinstance(behrt.tokens_plan(batch, offsets, max_tokens=9), AttentionPlan)
 
 
-# ---- models ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 @pytest.mark.parametrize("kind", RAGGED_KINDS)
 def test_ragged_equals_the_padded_reference(kind: str, attention: str, on_gpu: None) -> None:
     check_equals_reference(make_model(**MODELS[kind], attention=attention), SAMPLE)
-
-
-# ---- the seam --------------------------------------------------------------------------------------------------------
 
 
 def test_heads_that_are_too_wide_are_refused(on_gpu: None) -> None:
@@ -229,8 +223,6 @@ def test_which_devices_go_ragged(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert attention.is_ragged(torch.device(device)) == ragged
 
-
-# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 Change = Callable[[RaggedPlan], RaggedPlan]
 

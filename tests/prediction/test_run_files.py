@@ -9,7 +9,7 @@ from typer.testing import Result
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
+from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, saved_audit
 from helpers.command_line import ehrseq
 
@@ -75,15 +75,6 @@ def test_a_report_that_somebody_edited_is_not_drawn_again_by_the_audit(run: Path
     assert done.exit_code in (0, 1), done.output
     assert (run / "report.html").read_text() == "my own page"
     assert "report.html has changed since it was written" in done.stderr
-
-
-@pytest.mark.parametrize("name", RUN_NEEDS)
-@pytest.mark.parametrize("change", [delete, save_again])
-def test_a_model_that_is_not_as_it_was_is_refused(run: Path, sim_data: Path, name: str, change: object) -> None:
-    change(run / name)  # type: ignore[operator]
-    done = predict(run, sim_data)
-    assert done.exit_code == 2
-    assert f"{run / name}: {'a file is missing' if change is delete else 'has changed'}" in done.stderr
 
 
 def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path) -> None:

@@ -10,7 +10,6 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.omop.reader import import_omop
 from ehrsequencing.readers.synthea import import_synthea
 from helpers.command_line import ehrseq
-from helpers.meds import written
 from helpers.omop import SMALL, write_csv
 from helpers.synthea import NEW, write_tables
 
@@ -107,13 +106,3 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path, name: st
     (source / name).write_bytes(content)
     with pytest.raises(EhrseqError, match=f"{name}: {said}"):
         import_omop(str(source), tmp_path / "meds")
-
-
-def test_a_failed_import_leaves_the_earlier_one(tmp_path: Path) -> None:
-    source = source_of("synthea", tmp_path / "csv")
-    import_synthea(source, tmp_path / "meds")
-    before = written(tmp_path / "meds")
-    not_text(source, *FILES["synthea"])
-    with pytest.raises(EhrseqError):
-        import_synthea(source, tmp_path / "meds")
-    assert written(tmp_path / "meds") == before

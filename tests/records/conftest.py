@@ -1,22 +1,13 @@
-"""Fixtures of the tests of cohorts and of clusters."""
+"""Fixtures of the tests of clusters."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ehrsequencing.records.prepare import prepare
-from helpers.cohorts import HandMade
 from helpers.meds import write_meds
-from helpers.shards import PARENTS, STUDY, TASK, files, rows_of
-
-
-@pytest.fixture(scope="module")
-def hand_store(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The hand-counted records of a test file (its `HAND`), prepared."""
-    hand: HandMade = request.module.HAND
-    with hand.prepared() as store:
-        yield store
+from helpers.shards import PARENTS, STUDY, TASK, rows_of
+from helpers.storage import everything
 
 
 @pytest.fixture(scope="session")
@@ -30,4 +21,4 @@ def of_one_process(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     """File → its bytes, of what one process makes of `sharded`."""
     out = tmp_path_factory.mktemp("one") / "set"
     prepare(sharded, out, study=STUDY, tasks=[TASK], processes=1)
-    return files(out)
+    return everything(out)

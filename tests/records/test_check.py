@@ -43,9 +43,6 @@ def checked(data: Path, *settings: str, task: TaskConfig | None = None) -> dict[
     return read_back
 
 
-# ---- what the vocabulary knows ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("rare", "share"), [(36, 0.25), (108, 0.1), (109, 12 / 121)])
 def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, share: float) -> None:
     """12 rows with a common code beside rows with codes of one subject; birth, death and held-out rows do not count."""
@@ -68,9 +65,6 @@ def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, sha
     assert "warning" not in ehrseq("prepare", data, "--out", tmp_path / "1", "vocabulary.min_subjects=1").stdout
 
 
-# ---- facts ----------------------------------------------------------------------------------------------------------
-
-
 def test_facts_counted_by_hand(tmp_path: Path) -> None:
     data = write(
         tmp_path,
@@ -88,9 +82,6 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
     assert found["fixes"] == found["tasks"] == []
 
 
-# ---- fixes and refusals ---------------------------------------------------------------------------------------------
-
-
 def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:
     data = write(tmp_path / "meds", "0 A, 3 B")
     before = sorted(tmp_path.rglob("*"))
@@ -103,9 +94,6 @@ def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:
     done = ehrseq("check", data, "--out", data / "data" / "train" / "0.parquet" / "found.json")
     assert done.exit_code == 2
     assert "cannot be written" in done.stderr
-
-
-# ---- tasks ----------------------------------------------------------------------------------------------------------
 
 
 def test_events_within_each_horizon_counted_by_hand(tmp_path: Path) -> None:

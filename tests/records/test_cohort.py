@@ -1,7 +1,7 @@
 """Cohorts in the prepared store against plain loops over raw rows: who, from when, which event, after how long.
 
 Hand-counted records: the oracle and the store must both agree with the hand. `test_drawn_cohorts.py` compares them on
-drawn tables, `test_task_language.py` adds what tasks can say beyond index, outcome and censoring.
+drawn tables.
 """
 
 from pathlib import Path
@@ -15,30 +15,36 @@ from helpers.cohorts import (
     HandMade,
     a_task,
     check_arrays,
+    check_attrition,
     check_summaries,
     differences,
     moment,
     stored_cohort,
     study,
 )
-from helpers.hand_counted import HAND_COUNTED
+from helpers.hand_counted import BEYOND, HAND_COUNTED
 from helpers.meds import CODES, LABS, SPLITS, everything, load_arrays, record, stored_subjects, us, write_meds
 from reference.records import Records, Summary
 
-HAND = HandMade(HAND_COUNTED)
+HANDS = HandMade(HAND_COUNTED), HandMade(BEYOND)
 
 
-@pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])
-def test_the_oracle_agrees_with_hand_counts(subject: int) -> None:
+@pytest.mark.parametrize(
+    ("hand", "subject"), [pytest.param(hand, n, id=case[0]) for hand in HANDS for n, case in enumerate(hand.cases)]
+)
+def test_the_oracle_agrees_with_hand_counts(hand: HandMade, subject: int) -> None:
     """And the store with the oracle, on every record: the next test."""
-    found = HAND.truth.cohort(HAND.task(subject))
-    assert [row for row in found if row.subject == subject] == HAND.count(subject)
+    found = hand.truth.cohort(hand.task(subject))
+    assert [row for row in found if row.subject == subject] == hand.count(subject)
 
 
-def test_every_task_agrees_on_every_record(hand_store: Path) -> None:
-    for task in HAND.tasks:
-        assert differences(hand_store, task, HAND.truth, HAND.splits) == []
-        check_arrays(hand_store, task, HAND.truth)
+@pytest.mark.parametrize("hand", HANDS, ids=["index, outcome and censoring", "beyond them"])
+def test_every_task_agrees_on_every_record(hand: HandMade) -> None:
+    with hand.prepared() as store:
+        for task in hand.tasks:
+            assert differences(store, task, hand.truth, hand.splits) == []
+            check_arrays(store, task, hand.truth)
+            check_attrition(store, task, hand.truth)
 
 
 def test_index_landmark_and_age_at_a_query_are_counted_by_hand(tmp_path: Path) -> None:

@@ -184,9 +184,6 @@ def test_the_audit_reads_the_records_as_they_were_prepared(tmp_path: Path) -> No
     assert source.records[7].time_us.max() < LATE
 
 
-# ---- immortal time ---------------------------------------------------------------------------------------------------
-
-
 def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Path) -> None:
     """By hand: three aged 50 at day 0; asked then and 30 days later."""
     birth = f"{-round(50 * 365.25)} MEDS_BIRTH"

@@ -46,9 +46,6 @@ def cohort_of(data: Path, out: Path, task: TaskConfig) -> Any:
     return stored_cohort(out, task.name)
 
 
-# ---- in --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("form", "which"),
     [("meds", "first"), *((form, "every") for form in ("aces", "aces shards", "trigger only", "csv", "csv.gz"))],
@@ -158,9 +155,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"subject_id": [1], "prediction_time": times(INDEXES[:1])}), tmp_path / "m.parquet")
     with pytest.raises(EhrseqError, match=r"leave index\.cohort_id out"):
         read_index_times(tmp_path / "m.parquet", cohort_id=9)
-
-
-# ---- splits ----------------------------------------------------------------------------------------------------------
 
 
 def split_of(data: Path, out: Path, config: StudyConfig, *tasks: TaskConfig) -> dict[int, str]:

@@ -27,7 +27,8 @@ from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.meds import Row, us, write_meds
-from helpers.shards import PARENTS, STUDY, TASK, files, rows_of
+from helpers.shards import PARENTS, STUDY, TASK, rows_of
+from helpers.storage import everything
 
 
 def test_any_number_of_processes_makes_the_same_bytes(sharded: Path, tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_any_number_of_processes_makes_the_same_bytes(sharded: Path, tmp_path: P
             progress=lambda *done, to=ticks: to.append(done),
         )
         assert ticks == [(k + 1, 5) for k in range(5)]  # four shards, and one range of subjects
-        made[processes] = files(out)
+        made[processes] = everything(out)
     assert made[1] == made[2]
     assert b"duplicates" in made[2]["manifest.json"]
     assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
@@ -55,7 +56,7 @@ def test_a_backend_of_joblib_that_the_caller_chose_makes_the_same_bytes(
 ) -> None:
     with joblib.parallel_config("threading", n_jobs=2):
         prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK])
-    assert files(tmp_path / "set") == of_one_process
+    assert everything(tmp_path / "set") == of_one_process
 
 
 def refusal(data: Path, out: Path, processes: int) -> str:
@@ -98,8 +99,6 @@ def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
         list(call_in_order(Dying(tmp_path), "die", [(), ()], jobs=2))
 
 
-# ---- a Dask cluster --------------------------------------------------------------------------------------------------
-
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
@@ -129,7 +128,7 @@ def test_dask_makes_the_same_bytes(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a relative folder is the same folder for workers that run elsewhere
     prepare(sharded, Path("set"), study=STUDY, tasks=[TASK], engine=engine_of(dask))
-    assert files(tmp_path / "set") == of_one_process
+    assert everything(tmp_path / "set") == of_one_process
 
 
 def test_a_cluster_that_does_not_answer(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +145,6 @@ def test_anything_else_is_no_engine(sharded: Path, tmp_path: Path, text: str) ->
         prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine=text)
 
 
-# ---- rows between the passes -----------------------------------------------------------------------------------------
-
-
 def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ranges the second pass goes through, and however the shards were cut."""
     made = []
@@ -157,11 +153,8 @@ def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pyt
         data = write_meds(tmp_path / f"{shards}-{rows}" / "data", rows_of(60), shards=shards, parents=PARENTS)
         prepare(data, out := tmp_path / f"{shards}-{rows}" / "out", study=StudyConfig(), tasks=[TASK], processes=1)
         assert not list(out.glob(".*"))  # nothing of the kept rows is left
-        made.append({name: bytes_ for name, bytes_ in files(out).items() if name != "manifest.json"})
+        made.append({name: bytes_ for name, bytes_ in everything(out).items() if name != "manifest.json"})
     assert made[0] == made[1] == made[2]
-
-
-# ---- what a fit collects, merged -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -213,9 +206,6 @@ def test_a_sample_holds_the_smallest_hashes(rows: list[tuple[int, int, int]], cu
         value, owner = found.of(one)
         assert sorted(value.tolist()) == sorted(v for _, v in expected)
         assert owner.tolist() == [v + 7 for v in value.tolist()]
-
-
-# ---- the fast orders, against plain loops ----------------------------------------------------------------------------
 
 
 @given(

@@ -60,9 +60,6 @@ def prepared(data: Path, *settings: str) -> tuple[dict[str, str], dict[str, int]
     return {name: hashed for name, hashed in manifest["files"].items() if name != "config.yaml"}, manifest["fixes"]
 
 
-# ---- names of birth and death ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("birth", "death", "settings"),
     [
@@ -96,9 +93,6 @@ def test_a_task_that_asks_for_the_other_name_is_told(tmp_path: Path) -> None:
     task = TASK.model_copy(update={"outcome": {"death": ("DEATH",)}})
     with pytest.raises(EhrseqError, match=r"no code of the data matches DEATH.*MEDS_DEATH"):
         prepare(other, tmp_path / "set", study=StudyConfig(), tasks=[task])
-
-
-# ---- columns and types ----------------------------------------------------------------------------------------------
 
 
 def test_other_names_of_columns(data: Path) -> None:
@@ -204,9 +198,6 @@ def test_encounter_ids_may_be_text_or_numbers(tmp_path: Path, kind: Any) -> None
 
     rewrite(data, change)
     assert prepared(data, *by) == (files, {})
-
-
-# ---- settings -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

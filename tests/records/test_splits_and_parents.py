@@ -109,8 +109,6 @@ def test_a_shard_outside_of_the_folders_has_no_split(folders: Path, tmp_path: Pa
     assert len(splits_of(folders, tmp_path / "hash", "splits.by=hash")) == 30
 
 
-# ---- sites ----------------------------------------------------------------------------------------------------------
-
 SITE = ("splits.by=site", "splits.column=site")
 
 
@@ -128,9 +126,6 @@ def test_sites_under_another_name_of_the_column(sites: Path, tmp_path: Path) -> 
     assert splits_of(sites, tmp_path / "other", *settings) == plain
     line = refused(ehrseq("check", sites, *settings[:3]))
     assert "dialect.subject_id=patient" in line
-
-
-# ---- parents --------------------------------------------------------------------------------------------------------
 
 
 def parents_of(folder: Path, codes: list[Any], parents: pa.Array) -> dict[str, list[str]]:
@@ -181,9 +176,6 @@ def test_two_tasks_of_one_name_are_refused(folders: Path, tmp_path: Path) -> Non
     with pytest.raises(EhrseqError, match="two tasks have the same name"):
         prepare(folders, tmp_path / "set", study=load_study(None, []), tasks=[task, task])
     assert not (tmp_path / "set").exists()
-
-
-# ---- deaths that are no cause ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,6 @@ def test_oracle_and_store_agree_with_hand_counts(way: str, tmp_path: Path) -> No
     assert differences(store, records, splits) == []
 
 
-# --------------------------------------------------------------------------------------------------------- drawn tables
-
-
 @settings(max_examples=40, deadline=None)
 @given(data=data_sets(), way=st.sampled_from(list(WAYS)), shards=st.integers(1, 3))
 def test_visits_are_those_of_plain_loops(data: tuple[list[Row], dict[int, str]], way: str, shards: int) -> None:

@@ -31,8 +31,6 @@ def vocabulary(
     return Vocabulary(tuple(kinds), codes, has_numbers, knots, np.zeros(scales), np.ones(scales), values)
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------
-
 LOOKS_SPECIAL = [
     "[PAD]", "[UNK]", "[UNK//LAB]", "[UNK//", "[D]Chest pain", "[", "[PAD]*", "LAB//A", "LAST//LAB//A", "LAST//LAB//A*",
     "LAB//A//Q1", "LAST//LAB//A//Q2", "COUNT//[PAD]", "[PAD]//Q1", "LAST//LAST//LAB//A",
@@ -108,9 +106,6 @@ def test_a_damaged_vocabulary_is_refused(tmp_path: Path) -> None:
         (tmp_path / "vocabulary.json").write_text(json.dumps(text | change))
         with pytest.raises(EhrseqError, match="damaged"):
             Vocabulary.load(tmp_path)
-
-
-# ---- types -----------------------------------------------------------------------------------------------------------
 
 
 def test_types_are_prefixes_in_order_and_zero_is_none() -> None:

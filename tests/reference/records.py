@@ -6,6 +6,7 @@ fail. Times are µs since 1970-01-01. What the two pages leave open is settled h
 """
 
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 from ehrsequencing.config import HistoryCode, TaskConfig
@@ -233,8 +234,16 @@ class Records(VisitRecords):
         """A row stays while p < min(T, C), and with blanking b only where min(T, C) > p + b."""
         return end > moment + blanking
 
+    @cached_property
+    def cohorts(self) -> dict[str, list[CohortRow]]:
+        """The cohorts asked for so far."""
+        return {}
+
     def cohort(self, task: TaskConfig) -> list[CohortRow]:
-        """All rows of a task, by subject, then prediction time."""
+        """All rows of a task, by subject, then prediction time; kept, for every comparison asks for them."""
+        key = task.model_dump_json()
+        if key in self.cohorts:
+            return self.cohorts[key]
         rows = []
         for subject in self.records:
             valid = self.valid_indexes(subject, task)
@@ -243,6 +252,7 @@ class Records(VisitRecords):
                 end, cause = self.end(subject, task, index, moment)
                 if self.exposed(moment, end, round(task.blanking * DAY_US)):
                     rows.append(CohortRow(subject, index, moment, kind, (end - moment) / DAY_US, cause))
+        self.cohorts[key] = rows
         return rows
 
     def flow(self, task: TaskConfig) -> list[tuple[int, int]]:

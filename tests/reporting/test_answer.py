@@ -49,9 +49,6 @@ def with_incidence(metrics: dict[str, Any], rows: list[dict[str, Any]], *, simul
     return {**metrics, "incidence": told, "data": {**metrics["data"], "simulated": simulated}}
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("metrics", [example(), complete(**WIDE), complete(oracle=ORACLE)], ids=["bare", "wide", "sim"])
 def test_the_answer_is_short_and_names_every_cause(metrics: dict[str, Any]) -> None:
     text = answer(with_incidence(metrics, incidence_rows(rows_of(900), ["a", "b"], model="ours", horizon_days=365.25),
@@ -75,8 +72,6 @@ def test_a_leak_and_too_few_events_are_said_first() -> None:
     assert "ranks patients" not in text
     assert len(svgs(render(metrics, ANSWER))) < len(svgs(render(complete(), ANSWER)))
 
-
-# ---- verdicts --------------------------------------------------------------------------------------------------------
 
 CASES = {
     "good": ({"c": (0.75, 0.7, 0.8), "oe": (0.963, 0.85, 1.12), "ipa": (0.1, 0.05, 0.15)}, "good", "holds"),
@@ -144,9 +139,6 @@ def test_the_gravest_caveats_come_first() -> None:
     assert caveats(Scores(metrics), [{"rank": "good"}])[0]["kind"] == "simulated"
 
 
-# ---- incidence -------------------------------------------------------------------------------------------------------
-
-
 def test_incidence_is_that_of_each_group_alone() -> None:
     grid = rows_of(800)
     (first, _) = incidence_rows(grid, ["a", "b"], model="ours", horizon_days=365.25)
@@ -173,9 +165,6 @@ def test_counts_of_real_people_are_rounded_and_those_of_a_simulation_exact() -> 
         assert drawn is not None
         cells = [cell for row in drawn.rows for cell in row[3:]]
         assert all(cell in ("<11", "0") or int(cell) % 5 == 0 for cell in cells) != simulated
-
-
-# ---- what people tell ------------------------------------------------------------------------------------------------
 
 
 def test_the_template_asks_every_question_and_answers_come_into_the_report(tmp_path: Path) -> None:

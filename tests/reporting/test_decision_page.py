@@ -16,8 +16,6 @@ from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
 from helpers.report_page import Page, checklist, sentence, svgs
 
-# ---------------------------------------------------------------------------------------------------------- the words
-
 
 def scores_with(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.85)) -> Scores:
     """Ours and two baselines, the second of which tuning subjects find most likely, though its C may be lower."""
@@ -77,29 +75,6 @@ def test_the_page_and_the_terminal_tell_the_likelihood_of_every_model() -> None:
     assert "difference in NLL (left: ours is better)" in text
 
 
-def test_summary_says_what_whom_when_and_warns() -> None:
-    metrics = complete(**WIDE)
-    text = Page(render(metrics)).text
-    headings = ("What was predicted", "For whom", "When")
-    places = [text.index(heading, text.index("Summary What was predicted")) for heading in headings]
-    assert places == sorted(places)
-    assert "Predictions are made 1 year and 3 years after the index" in text
-
-
-def test_external_validation_is_announced_with_its_size() -> None:
-    metrics = complete(subjects=6000)
-    judged = metrics["data"]["subjects"]["held_out"]
-    metrics["external"] = {"data": "another hospital", "subjects": judged, "unknown_token_rate": 0.231}
-    text = Page(render(metrics)).text
-    assert f"External validation on another hospital ( {shareable_count(judged):,} subjects)" in text.replace("(", "( ")
-    assert "23% of the recorded codes have no token" in text
-    metrics["external"]["subjects"] = 7
-    assert "(<11 subjects)" in Page(render(metrics)).text
-
-
-# ----------------------------------------------------------------------------------------------- parts that are missing
-
-
 def test_parts_may_be_empty_and_undefined() -> None:
     metrics = complete(subjects=3000, **WIDE)
     for row in metrics["smooth_calibration"]:
@@ -118,9 +93,6 @@ def test_parts_may_be_empty_and_undefined() -> None:
     metrics["inputs"] = {"by_split": {}}
     metrics["repeated_splits"].update(rows=[], differences=[])
     Page(render(metrics))
-
-
-# ------------------------------------------------------------------------------------------- nobody can be worked out
 
 
 def test_metrics_of_small_subgroups_are_not_shown() -> None:
@@ -150,9 +122,6 @@ def test_decision_curves_stop_before_few_are_left(subjects: int) -> None:
         assert [above < 11 for above in exact["above"]] == [value is None for value in row["net_benefit"]]
 
 
-# --------------------------------------------------------------------------------------------------------- the figures
-
-
 def test_every_section_and_curve_says_how_many() -> None:
     html = render(complete(subjects=9000, **WIDE))
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", html, flags=re.DOTALL)
@@ -179,9 +148,6 @@ def test_calibration_curve_passes_through_its_points() -> None:
     assert sentence("note", panel.note).endswith("so there is evidence of miscalibration.")
 
 
-# -------------------------------------------------------------------------------------------------------- the terminal
-
-
 def test_terminal_is_short_and_names_the_difference() -> None:
     metrics = complete(**WIDE)
     lines = metric_lines(metrics)
@@ -191,9 +157,6 @@ def test_terminal_is_short_and_names_the_difference() -> None:
     assert len(lines) <= 15
     assert max(map(len, lines)) <= 100
     assert not [line for line in metric_lines(example(**WIDE)) if "against" in line]
-
-
-# ---- the first sentence about all outcomes, on the page and in the terminal ------------------------------------------
 
 
 def rare_outcomes() -> dict[str, Any]:
@@ -217,33 +180,19 @@ def test_rare_outcomes_are_answered_together() -> None:
     assert f"N{lines[0][1:]}." in page
 
 
-# ---- What a reviewer asks about refits: how many settings were tried, and whether another training would say the same
-
-
 def text_of(metrics: dict[str, Any]) -> str:
     return html.unescape(Page(render(metrics)).text)
 
 
-@pytest.mark.parametrize("trials", [0, 1, 1234])
-def test_told_tuning_trials_are_in_the_card_and_the_checklist(trials: int) -> None:
+@pytest.mark.parametrize("trials", [0, 1234, None])
+def test_untold_tuning_trials_are_for_people_to_provide(trials: int | None) -> None:
     metrics = complete()
-    metrics["checks"]["tuning_trials"] = trials
-    text = text_of(metrics)
-    assert f"Tuning trials {trials:,} " in text
-    assert "Tuning trials (12c) in this report" in text
-    assert f": {len(QUESTIONS)} to be filled in by the authors" in text
-    assert "NOT PROVIDED" not in text
-
-
-@pytest.mark.parametrize("checks", [None, {"tuning_trials": None}, {}])
-def test_untold_tuning_trials_are_for_people_to_provide(checks: dict[str, Any] | None) -> None:
-    metrics = complete()
-    metrics["checks"] = checks
-    text = text_of(metrics)
-    assert "Tuning trials not told" in text
-    assert " open: ".join(checklist().trials_item) in text
-    assert "Tuning trials (12c) in this report" not in text
-    assert f": {len(QUESTIONS) + 1} to be filled in by the authors" in text
+    metrics["checks"] = None if trials is None else {**metrics["checks"], "tuning_trials": trials}
+    text, untold = text_of(metrics), trials is None
+    assert ("Tuning trials not told" if untold else f"Tuning trials {trials:,} ") in text
+    assert (" open: ".join(checklist().trials_item) in text) == untold
+    assert ("Tuning trials (12c) in this report" in text) != untold
+    assert f": {len(QUESTIONS) + untold} to be filled in by the authors" in text
 
 
 def test_people_without_a_record_before_the_prediction_are_counted() -> None:

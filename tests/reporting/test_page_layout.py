@@ -145,9 +145,6 @@ def test_a_broken_page_is_seen(tab: Any, complaints: list[str], tmp_path: Path) 
         assert complaints, foreign
 
 
-# ---- axe-core: nothing serious in light or dark, on a desk or on a telephone -----------------------------------------
-
-
 def grave(browser: Any, page: str, *, width: int = 1400, dark: bool = False) -> set[str]:
     look = {"viewport": {"width": width, "height": 1500}, "color_scheme": "dark" if dark else "light"}
     with browser.new_context(**look, bypass_csp=True) as context:

@@ -1,11 +1,8 @@
 """The report: complete, escaped, offline, valid figures, and no count under 11 that can be worked out."""
 
-import copy
-import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from hypothesis import example as for_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures, tables
@@ -25,7 +21,7 @@ from ehrsequencing.reporting.patient import (
     patient_figure,
     patient_of,
 )
-from ehrsequencing.reporting.report import ANSWER, pages, render, standalone, write_report
+from ehrsequencing.reporting.report import ANSWER, pages, render, standalone
 from helpers.metrics_json import MODELS, ORACLE, WIDE, complete, example
 from helpers.report_page import Page, svgs
 
@@ -164,21 +160,6 @@ def test_bare_metrics_still_make_a_page() -> None:
     Page(render(metrics))
     metrics["horizons_days"] = []
     assert "per visit" in Page(render(metrics)).text
-
-
-def test_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    out = folder / "report.html"
-    metrics = json.loads(json.dumps(example()))
-    before = copy.deepcopy(metrics)
-    write_report(metrics, folder)
-    first = out.read_bytes()
-    write_report(metrics, folder)
-    assert out.read_bytes() == first
-    assert metrics == before
-    with pytest.raises(EhrseqError, match="cannot be written"):
-        write_report(before, out)
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["report-details.html", "report.html", "run"]
 
 
 # --------------------------------------------------------------------------------------------------------- the figures

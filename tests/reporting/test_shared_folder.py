@@ -216,12 +216,6 @@ def test_what_a_hub_adds_to_the_folder_changes_nothing(shared: Path, tmp_path: P
     assert Run(copy).fingerprint == Run(shared).fingerprint
 
 
-def test_another_format_is_refused(run: Path, tmp_path: Path) -> None:
-    done = ehrseq("export", run, "--out", tmp_path / "out", "--format", "onnx")
-    assert done.exit_code == 2
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_path_in_the_task_is_not_shared(run: Path, tmp_path: Path) -> None:
     """An index by file names a folder of this machine; so may a code."""
     config = yaml.safe_load((run / "config.yaml").read_text())

@@ -75,9 +75,6 @@ def test_edits_of_what_is_not_there_are_problems(page_client: Client, body: dict
     assert reply.json["detail"]
 
 
-# ---- slow: the page in a browser -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shown(browser: Any, sim_run: Path, sim_data: Path) -> Iterator[tuple[Any, LivePage]]:
     """The page in Chromium, from a running server without a token; it may ask nobody else, and complain of nothing."""

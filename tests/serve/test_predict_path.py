@@ -141,9 +141,6 @@ def test_version_health_and_metrics(client: Client, sim_rows: Rows) -> None:
     assert labels <= {"path", "method", "status", "le"}
 
 
-# ---- the service against its own OpenAPI description: requests that schemathesis makes, valid or not, never fail -----
-
-
 REQUESTS = 1 if EXAMPLES < 200 else 200  # to each operation that takes a body, valid and not
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 

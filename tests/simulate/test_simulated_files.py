@@ -42,9 +42,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# --- MEDS -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_files_are_valid_meds(data: Path) -> None:
     for shard in shards(data):
         meds.DataSchema.validate(pq.read_table(shard))
@@ -96,9 +93,6 @@ def test_a_record_begins_with_birth_and_ends_with_death_or_the_end_of_follow_up(
             assert rows[codes.index("DX//OUTCOME")][0] > enrolled
 
 
-# --- The seed decides -------------------------------------------------------------------------------------------------
-
-
 def test_same_seed_same_bytes_and_another_seed_others(data: Path, tmp_path: Path) -> None:
     simulate(tmp_path / "again", subjects=600, seed=3, config=QUICK)
     files = [path.relative_to(data) for path in data.rglob("*") if path.is_file()]
@@ -118,17 +112,11 @@ def test_a_subject_depends_neither_on_the_number_of_others_nor_on_the_shards(
     assert len(list((fewer / "data" / "train").iterdir())) == 2
 
 
-# --- Refusals and interruptions ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wrong", [{"subjects": 0}, {"seed": -1}])
 def test_senseless_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(EhrseqError, match=next(iter(wrong))):
         simulate(tmp_path / "out", **{"subjects": 5, "seed": 0, **wrong})
     assert not (tmp_path / "out").exists()
-
-
-# --- Stays ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_stay_is_an_admission_and_a_discharge_that_holds_everything_else(tmp_path: Path) -> None:

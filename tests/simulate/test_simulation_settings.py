@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from ehrsequencing.config import read_settings, validated
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.simulate import SimulationConfig, simulate
-from helpers.command_line import ehrseq
 from helpers.simulate import brute_prediction_times
 
 KNOBS = SimulationConfig.model_fields
@@ -28,23 +27,11 @@ ZERO = [knob for knob in KNOBS if knob not in NEVER_ZERO]
 QUICK = {"truth_futures": 4, "follow_up_min_years": 2.0, "follow_up_max_years": 3.0}
 
 
-# --- What is no number ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
 @pytest.mark.parametrize("knob", KNOBS)
 def test_what_is_no_number_is_refused_by_name(knob: str, value: str) -> None:
     with pytest.raises(EhrseqError, match=f"settings: {knob}: .*finite number"):
         validated(SimulationConfig, read_settings(None, [f"{knob}={value}"]), where="settings")
-
-
-def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
-    done = ehrseq("simulate", tmp_path / "out", "pair_effect=.nan")
-    assert done.exit_code == 2
-    assert done.stderr.strip() == (
-        "ehrseq: settings: pair_effect: Input should be a finite number (correct this setting)"
-    )
-    assert not (tmp_path / "out").exists()
 
 
 EFFECTS = [(knob, end) for knob in KNOBS if knob.endswith("_effect") for end in ("ge", "le")]
@@ -73,9 +60,6 @@ def test_the_documentation_lists_every_knob_with_its_default_and_range() -> None
         low, high = (next(getattr(at, end) for at in field.metadata if hasattr(at, end)) for end in ("ge", "le"))
         expected.append((knob, str(field.default), str(low).replace("-", "−"), str(high)))
     assert listed == expected
-
-
-# --- Zero -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("knob", ["all of them", *(pytest.param(knob, marks=pytest.mark.slow) for knob in ZERO)])

@@ -38,9 +38,6 @@ def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[P
     return process, courses, courses.visits.take(courses.is_at_risk), courses.evidence.take(courses.is_at_risk)
 
 
-# --- Closed forms -----------------------------------------------------------------------------------------------------
-
-
 def test_constant_hazards_have_their_closed_form() -> None:
     """Without effects or visits: nothing until midnight, then F_e(u) = λ_e/λ · (1 − exp(−λ (u − midnight)))."""
     config = busy_world(**NO_EFFECTS, visits_per_year=0, truth_futures=4, outcome_per_year=0.2, death_per_year=0.1)
@@ -141,9 +138,6 @@ def test_the_standard_error_is_honest() -> None:
     np.testing.assert_allclose(np.sqrt(scatter.mean(axis=1) / claimed.mean(axis=(0, 2))), 1, atol=0.15)
 
 
-# --- The truth of a population ----------------------------------------------------------------------------------------
-
-
 Population = tuple[Courses, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -185,9 +179,6 @@ def test_the_truth_is_calibrated_at_every_level_of_risk(population: Population, 
         by_subject = np.bincount(courses.subject[visits[group]], weights=event[group] - year[group])
         worst = max(worst, abs(by_subject.sum()) / np.sqrt((by_subject**2).sum()))
     assert (worst > 5) if mutant else (worst < 3)
-
-
-# --- The files --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,6 @@ def make_ensemble(**settings: object) -> Ensemble:
     return ensemble.eval()
 
 
-# ---- the mean of hazards ---------------------------------------------------------------------------------------------
-
-
 def test_the_hazard_is_the_mean_of_the_members_hazards() -> None:
     logits = torch.randn(5, 7, 2, 4, dtype=torch.float64)
     assert torch.allclose(mean_hazard_logits(logits).exp(), logits.exp().mean(0), rtol=1e-12)
@@ -57,9 +54,6 @@ def test_survival_and_incidence_sum_to_one_and_the_likelihood_is_that_of_the_mea
     spans = torch.tensor([[20.0, 0, 0], [30, 70, 0], [30, 335, 35]], dtype=torch.float64)
     survival = torch.exp(-torch.einsum("nek,hk->nh", hazards, spans))
     torch.testing.assert_close(risk.sum(1) + survival, torch.ones_like(survival), rtol=0, atol=1e-6)
-
-
-# ---- training --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

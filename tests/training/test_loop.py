@@ -185,22 +185,6 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
     assert history[-1][0] < history[0][0]
 
 
-def test_no_event_of_interest_is_refused_and_leaves_nothing(
-    sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = Prepared.rows
-
-    def without_events(self: Prepared, task: str, split: str) -> object:
-        found = rows(self, task, split)
-        object.__setattr__(found, "cause", np.zeros(len(found), np.int8))
-        return found
-
-    monkeypatch.setattr(Prepared, "rows", without_events)
-    with pytest.raises(EhrseqError, match="no event of interest"):
-        Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=tiny_study)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("warmup", [4, 10])
 def test_averaged_weights_follow_their_recursion(warmup: int) -> None:
     model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
@@ -234,9 +218,6 @@ def test_weights_forget_over_as_many_epochs_whatever_their_steps(
     settings = TrainingConfig(weight_decay=0.5, decay_steps=decay_steps)
     optimizer = make_optimizer(Run(sim_run).model, settings, steps_per_epoch=steps_per_epoch)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [expected, 0.0]
-
-
-# ---- the early stop ----
 
 
 @pytest.mark.parametrize(("warm_epochs", "epochs"), [(2.5, 4)])
@@ -285,9 +266,6 @@ def test_the_early_stop_sees_every_prediction_time_or_landmarks_alone(sim_prepar
     assert 0 < landmarks.sum() < len(rows)
     assert found == {"visits": pytest.approx(nll.mean(), 1e-5), "landmarks": pytest.approx(nll[landmarks].mean(), 1e-5)}
     assert abs(nll.mean() - nll[landmarks].mean()) > 1e-3
-
-
-# ---- defaults that follow from the size of the cohort ----
 
 
 def test_defaults_follow_from_the_events_of_the_cohort(sim_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,9 +94,6 @@ def test_every_code_of_a_visit_is_taken_as_often() -> None:
     assert all(abs(taken.count(code) / 1000 - 0.25) < 0.06 for code in (1, 2, 3, 4))
 
 
-# ---- the loss --------------------------------------------------------------------------------------------------------
-
-
 def slow_loss(model: HierarchicalBEHRTForSurvival, objective: MaskedCodes, masked: MaskedVisits) -> Tensor:
     """From the formula, visit by visit: each masked visit goes through the encoder alone."""
     total = torch.zeros((), dtype=torch.float64)
@@ -169,9 +166,6 @@ def test_no_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         (model.loss(batch, divisor=64.0) + objective(model, batch)).backward()
 
     check_no_wait(model, pack(sample_records(2), dtype=torch.float32), monkeypatch, ragged=False, run=step)
-
-
-# ---- in training -----------------------------------------------------------------------------------------------------
 
 
 def trained(prepared: Path, out: Path, *extra: str) -> Trainer:

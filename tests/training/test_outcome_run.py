@@ -160,9 +160,6 @@ def test_the_page_and_the_audit(outcome_run: Path) -> None:
     assert "leak" not in verdicts.values()
 
 
-# ---- the table, person by person ----
-
-
 @dataclass
 class AskedRow:
     """One prediction time."""

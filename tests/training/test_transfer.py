@@ -7,14 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
-from ehrsequencing.config import ValuesConfig, load_study
+from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.scales import KNOTS
-from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import MATCHES, Pretrained, match_vocabularies
+from helpers.visits import vocabulary_of
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
 
@@ -76,20 +75,10 @@ def test_transfer_needs_a_model(sim_prepared: Path, tmp_path: Path) -> None:
     assert "transfer.mode: needs a model to start from" in told("--config", str(file))
 
 
-# ---- codes of two vocabularies: by name, then by ancestor ----
-
-
-def vocabulary(codes: tuple[str, ...], *, numeric: tuple[str, ...] = (), carry: bool = False) -> Vocabulary:
-    has = np.array([code in numeric for code in codes])
-    n = int(has.sum()) * (3 if carry else 1)
-    kinds = tuple(sorted({code.partition("//")[0] for code in codes}))
-    values = ValuesConfig(mode="bins", bins=2, carry=carry)
-    return Vocabulary(kinds, codes, has, np.tile(np.linspace(0, 1, KNOTS), (n, 1)), np.zeros(n), np.ones(n), values)
-
-
 def test_each_code_is_found_by_the_first_rule_that_applies() -> None:
-    ours = vocabulary(("DX//A", "DX//A1", "LAB//X", "RX//NEW", "ZZ//LOST"), numeric=("LAB//X",), carry=True)
-    theirs = vocabulary(("DX//A", "DX//UP", "LAB//Y", "RX//OLD"), numeric=("LAB//Y",), carry=True)
+    codes, kinds = ("DX//A", "DX//A1", "LAB//X", "RX//NEW", "ZZ//LOST"), ("DX", "LAB", "RX")
+    ours = vocabulary_of(*codes, kinds=(*kinds, "ZZ"), numeric=("LAB//X",), carry=True)
+    theirs = vocabulary_of("DX//A", "DX//UP", "LAB//Y", "RX//OLD", kinds=kinds, numeric=("LAB//Y",), carry=True)
     parents = {"DX//A": ["DX//UP"], "DX//A1": ["DX//MID"], "DX//MID": ["DX//UP"], "LAB//X": ["LAB//Y"]}
     match = match_vocabularies(ours, theirs, parents=parents)
     names = {

@@ -65,7 +65,7 @@ def evaluate(
         split_seed: Seed of the first of them.
         report: Whether to write `report.html`, and the table and the page of every outcome where the run has some.
         progress: Whether to show a bar.
-        settings: Other settings of the section `evaluation`, as in `censoring="cox"`.
+        settings: Other settings of the section `evaluation`, as in `bootstrap=200`.
 
     Returns:
         The evaluation, with `metrics`, `differences`, `outcomes()` and plots.

@@ -14,7 +14,6 @@ import numpy as np
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -33,7 +32,6 @@ class FittingData:
         seed: Of every random draw.
         enough: Training subjects that every stored name and number must come from (`vocabulary.min_subjects`).
         recalibration: Strength of the last step, as of our own training (`training.recalibration`); 0: none.
-        dataset_end_us: Last timestamp of the data set, where follow-up may end by design.
     """
 
     task: TaskConfig
@@ -44,7 +42,6 @@ class FittingData:
     seed: int = 0
     enough: int = 5
     recalibration: float = 0.0
-    dataset_end_us: int = NEVER
 
     def draw(self, rows: Ints, most: int) -> Ints:
         """Some row numbers, sorted: all of them, or `most` drawn at random."""

@@ -39,6 +39,11 @@ class CoxRows:
     duration_days: Floats  # (n,) at risk up to this time, included
     event: Bools  # (n,) bool, False = left without the event
 
+    @property
+    def has_events(self) -> bool:
+        """Whether an event comes after its row's entry."""
+        return bool((self.event & (self.entry_days < self.duration_days)).any())
+
 
 class CoxRiskSets:
     """Rows that were at risk at some event time, sorted by when they leave; who was at risk when.
@@ -199,29 +204,25 @@ def choose_ridge(
     train: CoxRows,
     tuning: CoxRows,
     *,
-    per_event: Sequence[float] = RIDGES_PER_EVENT,
-    score: Callable[[CoxFit], float] | None = None,
+    score: Callable[[CoxFit], float],
 ) -> CoxFit:
     """The ridge that suits other subjects best; from strong to weak, until it is worse twice.
 
     Args:
         train: Rows to fit; where none has an event, the hazard is 0.
         tuning: Rows of other subjects. Without an event among them the ridge is `UNWATCHED_RIDGE_PER_EVENT`.
-        per_event: Falling strengths, in multiples of the number of training events.
-        score: How well a fit suits the tuning subjects; default: by their partial likelihood.
+        score: How well a fit suits the tuning subjects.
     """
-    if not (train.event & (train.entry_days < train.duration_days)).any():
+    if not train.has_events:
         return CoxFit.without_events(train.x.shape[1])
-    regression, sets = CoxRegression(train), CoxRiskSets(tuning)
-    events = float(train.event.sum())
-    if not len(sets.times_days):
+    regression, events = CoxRegression(train), float(train.event.sum())
+    if not tuning.has_events:
         return regression.fit(ridge=UNWATCHED_RIDGE_PER_EVENT * events)
-    z = (tuning.x[sets.row] - regression.mean) / regression.scale
     best_value, falls, start = -np.inf, 0, None
-    for strength in per_event:
+    for strength in RIDGES_PER_EVENT:
         fit = regression.fit(ridge=strength * events, start=start, tolerance=1e-6)
         start = fit.beta
-        value = score(fit) if score else partial_log_likelihood(z, fit.beta, sets)[0]
+        value = score(fit)
         if value > best_value:
             best, best_value, falls = fit, value, 0
         else:

@@ -1,23 +1,19 @@
-"""Ridge Cox regressions on the history features: of each cause from every landmark on, and of censoring."""
+"""Ridge Cox regressions on the history features: of each cause from every landmark on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ehrsequencing.baselines.base import FittingData, HazardBaseline
 from ehrsequencing.baselines.cox import (
     CoxFit,
-    CoxRegression,
-    CoxRiskSets,
     CoxRows,
     choose_ridge,
     cox_incidence,
-    partial_log_likelihood,
 )
 from ehrsequencing.baselines.history import (
     AGE_KNOTS_YEARS,
@@ -27,8 +23,6 @@ from ehrsequencing.baselines.history import (
     history_features,
 )
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, dropout_cause
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.hazards import cohort_hazards, horizon_nll
 from ehrsequencing.records.scales import fit_scale
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -41,11 +35,6 @@ _SKEWED = (
     "visits",
     "count ",
 )
-MOST_CODES = 20  # of the history, the most frequent ones: who drops out depends on few things
-MOST_CENSORING_ROWS = 20_000  # prediction times that one regression is fitted to
-RIDGES_PER_CENSORED = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-# censored rows for each effective degree of freedom, else one of them decides huge weights
-CENSORED_PER_FREEDOM = 10
 
 
 @dataclass(frozen=True)
@@ -258,169 +247,3 @@ def _log_likelihood(
 def _cox_rows(rows: TaskRows, chosen: Ints, x: Floats, cause: int) -> CoxRows:
     duration, event = rows.duration_days[chosen], rows.cause[chosen] == cause
     return CoxRows(x, np.asarray(rows.entry_days[chosen], np.float64), duration, event)
-
-
-@dataclass(frozen=True)
-class CensoringCox:
-    """Censoring as a Cox regression on what is known at the prediction time."""
-
-    fit: CoxFit  # the regression of the time to censoring
-    cumulative_hazard: StepFunction  # H_0 of Kalbfleisch and Prentice, see `fit_censoring_cox`
-
-    def of_rows(self, x: ArrayLike) -> RowCensoring:
-        """G of rows with covariates `x` (n, F)."""
-        return RowCensoring(self.cumulative_hazard, np.exp(self.fit.log_hazard(x)))
-
-
-def censoring_rows(
-    x: ArrayLike,
-    duration_days: ArrayLike,
-    cause: ArrayLike,
-    *,
-    until_days: float = np.inf,
-    entry_days: ArrayLike = 0.0,
-) -> CoxRows:
-    """Rows in which censoring is the event, with the tie rule of `censoring_survival`: events leave before.
-
-    Args:
-        x: (n, F) covariates.
-        duration_days: (n,) to the event or censoring.
-        cause: (n,) int, 0 = censored.
-        until_days: Later censorings do not count.
-        entry_days: (n,) at risk after this time.
-    """
-    duration, is_censored = np.asarray(duration_days, dtype=np.float64), np.asarray(cause) == 0
-    entry = np.broadcast_to(np.asarray(entry_days, dtype=np.float64), duration.shape)
-    left = np.where(is_censored, duration, np.maximum(np.nextafter(duration, -np.inf), entry))
-    event = is_censored & (duration <= until_days)
-    return CoxRows(np.asarray(x, dtype=np.float64), entry, left, event)
-
-
-def fit_censoring_cox(
-    rows: CoxRows, *, tuning: CoxRows | None = None, ridge_per_event: float = 0.1
-) -> CensoringCox:
-    """Fit the distribution of the censoring time.
-
-    The jumps h(t) of H_0 solve, with θ_j = exp(β·z_j),
-
-        Σ_{j censored at t} θ_j / (1 − exp(−h θ_j)) = Σ_{j at risk at t} θ_j
-
-    (Kalbfleisch & Prentice 1973), so that G is exactly Kaplan–Meier's when β = 0, instants at which many are censored
-    included; Breslow's exp(−d / n) is not. Instants at which everybody left is censored do not enter β.
-
-    Args:
-        rows: From `censoring_rows`, with `until_days` the largest horizon: the end of a study, which takes everybody,
-            would hide who drops out early. G is constant from there on.
-        tuning: Such rows of other subjects, who choose the ridge among those that leave each effective degree of
-            freedom `CENSORED_PER_FREEDOM` censored rows; None: `ridge_per_event`.
-        ridge_per_event: Ridge per censored row.
-
-    Returns:
-        The model; where nobody is censored its G is 1.
-    """
-    last = float(rows.duration_days.max(initial=-np.inf))
-    fitted = replace(rows, event=rows.event & (rows.duration_days < last))
-    if not len(CoxRiskSets(fitted).times_days):
-        fit = CoxFit.without_events(rows.x.shape[1])
-    elif tuning is None:
-        fit = CoxRegression(fitted).fit(ridge=ridge_per_event * float(fitted.event.sum()))
-    else:
-        fit = choose_ridge(fitted, tuning, per_event=_bearable_ridges(fitted))
-    return CensoringCox(fit, _kalbfleisch_prentice(rows, fit))
-
-
-def _bearable_ridges(rows: CoxRows) -> list[float]:
-    """Ridges under which Σ_k d_k / (d_k + ridge), d the eigenvalues of the information at β = 0, is small enough."""
-    regression, events = CoxRegression(rows), float(rows.event.sum())
-    at_zero = np.zeros(rows.x.shape[1])
-    information = partial_log_likelihood(regression.z, at_zero, regression.sets)[2]
-    values = np.maximum(np.linalg.eigvalsh(information), 0.0)
-    bearable = [
-        strength
-        for strength in RIDGES_PER_CENSORED
-        if float((values / (values + strength * events)).sum()) <= events / CENSORED_PER_FREEDOM
-    ]
-    return bearable or [RIDGES_PER_CENSORED[0]]
-
-
-def _kalbfleisch_prentice(rows: CoxRows, fit: CoxFit) -> StepFunction:
-    """H_0 whose jumps solve the equation in `fit_censoring_cox`, by bisection of log h at all times together."""
-    sets = CoxRiskSets(rows)
-    if not len(sets.times_days):
-        return StepFunction(np.zeros(0), np.zeros(1))
-    theta = np.exp(fit.log_hazard(rows.x[sets.row]))
-    at_risk = sets.sums(theta)
-    leaver, time = theta[sets.event], sets.stop[sets.event] - 1
-    leaving = np.bincount(time, weights=leaver, minlength=len(at_risk))
-    everybody = at_risk <= leaving * (1 + 1e-12)
-    low, high = np.full(len(at_risk), -80.0), np.full(len(at_risk), 80.0)
-    for _ in range(70):
-        middle = 0.5 * (low + high)
-        share = np.maximum(-np.expm1(-np.exp(middle)[time] * leaver), 1e-300)
-        is_small = np.bincount(time, weights=leaver / share, minlength=len(at_risk)) > at_risk
-        low, high = np.where(is_small, middle, low), np.where(is_small, high, middle)
-    jumps = np.where(everybody, np.inf, np.exp(0.5 * (low + high)))
-    return StepFunction(sets.times_days, np.r_[0.0, np.cumsum(jumps)])
-
-
-class HistoryCensoring:
-    """Censoring given age, static codes, timing and the most frequent codes, fitted on the training subjects.
-
-    One regression per landmark, on the training subjects at risk there, since the clock of a prediction time and the
-    end of a study run differently from landmark to landmark; for all prediction times together one on those.
-
-    Args:
-        data: What to fit: the task's largest horizon ends the fit, the tuning subjects choose the ridge.
-    """
-
-    def __init__(self, data: FittingData) -> None:
-        self.data = data
-        self.columns = fit_feature_spec(data.train, data.vocabulary, max_codes=MOST_CODES)
-        self._fitted: dict[float | None, tuple[LinearDesign, CensoringCox]] = {}
-
-    def of_rows(
-        self, records: TaskRecords, chosen: Ints, *, landmark_days: float | None
-    ) -> RowCensoring:
-        """G of the chosen rows of any split.
-
-        Args:
-            records: Visits and prediction times.
-            chosen: (r,) row numbers, all at the landmark.
-            landmark_days: The landmark; None for all prediction times together.
-        """
-        if landmark_days not in self._fitted:
-            self._fitted[landmark_days] = self._fit(landmark_days)
-        design, model = self._fitted[landmark_days]
-        return model.of_rows(design(self._features(records, chosen)))
-
-    def _features(self, records: TaskRecords, chosen: Ints) -> Floats32:
-        return history_features(records, self.data.vocabulary, chosen=chosen, columns=self.columns)
-
-    def _fit(self, landmark_days: float | None) -> tuple[LinearDesign, CensoringCox]:
-        train, tuning = self.data.train, self.data.tuning
-        chosen, watched = self._at(train, landmark_days), self._at(tuning, landmark_days)
-        if not len(chosen):  # no training subject is at risk there
-            chosen = self._at(train, None)
-        history = self._features(train, chosen)
-        # it is not stored
-        design = LinearDesign.fit(history, self.columns, train.rows.subject[chosen], enough=1)
-        fitted = self._rows(train, chosen, design(history))
-        others = self._rows(tuning, watched, design(self._features(tuning, watched)))
-        return design, fit_censoring_cox(fitted, tuning=others)
-
-    def _at(self, records: TaskRecords, landmark_days: float | None) -> Ints:
-        every = np.arange(len(records))
-        if landmark_days is not None:
-            every = records.at_landmark(landmark_days)
-        return self.data.draw(every, MOST_CENSORING_ROWS)
-
-    def _rows(self, records: TaskRecords, chosen: Ints, x: Floats) -> CoxRows:
-        rows, task = records.rows, self.data.task
-        ends = potential_days(records, task, self.data.dataset_end_us)
-        return censoring_rows(
-            x,
-            rows.duration_days[chosen],
-            dropout_cause(rows.duration_days, rows.cause, ends)[chosen],
-            until_days=max(task.horizons),
-            entry_days=rows.entry_days[chosen],
-        )

@@ -111,7 +111,6 @@ class EvaluationConfig(Settings):
     # forest: also a competing-risk forest; all: also that and flat BEHRT, trained with the run's settings
     baselines: Literal["fast", "forest", "all", "none"] = "fast"
     # cox: if censoring depends on the record
-    censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"
     bootstrap: int = Field(default=500, ge=0)  # resamples of subjects
     seed: int = Field(default=0, ge=0, lt=2**32)
     # at most so many, drawn at random: bounds memory and time; null: all

@@ -126,20 +126,16 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
     subjects = result["data"]["subjects"]
     at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
     at_risk[None] = subjects.get(result["split"], 0)
-    censoring = result.get("censoring") or {}
     shown = {
         "data": _data(result["data"]),
         "attrition": _attrition(result["attrition"]),
         "events": _counts(result["events"]),
         "at_risk": [_followed(row, at_risk) for row in result["at_risk"]],
         "follow_up": [_followed(row, at_risk) for row in result.get("follow_up") or []],
-        "censoring": {
-            "model": censoring.get("model"),
-            "smallest_g": [
-                {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
-                for row in censoring.get("smallest_g") or []
-            ],
-        },
+        "smallest_g": [
+            {**row, "g": shareable_rate(row["g"], at_risk.get(row["landmark_days"], 0))}
+            for row in result.get("smallest_g") or []
+        ],
         "metrics": [_cell(row, cells) for row in result["metrics"]],
         "differences": [_cell(row, cells) for row in result.get("differences") or []],
         "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],

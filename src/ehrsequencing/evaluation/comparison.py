@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
-from ehrsequencing.metrics.censoring import CensoringByRow, StepFunction, SubjectClock
+from ehrsequencing.metrics.censoring import StepFunction, SubjectClock
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS, from_index, too_few
 
@@ -47,7 +47,7 @@ class Comparison:
     horizons_days: Floats
     risk: dict[str, Floats]
     draws: NDArray[np.uint8]
-    censoring: StepFunction | CensoringByRow | None = None
+    censoring: StepFunction | SubjectClock | None = None
     potential_days: Floats | None = None
     expected: dict[str, Floats] = field(default_factory=dict)
 
@@ -191,9 +191,7 @@ class Comparison:
             duration_days=self.duration_days[inside],
             cause=self.cause[inside],
             risk={name: values[inside] for name, values in self.risk.items()},
-            censoring=censoring.take(inside)
-            if isinstance(censoring, CensoringByRow)
-            else censoring,
+            censoring=censoring.take(inside) if isinstance(censoring, SubjectClock) else censoring,
             potential_days=None if potential is None else potential[inside],
             expected={name: values[inside] for name, values in self.expected.items()},
         )

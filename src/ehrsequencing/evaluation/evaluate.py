@@ -101,8 +101,8 @@ class Evaluation:
         self.run, self.task, self.ours = self.source.run, self.source.task, self.source.name
         self.population, self.prepared, self.settings = population, prepared, settings
         self.beside, self.train_censoring = beside, train_censoring
-        if prepared is None and (train_censoring or settings.censoring == "cox"):
-            fix = "name the prepared set of the run with --prepared, or use evaluation.censoring=kaplan-meier"
+        if prepared is None and train_censoring:
+            fix = "name the prepared set of the run with --prepared"
             raise EhrseqError(
                 "censoring weights need the training subjects", where=self.source.where, fix=fix
             )
@@ -168,7 +168,6 @@ class Evaluation:
             self.settings.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
             recalibration=self.source.study.training.recalibration,
-            dataset_end_us=int(self.prepared.manifest["dataset_end_us"]),
         )
 
     def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
@@ -217,8 +216,7 @@ class Evaluation:
     @cached_property
     def _weights(self) -> follow_up.Weights:
         train = self.context.records("train") if self.train_censoring else None
-        fitting = self._fitting_data if self.settings.censoring == "cox" else None
-        return follow_up.Weights(self.population, self.task, train=train, fitting=fitting)
+        return follow_up.Weights(self.population, self.task, train=train)
 
     # ---- from the rows to the numbers ------------------------------------------------------------------------------
 
@@ -327,7 +325,7 @@ class Evaluation:
             "differences": results.without_few(differences),
             "at_risk": [follow_up.at_risk(one, causes) for one in at_landmarks],
             "follow_up": [follow_up.follow_up(one) for one in at_landmarks],
-            "censoring": follow_up.censoring(comparisons, model=self.settings.censoring),
+            "smallest_g": follow_up.smallest_g(comparisons),
             "subgroups": [row for one in at_landmarks for row in self._subgroups(one)],
             "incidence": self._incidence(risks[self.ours], main[1]),
             "trajectories": self._trajectories(risks[self.ours], main[1]),

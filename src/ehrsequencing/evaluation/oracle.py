@@ -4,7 +4,7 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from ehrsequencing.config import TaskConfig, load_task
-from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
@@ -73,63 +73,45 @@ class Truth:
         if names != set(causes):
             return None  # another task on these records
         finder, number = RowFinder(records), pa.array(causes)
-        hazards = scratch(len(records), len(causes), len(edges) - 1)
+        hazards = np.full((len(records), len(causes), len(edges) - 1), np.nan)
         for batch in read_batches(data / TRUTH, [*_KEY, "cause", "start_days", "hazard"]):
             line, row = _lines(batch, finder)
             cause = np.asarray(pa.compute.index_in(batch["cause"], number))[line]
             bin_ = np.searchsorted(edges, np.asarray(batch["start_days"])[line])
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
-        if all(np.isnan(hazards[some]).all() for some in row_blocks(len(hazards))):
+        if np.isnan(hazards).all():
             return None
         return cls(edges, hazards, _read_mechanisms(data, records, finder))
 
     @cached_property
     def known(self) -> Bools:
         """(R,) prediction times with a truth."""
-        return np.concatenate(
-            [
-                ~np.isnan(self.hazards[some]).any(axis=(1, 2))
-                for some in row_blocks(len(self.hazards))
-            ]
-        )
+        return np.asarray(~np.isnan(self.hazards).any(axis=(1, 2)), dtype=np.bool_)
 
-    def design(self, some: Ints) -> Floats:
-        """(r, 1 + mechanisms) a one and the log hazard ratio of each mechanism."""
-        return np.column_stack(
-            [np.ones(len(some)), *(ratio[some] for ratio in self.mechanisms.values())]
-        )
-
-    def parts(self) -> Iterator[Ints]:
-        """Numbers of the prediction times with a truth, some at a time."""
-        known = np.flatnonzero(self.known)
-        return (known[some] for some in row_blocks(len(known)))
+    @property
+    def design(self) -> Floats:
+        """(R, 1 + mechanisms) a one and the log hazard ratio of each mechanism."""
+        return np.column_stack([np.ones(len(self.hazards)), *self.mechanisms.values()])
 
     def nll(self, rows: TaskRows) -> Floats:
         """(R,) NLL of the true hazards, Σ_e ∫ λ*_e over the exposure − log λ*_cause(duration); NaN without a truth."""
-        inner, found = self.edges_days[1:-1].tolist(), np.empty(len(rows))
-        for some in row_blocks(len(rows)):
-            found[some] = horizon_nll(
-                self.hazards[some],
-                inner,
-                duration_days=rows.duration_days[some],
-                cause=rows.cause[some],
-                entry_days=rows.entry_days[some],
-            )
-        return found
+        return horizon_nll(
+            self.hazards,
+            self.edges_days[1:-1].tolist(),
+            duration_days=rows.duration_days,
+            cause=rows.cause,
+            entry_days=rows.entry_days,
+        )
 
     def risk(self, horizons_days: Floats) -> Floats:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
-        inner = self.edges_days[1:-1].tolist()
-        risk, known = scratch(*self.hazards.shape[:2], len(horizons_days)), self.known
-        for some in row_blocks(len(risk)):
-            logits = torch.from_numpy(
-                np.log(np.maximum(np.nan_to_num(self.hazards[some], nan=1.0), _NO_HAZARD))
-            )
-            found = cumulative_incidence(
-                logits, inner, horizons_days=horizons_days.tolist()
-            ).numpy()
-            risk[some] = np.where(known[some, None, None], found, np.nan)
-        return risk
+        hazards = np.maximum(np.nan_to_num(self.hazards, nan=1.0), _NO_HAZARD)
+        risk = cumulative_incidence(
+            torch.from_numpy(np.log(hazards)),
+            self.edges_days[1:-1].tolist(),
+            horizons_days=horizons_days.tolist(),
+        )
+        return np.where(self.known[:, None, None], risk.numpy(), np.nan)
 
 
 @dataclass(frozen=True)
@@ -171,7 +153,7 @@ def _read_mechanisms(data: Path, records: TaskRecords, finder: RowFinder) -> dic
         )
         for name in batch["mechanism"].unique().to_pylist():
             here = np.asarray(pa.compute.equal(names, name))
-            out.setdefault(name, scratch(len(records)))[row[here]] = ratio[here]
+            out.setdefault(name, np.full(len(records), np.nan))[row[here]] = ratio[here]
     return out
 
 
@@ -180,12 +162,9 @@ def _read_mechanisms(data: Path, records: TaskRecords, finder: RowFinder) -> dic
 
 def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
     """Constant hazards per bin and day (R, E, K) with the cumulative incidences (R, E, K) at the bins' ends."""
-    out = scratch(*risk.shape)
-    for some in row_blocks(len(risk)):
-        out[some] = hazards_through(
-            risk[some], edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
-        )
-    return out
+    return hazards_through(
+        risk, edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
+    )
 
 
 def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
@@ -213,41 +192,20 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
     Returns:
         (R,), NaN without a truth.
     """
-    inner = truth.edges_days[1:-1].tolist()
-    total = sum(
-        (truth.hazards[some].sum(axis=0) for some in truth.parts()),
-        np.zeros(truth.hazards.shape[1:]),
-    )
-    least = np.maximum(_LEAST * (total / truth.known.sum()), _NO_HAZARD)
-    slopes = _slopes_of_logs(truth, least)
+    inner, known = truth.edges_days[1:-1].tolist(), np.flatnonzero(truth.known)
+    true, cause = truth.hazards[known], rows.cause[known].astype(np.int64)
+    duration = rows.duration_days[known]
+    least = np.maximum(_LEAST * true.mean(axis=0), _NO_HAZARD)
+    logs, design = np.log(np.maximum(true, least)), truth.design[known]
+    slopes = np.linalg.lstsq(design, logs.reshape(len(known), -1), rcond=None)[0]
+    stake = np.log(np.maximum(model[known], least)) - (design @ slopes).reshape(true.shape)
+    at_risk = exposure(inner, rows.entry_days[known], duration)
+    own = -np.einsum("rek,rk->r", stake * true, at_risk)
+    had = np.flatnonzero(cause > 0)
+    own[had] += stake[had, cause[had] - 1, event_bin(inner, duration[had])]
     found = np.full(len(truth.hazards), np.nan)
-    for some in truth.parts():
-        true, cause, duration = (
-            truth.hazards[some],
-            rows.cause[some].astype(np.int64),
-            rows.duration_days[some],
-        )
-        stake = np.log(np.maximum(model[some], least)) - (truth.design(some) @ slopes).reshape(
-            true.shape
-        )
-        own = -np.einsum(
-            "rek,rk->r", stake * true, exposure(inner, rows.entry_days[some], duration)
-        )
-        had = np.flatnonzero(cause > 0)
-        own[had] += stake[had, cause[had] - 1, event_bin(inner, duration[had])]
-        found[some] = own
+    found[known] = own
     return found
-
-
-def _slopes_of_logs(truth: Truth, least: Floats) -> Floats:
-    """(1 + mechanisms, E K) least squares of log λ* on the mechanisms, from sums over the prediction times."""
-    width = 1 + len(truth.mechanisms)
-    gram, moment = np.zeros((width, width)), np.zeros((width, least.size))
-    for some in truth.parts():
-        design = truth.design(some)
-        gram += design.T @ design
-        moment += design.T @ np.log(np.maximum(truth.hazards[some], least)).reshape(len(some), -1)
-    return np.asarray(np.linalg.lstsq(gram, moment, rcond=None)[0], dtype=np.float64)
 
 
 def beside_the_truth(

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.landmark_cox import HistoryCensoring
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, TOO_FEW, count_text
@@ -19,7 +17,6 @@ from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import quantile_groups
 from ehrsequencing.metrics.censoring import (
-    CensoringByRow,
     RiskSets,
     StepFunction,
     SubjectClock,
@@ -198,7 +195,6 @@ class Weights:
         population: The subjects that are evaluated.
         task: The question.
         train: Training subjects, where the curves are to come from them.
-        fitting: What a Cox regression of drop-out is fitted to; None: Kaplan–Meier.
 
     Attributes:
         potential: (R,) days from each evaluated prediction time until follow-up ends by design.
@@ -210,20 +206,16 @@ class Weights:
         task: TaskConfig,
         *,
         train: TaskRecords | None,
-        fitting: FittingData | None,
     ) -> None:
         self.records, self.train = population.records, train
         self.task, self.dataset_end_us = task, population.dataset_end_us
         self.potential = potential_days(self.records, task, self.dataset_end_us)
-        self.cox = None if fitting is None else HistoryCensoring(fitting)
 
-    def at(self, landmark_days: float | None, chosen: Ints) -> StepFunction | CensoringByRow | None:
+    def at(self, landmark_days: float | None, chosen: Ints) -> StepFunction | SubjectClock | None:
         """G of the chosen rows: on each subject's own clock where subjects have several, else one curve for all.
 
         That of a landmark is fitted on the evaluated rows (None), or on the training subjects at risk there.
         """
-        if self.cox is not None:
-            return self.cox.of_rows(self.records, chosen, landmark_days=landmark_days)
         subject = self.records.rows.subject[chosen]
         if len(np.unique(subject)) < len(chosen):
             return self._clock.of_rows(days_since_first_index(self.records.rows)[chosen])
@@ -306,9 +298,9 @@ def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
-    """How censoring is corrected for, and the smallest chance of being followed, G: the largest weight is 1 / G."""
-    smallest = [
+def smallest_g(scopes: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """The smallest chance of being followed, G: the largest weight is 1 / G."""
+    return [
         {
             "landmark_days": scope.landmark_days,
             "horizon_days": float(horizon),
@@ -318,7 +310,6 @@ def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
         for scope in scopes
         for horizon, g in zip(scope.horizons_days, scope.smallest_g(), strict=True)
     ]
-    return {"model": model, "smallest_g": smallest}
 
 
 def follow_up(scope: Comparison) -> dict[str, Any]:

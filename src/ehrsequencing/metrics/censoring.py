@@ -11,11 +11,9 @@ of the weights becomes the leading axis of every result.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -49,54 +47,8 @@ class StepFunction:
         return np.take(self.values, np.searchsorted(self.times_days, days, side="left"), axis=-1)
 
 
-#: A chance of still being followed below this is 0: the product of two weights 1 / G must be a finite number.
-SMALLEST_G = 1e-150
-
-
-def _survival(cumulative_hazard: Floats) -> Floats:
-    """exp(−H), 0 where it is below `SMALLEST_G`."""
-    g = np.exp(-np.asarray(cumulative_hazard, dtype=np.float64))
-    return np.where(g < SMALLEST_G, 0.0, g)
-
-
-class CensoringByRow(ABC):
-    """The distribution G_i(t) = P(C_i > t) of each row's censoring time."""
-
-    @abstractmethod
-    def take(self, rows: Bools | Ints) -> Self:
-        """Some of the rows."""
-
-    @abstractmethod
-    def before(self, days: ArrayLike) -> Floats:
-        """G_i(t−) of every row at common times, (n, *days.shape)."""
-
-    @abstractmethod
-    def before_own(self, days: ArrayLike) -> Floats:
-        """G_i(t_i−) of every row at its own time, `days` (n,)."""
-
-    def smallest(self, days: ArrayLike, *, duration_days: ArrayLike, cause: ArrayLike) -> Floats:
-        """The smallest G_i that divides anything at each horizon, (h,): look at it. 1 where nothing is divided.
-
-        That is G_i(t−) of rows event-free at t and G_i(T_i−) of rows with an event by t; rows censored before count
-        for nothing there, however small their G.
-
-        Args:
-            days: (h,) horizons.
-            duration_days: (n,) to the event or censoring.
-            cause: (n,) int, 0 = censored.
-        """
-        duration, is_event = np.asarray(duration_days, dtype=np.float64), np.asarray(cause) > 0
-        own = self.before_own(duration)
-        out = []
-        for day in np.atleast_1d(np.asarray(days, dtype=np.float64)):
-            is_free = (duration > day) | ((duration == day) & ~is_event)
-            used = np.r_[self.before(day)[is_free], own[is_event & (duration <= day)]]
-            out.append(used.min(initial=1.0))
-        return np.array(out)
-
-
 @dataclass(frozen=True)
-class SubjectClock(CensoringByRow):
+class SubjectClock:
     """Censoring on each subject's own clock, which runs from the index: G_i(t) = G₀(p_i + t) / G₀(p_i).
 
     A row at a late prediction time is there only because its subject was still followed. A Kaplan–Meier curve over rows
@@ -125,8 +77,8 @@ class SubjectClock(CensoringByRow):
         dropout = censoring_survival(end[last], cause[last])
         return cls(dropout, float(end.max(initial=0.0)), np.asarray(since_days, dtype=np.float64))
 
-    def take(self, rows: Bools | Ints) -> Self:
-        """See `CensoringByRow`."""
+    def take(self, rows: Bools | Ints) -> SubjectClock:
+        """Some of the rows."""
         return replace(self, since_days=self.since_days[rows])
 
     def of_rows(self, since_days: Floats) -> SubjectClock:
@@ -140,15 +92,35 @@ class SubjectClock(CensoringByRow):
         return covered
 
     def before(self, days: ArrayLike) -> Floats:
-        """See `CensoringByRow`."""
+        """G_i(t−) of every row at common times, (n, *days.shape)."""
         until = np.add.outer(self.since_days, np.asarray(days, dtype=np.float64))
         start = self.dropout.at(self.since_days)
         return divide(self.dropout.before(until).T, start, undefined=0.0).T
 
     def before_own(self, days: ArrayLike) -> Floats:
-        """See `CensoringByRow`."""
+        """G_i(t_i−) of every row at its own time, `days` (n,)."""
         until = self.since_days + np.asarray(days, dtype=np.float64)
         return divide(self.dropout.before(until), self.dropout.at(self.since_days), undefined=0.0)
+
+    def smallest(self, days: ArrayLike, *, duration_days: ArrayLike, cause: ArrayLike) -> Floats:
+        """The smallest G_i that divides anything at each horizon, (h,): look at it. 1 where nothing is divided.
+
+        That is G_i(t−) of rows event-free at t and G_i(T_i−) of rows with an event by t; rows censored before count
+        for nothing there, however small their G.
+
+        Args:
+            days: (h,) horizons.
+            duration_days: (n,) to the event or censoring.
+            cause: (n,) int, 0 = censored.
+        """
+        duration, is_event = np.asarray(duration_days, dtype=np.float64), np.asarray(cause) > 0
+        own = self.before_own(duration)
+        out = []
+        for day in np.atleast_1d(np.asarray(days, dtype=np.float64)):
+            is_free = (duration > day) | ((duration == day) & ~is_event)
+            used = np.r_[self.before(day)[is_free], own[is_event & (duration <= day)]]
+            out.append(used.min(initial=1.0))
+        return np.array(out)
 
 
 def dropout_cause(duration_days: ArrayLike, cause: ArrayLike, potential_days: ArrayLike) -> Ints:
@@ -162,28 +134,6 @@ def dropout_cause(duration_days: ArrayLike, cause: ArrayLike, potential_days: Ar
     is_designed = np.asarray(duration_days) >= np.asarray(potential_days)
     codes = np.asarray(cause).astype(np.int64)
     return np.where((codes == 0) & is_designed, 1, codes)
-
-
-@dataclass(frozen=True)
-class RowCensoring(CensoringByRow):
-    """Censoring that depends on the record: G_i(t) = exp(−H_0(t) exp(β·z_i))."""
-
-    cumulative_hazard: (
-        StepFunction  # H_0(t) of censoring, a step function; infinite from where nobody is left
-    )
-    factor: Floats  # (n,) exp(β·z_i)
-
-    def take(self, rows: Bools | Ints) -> Self:
-        """See `CensoringByRow`."""
-        return replace(self, factor=self.factor[rows])
-
-    def before(self, days: ArrayLike) -> Floats:
-        """See `CensoringByRow`."""
-        return _survival(np.multiply.outer(self.factor, self.cumulative_hazard.before(days)))
-
-    def before_own(self, days: ArrayLike) -> Floats:
-        """See `CensoringByRow`."""
-        return _survival(self.factor * self.cumulative_hazard.before(days))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.metrics.censoring import CensoringByRow, divide
+from ehrsequencing.metrics.censoring import SubjectClock, divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 
@@ -162,7 +162,7 @@ def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
     turn = 2 * np.searchsorted(np.unique(duration[event]), duration, side="right")
     turn[event] -= 1
 
-    if isinstance(rows.fixed_censoring, CensoringByRow):
+    if isinstance(rows.fixed_censoring, SubjectClock):
         # each row has its own G: a pair weighs as much as both of its rows, which must be known at the horizon
         weighted = doubly = later = rows.known_weights(h)
     else:

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import (
-    CensoringByRow,
     RiskSets,
     StepFunction,
+    SubjectClock,
     checked_outcome,
     divide,
 )
@@ -36,7 +36,7 @@ class ScoredRows:
     horizons_days: Floats  # (horizons,) increasing
     weights: Floats  # (resamples, n) multiplicities; one row of ones without weights
     # G where it was fitted on other rows, one for all or one for each row; None: on these rows, again for each resample
-    fixed_censoring: StepFunction | CensoringByRow | None
+    fixed_censoring: StepFunction | SubjectClock | None
     is_block: bool  # whether results keep a leading resample axis
     # (n, causes, horizons) events that the model expects of each row while it is under observation; None: those of the
     # hazards through its risks
@@ -51,7 +51,7 @@ class ScoredRows:
         horizons_days: ArrayLike,
         *,
         weights: ArrayLike | None = None,
-        censoring: StepFunction | CensoringByRow | None = None,
+        censoring: StepFunction | SubjectClock | None = None,
         expected: ArrayLike | None = None,
     ) -> ScoredRows:
         """Check the inputs and bring them into one form.
@@ -138,7 +138,7 @@ class ScoredRows:
     @cached_property
     def smallest_g(self) -> Floats:
         """(resamples or 1, horizons) the smallest G that divides anything at each horizon: look at it."""
-        if isinstance(self.fixed_censoring, CensoringByRow):
+        if isinstance(self.fixed_censoring, SubjectClock):
             outcome = {"duration_days": self.duration_days, "cause": self.cause}
             return self.fixed_censoring.smallest(self.horizons_days, **outcome)[None]
         return np.atleast_2d(self.censoring.before(self.horizons_days))
@@ -146,7 +146,7 @@ class ScoredRows:
     @cached_property
     def inverse_at_duration(self) -> Floats:
         """(resamples or 1, n) 1 / G(T−), the weight of an event at T; 0 where G(T−) is 0."""
-        if isinstance(self.fixed_censoring, CensoringByRow):
+        if isinstance(self.fixed_censoring, SubjectClock):
             return divide(
                 1.0, self.fixed_censoring.before_own(self.duration_days)[None], undefined=0.0
             )
@@ -159,7 +159,7 @@ class ScoredRows:
         Aalen–Johansen's; where each row has its own G, the weighted share of events Σ ω y / n, since Aalen–Johansen
         takes censoring for independent.
         """
-        if isinstance(self.fixed_censoring, CensoringByRow):
+        if isinstance(self.fixed_censoring, SubjectClock):
             shares = [
                 self.known_weights(h) @ self.has_event_by(h).T
                 for h in range(len(self.horizons_days))
@@ -216,7 +216,7 @@ class ScoredRows:
     def _known_weights(self) -> list[Floats]:
         blocks = []
         for h, horizon in enumerate(self.horizons_days):
-            if isinstance(self.fixed_censoring, CensoringByRow):
+            if isinstance(self.fixed_censoring, SubjectClock):
                 at_horizon = divide(1.0, self.fixed_censoring.before(horizon), undefined=0.0)[
                     None, :
                 ]

@@ -305,7 +305,7 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
     # so few are still followed at the main horizon that single subjects carry a number
     thin = [
         row
-        for row in (m.get("censoring") or {}).get("smallest_g") or []
+        for row in m.get("smallest_g") or []
         if row["thin"] and (row["landmark_days"], row["horizon_days"]) == table.main()
     ]
     skip = ("Nothing is compared", "Fewer than 50 subjects")

@@ -86,11 +86,7 @@ def immortal_time(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     """Median follow-up, and the share still observed at each horizon, per landmark."""
     medians = {row["landmark_days"]: row for row in m.get("follow_up") or []}
-    censoring = m.get("censoring") or {}
-    still = {
-        (row["landmark_days"], row["horizon_days"]): row
-        for row in censoring.get("smallest_g") or []
-    }
+    still = {(row["landmark_days"], row["horizon_days"]): row for row in m.get("smallest_g") or []}
     landmarks = list(dict.fromkeys([*medians, *(landmark for landmark, _ in still)]))
     if not landmarks:
         return None
@@ -105,8 +101,7 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
         words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
-    names = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}
-    return {"rows": rows, "model": names.get(str(censoring.get("model")), "")}
+    return {"rows": rows}
 
 
 def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:

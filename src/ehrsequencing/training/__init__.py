@@ -1,1 +1,1 @@
-"""Training: the loop on Lightning Fabric, and checkpoints that resume to the same bit."""
+"""Training: the loop, and checkpoints that resume to the same bit."""

@@ -62,21 +62,16 @@ def study() -> StudyConfig:
 
 
 @pytest.fixture(scope="module")
-def store(sim_prepared: Path) -> Prepared:
-    return Prepared(sim_prepared)
-
-
-@pytest.fixture(scope="module")
-def run(store: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(prepared: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("blend") / "run"
-    assert train(store, out, study=study, task="simulated", progress=False)  # as `fit` and `ehrseq train` do
+    assert train(prepared, out, study=study, task="simulated", progress=False)  # as `fit` and `ehrseq train` do
     assert not (out / "checkpoints").exists()
     return out
 
 
-def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+def test_out_of_fold_means_out_of_fold(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
     """A fold's answers are those of parts fitted by hand without its subjects, and not of parts fitted to them too."""
-    trainer = BlendTrainer(store, "simulated", tmp_path / "run", study=study)
+    trainer = BlendTrainer(prepared, "simulated", tmp_path / "run", study=study)
     train, tuning = trainer.records["train"], trainer.records["tuning"]
     everybody = np.sort(np.concatenate(trainer.folds))
     np.testing.assert_array_equal(everybody, np.flatnonzero(np.diff(train.rows.row_offsets)))  # each in one fold
@@ -86,7 +81,7 @@ def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_
     np.testing.assert_array_equal(found.duration_days, asked.rows.duration_days)
 
     def of_others(records: Any) -> list[np.ndarray]:
-        data = FittingData(trainer.task, store.vocabulary, records, tuning, trainer.edges)
+        data = FittingData(trainer.task, prepared.vocabulary, records, tuning, trainer.edges)
         return [part.hazards(asked, np.arange(len(asked))) for part in (BoostedVisits.fit(data), LandmarkCox(data))]
 
     def distance(parts: list[np.ndarray]) -> list[float]:
@@ -96,7 +91,7 @@ def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_
     rest = np.setdiff1d(np.arange(len(train.timelines)), fold)
     assert max(distance(of_others(train.take(rest)))) < 1e-9
     assert min(distance(of_others(train))) > 1e-2  # the mutant: parts that saw the fold
-    network = Trainer(store, "simulated", tmp_path / "by-hand", study=study, leave_out=fold)
+    network = Trainer(prepared, "simulated", tmp_path / "by-hand", study=study, leave_out=fold)
     assert not np.isin(network.loader.subjects, fold).any()
     assert len(network.train_rows) == len(train) - len(asked)
     drawn = np.concatenate(network.loader.shuffled(0, seed=0, visit_budget=500))
@@ -105,7 +100,7 @@ def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bytes(
-    run: Path, store: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, prepared: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[str] = []
     fit = Trainer.fit
@@ -119,25 +114,25 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(
     monkeypatch.setattr(Trainer, "fit", spy)
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        trainer_of(store, "simulated", out, study=study).fit()
+        trainer_of(prepared, "simulated", out, study=study).fit()
     with pytest.raises(EhrseqError, match="interrupted"):
         Run(out)
     other = study.model_copy(update={"training": study.training.model_copy(update={"blend_folds": 3})})
     with pytest.raises(EhrseqError, match="other settings"):
-        trainer_of(store, "simulated", out, study=other).fit(resume=True)
-    trainer_of(store, "simulated", out, study=study).fit(resume=True)
+        trainer_of(prepared, "simulated", out, study=other).fit(resume=True)
+    trainer_of(prepared, "simulated", out, study=study).fit(resume=True)
     assert trained == ["fold-1", "fold-2", "fold-1", "fold-2", "network"]  # the first is finished
     for name in (BLEND_FILE, ARRAYS_FILE, "model.safetensors", "config.yaml"):
         assert (out / name).read_bytes() == (run / name).read_bytes(), name
-    trainer_of(store, "simulated", out, study=study).fit(resume=True)  # finished: nothing is done
+    trainer_of(prepared, "simulated", out, study=study).fit(resume=True)  # finished: nothing is done
     assert len(trained) == 5
 
 
 def test_parts_of_the_records_get_the_answers_of_the_whole(
-    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
+    run: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blending, "_CHUNK_ROWS", 40)
-    answers, records = Run(run).answers, store.records("simulated", "held_out")
+    answers, records = Run(run).answers, prepared.records("simulated", "held_out")
     cut, whole = answers.batches(records), [part.subject_id.tolist() for _, part in in_parts(records)]
     parts = list(cut_at_batches(records, *cut, count=3))
     assert [found.subject_id.tolist() for part in parts for _, found in in_parts(part)] == whole
@@ -147,10 +142,10 @@ def test_parts_of_the_records_get_the_answers_of_the_whole(
     np.testing.assert_array_equal(np.concatenate(risks[1:]), risks[0])
 
 
-def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_path: Path) -> None:
-    made, records = Run(run), store.records("simulated", "held_out")
+def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, tmp_path: Path) -> None:
+    made, records = Run(run), prepared.records("simulated", "held_out")
     data = FittingData(
-        made.task, made.vocabulary, store.records("simulated", "train"), store.records("simulated", "tuning"),
+        made.task, made.vocabulary, prepared.records("simulated", "train"), prepared.records("simulated", "tuning"),
         made.model.config.edges_days,
     )  # fmt: skip
     weights = BlendWeights(*(np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]) for _ in range(3)))
@@ -175,13 +170,13 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_
 RANGES = tuple(f"cox.{name}" for name in ("design.fill", "design.low", "design.high", "mean", "scale"))
 
 
-def told_of_few(folder: Path, store: Prepared, columns: list[FeatureSpec], *names: str) -> int:
+def told_of_few(folder: Path, prepared: Prepared, columns: list[FeatureSpec], *names: str) -> int:
     """The adversary: numbers in the files of a blend that are feature values of 1 to 4 training subjects."""
-    train = store.records("simulated", "train")
+    train = prepared.records("simulated", "train")
     every, subject = np.arange(len(train)), np.asarray(train.rows.subject)
     holders: dict[float, set[int]] = {}
     for spec in columns:
-        history = history_features(train, store.vocabulary, chosen=every, columns=spec).astype(np.float64)
+        history = history_features(train, prepared.vocabulary, chosen=every, columns=spec).astype(np.float64)
         for values in (history, np.log1p(np.maximum(history, 0.0))):
             for who, row in zip(subject.tolist(), values.tolist(), strict=True):
                 for value in row:
@@ -192,16 +187,16 @@ def told_of_few(folder: Path, store: Prepared, columns: list[FeatureSpec], *name
 
 
 def test_no_stored_number_is_that_of_few_people(
-    run: Path, store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, train = Run(run), store.records("simulated", "train")
+    made, train = Run(run), prepared.records("simulated", "train")
     assert made.blend is not None
     columns = [made.blend.boosted.columns, made.blend.cox.design.columns]
-    assert told_of_few(run, store, columns, "boosted.cuts", *RANGES) == 0
+    assert told_of_few(run, prepared, columns, "boosted.cuts", *RANGES) == 0
 
     def again(**broken: Any) -> tuple[Blend, Path]:
         data = FittingData(
-            made.task, made.vocabulary, train, store.records("simulated", "tuning"), made.blend.edges_days, **broken
+            made.task, made.vocabulary, train, prepared.records("simulated", "tuning"), made.blend.edges_days, **broken
         )
         other = replace(made.blend, boosted=BoostedVisits.fit(data), cox=LandmarkCox(data))
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -209,7 +204,7 @@ def test_no_stored_number_is_that_of_few_people(
         other.save(folder)
         return other, folder
 
-    assert told_of_few(again(enough=1)[1], store, columns, "boosted.cuts", *RANGES) > 5  # those of single people
+    assert told_of_few(again(enough=1)[1], prepared, columns, "boosted.cuts", *RANGES) > 5  # those of single people
 
     def plain_cuts(values: Any, owner: Any, **given: Any) -> Any:
         known = np.unique(values[~np.isnan(values)])
@@ -222,19 +217,19 @@ def test_no_stored_number_is_that_of_few_people(
     monkeypatch.setattr(boosted, "feature_cuts", plain_cuts)
     monkeypatch.setattr(landmark_cox, "feature_range", extremes)
     _, folder = again()
-    assert told_of_few(folder, store, columns, "boosted.cuts") > 20
-    assert told_of_few(folder, store, columns, *RANGES) > 5
+    assert told_of_few(folder, prepared, columns, "boosted.cuts") > 20
+    assert told_of_few(folder, prepared, columns, *RANGES) > 5
 
 
 def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_own(
-    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
+    run: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, records = Run(run), store.records("simulated", "held_out")
+    made, records = Run(run), prepared.records("simulated", "held_out")
     monkeypatch.setattr(
         BoostedVisits, "fit", lambda *given, **more: pytest.fail("the trees of the blend were not taken")
     )
-    population = Population.of_split(store, made.task, "held_out")
-    evaluation = Evaluation(made, population, prepared=store, settings=made.study.evaluation)
+    population = Population.of_split(prepared, made.task, "held_out")
+    evaluation = Evaluation(made, population, prepared=prepared, settings=made.study.evaluation)
     sources = evaluation._sources(lambda _: None)
     risks, likelihoods = evaluation._risks(sources, lambda _: None), evaluation._likelihoods(sources)
     assert list(risks) == [*likelihoods]
@@ -246,9 +241,9 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
 
 
 def test_members_and_recalibration_reach_the_risks_through_the_blend(
-    run: Path, sim_data: Path, store: Prepared, tmp_path: Path
+    run: Path, sim_data: Path, prepared: Prepared, tmp_path: Path
 ) -> None:
-    pair, records = Run(run), store.records("simulated", "held_out")
+    pair, records = Run(run), prepared.records("simulated", "held_out")
     one, twin = Run(run).model, Run(run).model
     with torch.no_grad():
         for weights in twin.parameters():
@@ -279,7 +274,7 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(
     corrected = Run(folder).recalibrated.risk(records, horizons_days=days)
     np.testing.assert_allclose(corrected, by_hand(one, a, b), atol=1e-6)
     assert np.abs(corrected - risk).max() > 1e-3
-    tuning = store.records("simulated", "tuning")
+    tuning = prepared.records("simulated", "tuning")
     at = np.any([tuning.rows.at_landmark(moment) for moment in pair.task.landmarks], axis=0)
     nll = [answers.nll(tuning)[at].mean() for answers in (Run(folder).answers, Run(folder).recalibrated)]
     assert nll[1] < nll[0]  # where it was fitted
@@ -322,8 +317,8 @@ def test_evaluate_judges_the_blend_and_not_its_network(
     assert all(abs(nll[key] - nll_alone[key]) > 1e-3 for key in nll)
 
 
-def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store: Prepared) -> None:
-    tuning, told = store.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
+def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, prepared: Prepared) -> None:
+    tuning, told = prepared.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
     answers, every = Run(run).answers, np.arange(len(tuning))
     assert answers.blend is not None
     by_hand = [answers.nll(tuning).mean(), nll_of_rows(answers.model, tuning).mean()]
@@ -343,10 +338,10 @@ def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store
 
 
 def test_a_planted_leak_of_the_history_features_is_found(
-    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
+    run: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network sees no future in both; only the features of trees and regressions do in the second."""
-    data = AuditData(Run(run), store, split="held_out", subjects=30, seed=0)
+    data = AuditData(Run(run), prepared, split="held_out", subjects=30, seed=0)
     assert predictions.future_perturbation(data).verdict == "passed"
     plain = history._records_until
 
@@ -371,11 +366,11 @@ def test_a_part_that_looks_at_columns_that_there_are_not_is_refused(run: Path, t
         Blend.load(tmp_path, trained.vocabulary, edges_days=trained.model.config.edges_days)
 
 
-def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:
+def test_what_a_blend_cannot_do_is_refused(run: Path, prepared: Prepared, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="visit head"):
-        trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
+        trainer_of(prepared, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
     with pytest.raises(EhrseqError, match="cannot start from another model"):  # it saw whom the weights are fitted on
-        trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, SETTINGS), init=Pretrained(run))
+        trainer_of(prepared, "simulated", tmp_path / "x", study=load_study(None, SETTINGS), init=Pretrained(run))
     with pytest.raises(EhrseqError, match="has not been recalibrated"):
         _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []

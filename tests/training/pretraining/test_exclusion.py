@@ -4,26 +4,16 @@ import math
 
 import numpy as np
 
-from ehrsequencing.config import ValuesConfig
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.pretraining.targets import _by_ontology, near_synonyms, target_codes, visit_rows
-from helpers.visits import Record, timelines_of
+from helpers.visits import Record, timelines_of, vocabulary_of
 
 NAN = math.nan
 
 
-def vocabulary(*codes: str, numeric: tuple[str, ...] = (), carry: bool = False) -> Vocabulary:
-    has = np.array([code in numeric for code in codes])
-    n = int(has.sum()) * (3 if carry else 1)
-    settings = ValuesConfig(mode="bins", bins=2, carry=carry)
-    return Vocabulary((), codes, has, np.tile(np.linspace(0, 1, KNOTS), (n, 1)), np.zeros(n), np.ones(n), settings)
-
-
 def test_relatives_are_all_ancestors_and_descendants_of_the_outcome() -> None:
-    known = vocabulary("I21", "I21.0", "I21.01", "I2", "I25", "X", "LAB")
+    known = vocabulary_of("I21", "I21.0", "I21.01", "I2", "I25", "X", "LAB")
     parents = {
         "I21.01": ["I21.0"],
         "I21.0": ["I21"],
@@ -45,7 +35,7 @@ def test_relatives_are_all_ancestors_and_descendants_of_the_outcome() -> None:
 
 def test_near_synonyms_stand_beside_the_outcome_in_most_subjects() -> None:
     """Its other name and what follows at once are; what is everyday, rare or two days later is not."""
-    known = vocabulary("TWIN", "STENT", "VISIT", "RARE", "LATER")
+    known = vocabulary_of("TWIN", "STENT", "VISIT", "RARE", "LATER")
     everyday = ((4, NAN),)
     ill: Record = ((0.0, everyday), (100.0, ((2, NAN), (3, NAN), *everyday)), (102.0, ((6, NAN),)), (300.0, everyday))
     rare: Record = (*ill[:1], (100.0, ((5, NAN), *ill[1][1])), *ill[2:])
@@ -67,7 +57,7 @@ def test_near_synonyms_stand_beside_the_outcome_in_most_subjects() -> None:
 
 
 def test_targets_are_codes_that_are_not_excluded_and_their_bins() -> None:
-    known = vocabulary("A", "B", "C", numeric=("A", "B"), carry=True)
+    known = vocabulary_of("A", "B", "C", numeric=("A", "B"), carry=True)
     codes = target_codes(known, np.array([known.index["B"]]))
     names = {known.tokens[token]: int(number) for token, number in enumerate(codes.number)}
     assert [known.tokens[t] for t in codes.tokens] == ["A", "C"]
