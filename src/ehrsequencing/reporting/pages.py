@@ -274,8 +274,8 @@ def render_pooled(result: Mapping[str, Any]) -> str:
     columns = ("Event and horizon", "Metric", "Sites", "Mean of the sites", "Another site", "I²")
     notes = [
         "Random-effects means with Hartung–Knapp intervals (95%). “Another site” is where the true value of a further"
-        " hospital lies with a probability of 95%. I² is the share of the differences between sites that chance does not explain. A"
-        " site without an interval is drawn and not pooled."
+        " hospital lies with a probability of 95%. I² is the share of the differences between sites that chance does"
+        " not explain. A site without an interval is drawn and not pooled."
     ]
     kicker = f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}"
     tables = [("All sites", columns, rows)]
