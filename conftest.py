@@ -18,7 +18,7 @@ landmarks:  [0d]
 """
 _SECTIONS = {
     "model": {"dim": 16, "heads": 2, "layers": 1},
-    "training": {"epochs": 2, "min_steps": 4, "distillation": 0.0},
+    "training": {"epochs": 2, "min_steps": 4, "distillation": 0.0, "blend": False},
     "evaluation": {"bootstrap": 20, "baselines": "none"},
 }
 

@@ -180,9 +180,8 @@ class Site:
         return BoostedVisits.fit(data, trials=1).nll(held_out, np.arange(len(held_out)))
 
     def _network(self, arm: Arm, n: int | None, run: Path) -> tuple[Floats, dict[str, Any]]:
-        study = load_study(
-            None, ["model.size=small", f"training.seed={self.seed}", *self.settings, *arm.settings]
-        )
+        settings = ["model.size=small", "training.blend=false", f"training.seed={self.seed}"]
+        study = load_study(None, [*settings, *self.settings, *arm.settings])
         init: Pretrained | None = None
         if arm.mode is not None:
             init = self.pretrained(arm)

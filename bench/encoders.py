@@ -60,9 +60,10 @@ HELD_OUT, SIZES, PAIRS_SIZE = (
     (1_000, 4_000, 16_000),
     4_000,
 )
-RECIPE = (  # today's defaults, but for what so small a world wants: a small model and more, faster steps
+RECIPE = (  # today's defaults, but for what so small a world wants: a small network, more and faster steps
     "model.size=small", "model.dropout=0.2", "training.learning_rate=2e-3", "training.visit_budget=512",
     "training.subjects_per_step=null", "training.min_steps=100", "training.epochs=20", "training.patience=3",
+    "training.blend=false",
 )  # fmt: skip
 ENCODERS: dict[str, tuple[str, ...]] = {
     "mean": ("model.visit_encoder=mean",),

@@ -34,6 +34,7 @@ SMALL = (
     "model.layers=1",
     "training.epochs=1",
     "training.subjects_per_step=null",
+    "training.blend=false",
 )
 
 

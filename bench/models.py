@@ -48,7 +48,17 @@ def result(folder: Path, prepared: Path, task: str, settings: list[str]) -> dict
     """Train and evaluate one variant, unless it is there already."""
     summary = folder.with_suffix(".json")
     if not summary.is_file():
-        peak_mib = run("train", prepared, "--task", task, "--out", folder, "--resume", *settings)
+        peak_mib = run(
+            "train",
+            prepared,
+            "--task",
+            task,
+            "--out",
+            folder,
+            "--resume",
+            "training.blend=false",
+            *settings,
+        )
         run("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
         metrics = (read_result(folder) or {})["metrics"]
         first = min(row["landmark_days"] for row in metrics if row["landmark_days"] is not None)

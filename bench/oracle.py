@@ -46,7 +46,7 @@ def run(*command: object) -> None:
 def judged(folder: Path, prepared: Path, settings: list[str]) -> dict[str, Any]:
     """The oracle part of a run's metrics."""
     if not (folder / "metrics.json").is_file():
-        run("train", prepared, "--out", folder, "--resume", *settings)
+        run("train", prepared, "--out", folder, "--resume", "training.blend=false", *settings)
         run("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
     found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())["oracle"]
     return found | run_errors(folder)

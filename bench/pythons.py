@@ -28,6 +28,7 @@ SMALL = [
     "model.layers=1",
     "training.epochs=2",
     "training.min_steps=4",
+    "training.blend=false",
 ]
 ASK = "import json, sys, numpy, torch\n"
 ASK += "print(json.dumps([sys.version.split()[0], torch.__version__, numpy.__version__]))"

@@ -31,7 +31,7 @@ def tried(
     found, records, run = folder / "trial.json", folder / "prepared", folder / "run"
     if found.is_file():
         return dict(read_json(found))
-    study = split_study(study_of(name, settings), seed)
+    study = split_study(study_of(name, ("training.blend=false", *settings)), seed)
     assert study.task is not None
     if not (records / MANIFEST).is_file():
         prepare(data / f"{name}_meds", records, study=study, tasks=[study.task])

@@ -45,6 +45,7 @@ def jobs(out: Path) -> list[tuple[str, list[object]]]:
     pbc2, pbc2_prepared = DATA / "pbc2_meds", out / "pbc2-prepared"
     tasks = ROOT / "examples/tasks"
     demo = ["train", out / "demo/prepared", "--out"]
+    alone = ["training.blend=false"]  # commits before it was a default take it too
     short = ["training.epochs=2", "training.min_steps=4"]
     objectives = ["pretraining.objectives={masked_codes: 1.0, time_to_code: 1.0}", *short]
     return [
@@ -53,11 +54,14 @@ def jobs(out: Path) -> list[tuple[str, list[object]]]:
             "nafld-prepared",
             ["prepare", nafld, "--task", tasks / "nafld.yaml", "--out", prepared],
         ),
-        ("nafld", ["train", prepared, "--task", "nafld", "--out", run, "training.epochs=3"]),
+        (
+            "nafld",
+            ["train", prepared, "--task", "nafld", "--out", run, "training.epochs=3", *alone],
+        ),
         ("nafld/report.html", ["evaluate", run]),
         ("nafld.parquet", ["predict", run, nafld, "--out", out / "nafld.parquet"]),
         ("pbc2-prepared", ["prepare", pbc2, "--task", tasks / "pbc2.yaml", "--out", pbc2_prepared]),
-        ("pbc2", ["train", pbc2_prepared, "--task", "pbc2", "--out", out / "pbc2"]),
+        ("pbc2", ["train", pbc2_prepared, "--task", "pbc2", "--out", out / "pbc2", *alone]),
         ("pbc2/report.html", ["evaluate", out / "pbc2"]),
         ("pbc2.parquet", ["predict", out / "pbc2", pbc2, "--out", out / "pbc2.parquet"]),
         (
@@ -65,7 +69,7 @@ def jobs(out: Path) -> list[tuple[str, list[object]]]:
             ["pretrain", out / "demo/prepared", "--out", out / "pretrained", *objectives],
         ),
         ("lora", [*demo, out / "lora", "--init", out / "pretrained", "transfer.mode=lora", *short]),
-        ("members", [*demo, out / "members", "training.members=2", *short]),
+        ("members", [*demo, out / "members", "training.members=2", *short, *alone]),
         ("blend", [*demo, out / "blend", "training.blend=true", *short]),
         ("omop", ["import", "omop", DATA / "mimic4_demo_omop", out / "omop"]),
     ]

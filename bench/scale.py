@@ -31,6 +31,7 @@ from ehrsequencing.core.files import write_json
 from ehrsequencing.core.version import __version__
 
 MAIN = [sys.executable, "-m", "ehrsequencing"]
+ONE_EPOCH = ("training.epochs=1", "training.blend=false")
 STEPS = ("simulate", "prepare", "train", "predict", "evaluate")
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 PRICE = 0.05  # dollars per core-hour: an assumption, not a quote
@@ -47,7 +48,7 @@ def commands(
     return {
         "simulate": (["simulate", str(data), "--subjects", str(subjects), "truth_futures=16", *world], data),
         "prepare": (["prepare", str(data), "--task", str(data / "task.yaml"), "--out", str(prepared)], prepared),
-        "train": (["train", str(prepared), "--out", str(run), "training.epochs=1", *settings], run),
+        "train": (["train", str(prepared), "--out", str(run), *ONE_EPOCH, *settings], run),
         "predict": (["predict", str(run), str(data), "--at", "last", "--out", str(predictions)], predictions),
         "evaluate": (["evaluate", str(run), "--baselines", "none", "evaluation.bootstrap=0"], run / "metrics.json"),
     }  # fmt: skip

@@ -38,6 +38,7 @@ TINY = (
     "model.layers=1",
     "training.epochs=2",
     "training.min_steps=4",
+    "training.blend=false",
 )
 CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 REQUESTS = 50  # a round

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SETTINGS = ("training.epochs=1",)
+SETTINGS = ("training.epochs=1", "training.blend=false")
 CORES = str(os.cpu_count())
 WAYS = {
     "one thread": {"OMP_NUM_THREADS": "1"},

@@ -48,6 +48,8 @@ html_theme = "pydata_sphinx_theme"
 html_title = "ehrsequencing"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+templates_path = ["_templates"]
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's computer is set
 html_show_sourcelink = False
 html_theme_options = {
     "header_links_before_dropdown": 7,

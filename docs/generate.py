@@ -161,7 +161,7 @@ def settings_page() -> str:
             (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " "),
             "",
         ]
-        lines += ["| setting | values | default | |", "|---|---|---|---|"]
+        lines += ["| setting | values | default | meaning |", "|---|---|---|---|"]
         meanings = _meanings(kind)
         for key, field in kind.model_fields.items():
             row = (f"`{key}`", _values(field), _default(field), meanings.get(key, ""))

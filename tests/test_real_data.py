@@ -99,7 +99,14 @@ def test_mimic_asks_nobody_after_the_discharge_as_died(prepared: Prepared) -> No
 def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path: Path) -> None:
     """Few steps of a tiny model: that it runs, not how good it is."""
     name = prepared.only_task()
-    tiny = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.visit_budget=8192"]
+    tiny = [
+        "model.dim=16",
+        "model.heads=2",
+        "model.layers=1",
+        "training.epochs=1",
+        "training.visit_budget=8192",
+        "training.blend=false",
+    ]
     Trainer(prepared, name, tmp_path / "run", study=load_study(None, tiny)).fit()
     audited = AuditData(Run(tmp_path / "run"), prepared, split="held_out", subjects=5, seed=0)
     audited.read_source(None)

@@ -20,7 +20,7 @@ run = eh.run(
     task,
     out="study/",
     model={"dim": 16, "heads": 2, "layers": 1},  # a real study leaves these lines out
-    training={"epochs": 2, "min_steps": 4},
+    training={"epochs": 2, "min_steps": 4, "blend": False},
     evaluation={"bootstrap": 20, "baselines": "none"},
 )
 print(run)

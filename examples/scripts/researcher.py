@@ -38,5 +38,5 @@ batch = next(data.batches("held_out"))
 risk = batch.to_padded(model.risk(batch, horizons_days=[365.25])[:, 0, 0])  # (B, V)
 print(risk.shape, batch.padded().codes.shape)
 
-run = eh.fit(data, out="runs/saturated", model=small, training={"epochs": 2, "min_steps": 4}, seed=0)
+run = eh.fit(data, out="runs/saturated", model=small, training={"epochs": 2, "min_steps": 4, "blend": False}, seed=0)
 print(eh.compare(["runs/hf", run], bootstrap=20).table().to_markdown())

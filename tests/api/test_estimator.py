@@ -13,7 +13,10 @@ from ehrsequencing.api.estimator import StepFunction
 from ehrsequencing.config import load_task
 from ehrsequencing.core.errors import EhrseqError
 
-TINY = {"model": {"dim": 16, "heads": 2, "layers": 1}, "training": {"epochs": 1, "min_steps": 2, "distillation": 0.0}}
+TINY = {
+    "model": {"dim": 16, "heads": 2, "layers": 1},
+    "training": {"epochs": 1, "min_steps": 2, "distillation": 0.0, "blend": False},
+}
 #: The checks that need no array of features: MEDS data is none.
 APPLICABLE = (
     "check_estimator_cloneable", "check_estimator_repr", "check_get_params_invariance", "check_set_params",

@@ -14,7 +14,7 @@ from ehrsequencing.core.errors import EhrseqError
 from helpers.flat_frames import flat_table
 
 MODEL = {"dim": 16, "heads": 2, "layers": 1}
-SHORT = {"epochs": 1, "min_steps": 2, "distillation": 0.0}
+SHORT = {"epochs": 1, "min_steps": 2, "distillation": 0.0, "blend": False}
 WORKS = {
     # ---- lifelines and R: a table, curves, hazard ratios, a table for a paper ----
     "data, task = eh.from_table(flat, subject='id', time='day', event='status', out='t')": "task.causes == ('status',)",

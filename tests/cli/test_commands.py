@@ -50,7 +50,12 @@ def test_wrong_settings_and_wrong_folders_are_named(data: Path, task: Path, tmp_
 
 def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Path) -> None:
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "evaluation.bootstrap=0")
-    few = ("evaluation.baselines=none", "evaluation.explained_subjects=0", "training.distillation=0")
+    few = (
+        "evaluation.baselines=none",
+        "evaluation.explained_subjects=0",
+        "training.distillation=0",
+        "training.blend=false",
+    )
     words = ("run", sim_data, "--task", sim_data / "task.yaml", "--out", tmp_path / "study", *tiny, *few)
     first, again = ehrseq(*words), ehrseq(*words, "--json")
     assert first.exit_code == again.exit_code == 0, first.output
@@ -68,7 +73,7 @@ def test_one_command_goes_the_whole_way_and_then_on(sim_data: Path, tmp_path: Pa
 
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.distillation=0",
-        "evaluation.bootstrap=5", "evaluation.explained_subjects=20")  # fmt: skip
+        "training.blend=false", "evaluation.bootstrap=5", "evaluation.explained_subjects=20")  # fmt: skip
 STAGES = ("0/5", "1/5", "2/5", "3/5", "4/5", "5/5")
 
 
@@ -130,7 +135,7 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
 @pytest.mark.slow
 def test_the_demo_of_pretraining_tells_the_measured_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("model.dim=8", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2",
-             "training.distillation=0")  # fmt: skip
+             "training.distillation=0", "training.blend=false")  # fmt: skip
     monkeypatch.setattr(demo, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
     monkeypatch.setattr(demo, "_TRAINING", small)
     monkeypatch.setattr(demo, "WORLD", demo.WORLD.model_copy(update={"truth_futures": 4}))

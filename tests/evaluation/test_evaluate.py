@@ -153,7 +153,7 @@ horizons: [90d, 1y]
 landmarks: [0d]
 """
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2",
-        "training.distillation=0")  # fmt: skip
+        "training.distillation=0", "training.blend=false")  # fmt: skip
 CHEAP = ("evaluation.bootstrap=10", "evaluation.explained_subjects=20")
 THOROUGH = ("--baselines", "all", *CHEAP)
 

@@ -17,7 +17,10 @@ HOSTILE = (
     "</script><script>document.title='hit'</script>", "\"'><img src=x onerror=\"document.title='hit'\">",
     "\x1b[31mred", "\u202egnitirw", "<!--", "{{ 7 * 7 }}", "𝒳" * 90,
 )  # fmt: skip
-
+SMALLEST = """Math.min(...[...document.querySelectorAll("svg.fig text, .change span")].map((text) => {
+  const svg = text.closest("svg"), scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+  return scale * parseFloat(getComputedStyle(text).fontSize);
+}))"""  # pixels
 
 Opener = Callable[..., Any]
 
@@ -203,6 +206,7 @@ def test_the_page_fits_and_axe_finds_nothing_serious(browser: Any, explorer_page
         shown.wait_for_selector("body[data-state=ready]")
         shown.keyboard.press("x")
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
+        assert shown.evaluate(SMALLEST) >= 10
         assert grave_violations(shown) == set()
 
 

@@ -20,7 +20,14 @@ SPLIT_FILE = "metadata/subject_splits.parquet"
 VALUE, TEXT, RARE = 713.25, "Mr Secret", "RARE//Q7J"
 CANARIES = ("9120001", "2019-", str(START), "713.25", TEXT, RARE)  # ids, dates, a value, a note, a code of one subject
 TASK = "name: t\nindex: {first_visit: true}\noutcome: {death: MEDS_DEATH}\nhorizons: [10d]\n"
-TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
+TINY = (
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=1",
+    "training.min_steps=2",
+    "training.blend=false",
+)
 
 
 def clean_rows(n: int = 30) -> list[Row]:

@@ -11,6 +11,7 @@ TINY = (
     "training.epochs=2",
     "training.min_steps=4",
     "training.distillation=0",
+    "training.blend=false",
     "evaluation.explained_subjects=0",
 )
 

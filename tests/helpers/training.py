@@ -18,7 +18,14 @@ from ehrsequencing.training.run_folder import BEGUN
 from ehrsequencing.training.train import Trainer
 
 TINY = (
-    *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6"),
+    *(
+        "model.dim=16",
+        "model.heads=2",
+        "model.layers=1",
+        "training.epochs=3",
+        "training.min_steps=6",
+        "training.blend=false",
+    ),
     *("training.checkpoint_steps=2", "training.checkpoint_seconds=0"),
     # As given, not as the size of the cohort decides (training/resolve.py): Trainer and the command train the same.
     *("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false"),

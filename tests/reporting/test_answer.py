@@ -74,7 +74,7 @@ def test_a_leak_and_too_few_events_are_said_first() -> None:
 
 
 CASES = {
-    "good": ({"c": (0.75, 0.7, 0.8), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "good", "holds"),
+    "good": ({"c": (0.75, 0.7, 0.8), "oe": (0.963, 0.85, 1.12), "ipa": (0.1, 0.05, 0.15)}, "good", "holds"),
     "chance": ({"c": (0.55, 0.48, 0.62), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "chance", "fails"),
     "worse": ({"c": (0.4, 0.35, 0.45), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "worse than chance", "fails"),
     "biased": ({"c": (0.75, 0.7, 0.8), "oe": (1.5, 1.2, 1.8), "ipa": (0.1, 0.05, 0.15)}, "good", "fails"),
@@ -96,6 +96,7 @@ def test_a_cause_that_the_model_fails_is_named(name: str) -> None:
     found = cause_verdict(Scores(metrics), "other", count_texts(metrics))
     assert (found["rank"], found["state"]) == (rank, state)
     assert answer(metrics).count("✕") == (state == "fails")
+    assert ("(O/E 0.96, 0.85 to 1.12)" in answer(metrics)) == (name == "good")  # digits as in the table
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import MATCHES, Pretrained, match_vocabularies
 from helpers.visits import vocabulary_of
 
-SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
+SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0", "training.blend=false")
 
 
 @pytest.fixture(scope="module")

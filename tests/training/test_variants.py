@@ -18,6 +18,7 @@ Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, 
 SHORT = (
     "training.epochs=1",
     "training.distillation=0",
+    "training.blend=false",
     "training.min_steps=4",
     "training.warmup_steps=1",
     "training.learning_rate=0.01",

@@ -53,7 +53,7 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
     Example:
         >>> import ehrsequencing as eh
         >>> small = {"dim": 16, "heads": 2, "layers": 1}
-        >>> model = eh.EHRSurvival(model=small, training={"epochs": 1, "distillation": 0})
+        >>> model = eh.EHRSurvival(model=small, training={"epochs": 1, "blend": False, "distillation": 0})
         >>> model.fit("meds/", "task.yaml").causes_
         ('hf', 'death')
         >>> curves = model.predict_cumulative_incidence_function("meds/")

@@ -47,7 +47,8 @@ def run(
 
     Example:
         >>> import ehrsequencing as eh
-        >>> tiny = {"model": {"dim": 16, "heads": 2, "layers": 1}, "training": {"epochs": 1, "distillation": 0}}
+        >>> quick = {"epochs": 1, "blend": False, "distillation": 0}
+        >>> tiny = {"model": {"dim": 16, "heads": 2, "layers": 1}, "training": quick}
         >>> fast = {"evaluation": {"baselines": "none", "bootstrap": 0, "explained_subjects": 0}}
         >>> found = eh.run("meds/", "task.yaml", out="study/", progress=False, **tiny, **fast)
         >>> found.evaluation.report.name
@@ -63,7 +64,7 @@ def run(
     prepared = prepare(data, asked, out=store, study=settings, progress=progress)
     if not (folder / MANIFEST).is_file():
         say("3/5  training")
-    train(prepared, folder, study=settings, resume=True, progress=progress)
+    train(prepared, folder, study=settings, resume=True, progress=progress, say=say)
     made = TrainedRun(folder)
     written = set(made.manifest["files"]) - set(made.altered)
     if not {SHARED, *PAGES} <= written:

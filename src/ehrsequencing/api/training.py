@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.api.data import study_of
-from ehrsequencing.api.progress import training_bar
+from ehrsequencing.api.progress import print_line, training_bar
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, settings_named, validated
@@ -69,8 +69,8 @@ def fit(
     Example:
         >>> import ehrsequencing as eh
         >>> small = {"dim": 16, "heads": 2, "layers": 1}
-        >>> run = eh.fit("prepared", out="runs/small", model=small, training={"epochs": 1, "distillation": 0}, seed=0,
-        ...              progress=False)
+        >>> quick = {"epochs": 1, "blend": False, "distillation": 0}
+        >>> run = eh.fit("prepared", out="runs/small", model=small, training=quick, seed=0, progress=False)
         >>> len(run.history)
         1
     """
@@ -99,7 +99,16 @@ def fit(
     go_on = _may_resume(study, Path(out)) if resume is None else resume
     store = _prepared(data)
     source = None if init is None else Path(init)
-    train(store, Path(out), study=study, task=task, init=source, resume=go_on, progress=progress)
+    train(
+        store,
+        Path(out),
+        study=study,
+        task=task,
+        init=source,
+        resume=go_on,
+        progress=progress,
+        say=print_line if progress else lambda _: None,
+    )
     return TrainedRun(Path(out))
 
 
@@ -114,6 +123,7 @@ def train(
     overwrite: bool = False,
     progress: bool = True,
     on_start: Callable[[Mapping[str, Any] | None], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Train a run, alone or as one of several processes of torchrun; `fit` and `ehrseq train` call it.
 
@@ -127,6 +137,7 @@ def train(
         overwrite: Whether an earlier run there that nobody has changed is removed.
         progress: Whether to show a bar, and a line for each epoch.
         on_start: Called with what the weights start from, before the first step.
+        say: Called by the first process with remarks.
 
     Returns:
         Whether this process is the first one, which prints.
@@ -139,7 +150,15 @@ def train(
             stack.enter_context(alone_in(out))  # before the work begins
         source = None if init is None else Pretrained(init)
         name = task or prepared.only_task()
-        trainer = trainer_of(prepared, name, out, study=study, init=source, processes=processes)
+        trainer = trainer_of(
+            prepared,
+            name,
+            out,
+            study=study,
+            init=source,
+            processes=processes,
+            say=say if processes.is_first else lambda _: None,
+        )
         if processes.is_first:
             on_start(trainer.started_from)
         show = progress and processes.is_first

@@ -46,7 +46,13 @@ _SAME = (
     "model.wide_head=false",
     "model.age_polynomial=false",
 )
-_TRAINING = (*_MODEL, *_SAME, "training.learning_rate=1e-3", "training.warmup_steps=20")
+_TRAINING = (
+    *_MODEL,
+    *_SAME,
+    "training.learning_rate=1e-3",
+    "training.warmup_steps=20",
+    "training.blend=false",
+)
 
 
 def run_pretraining_demo(
@@ -145,7 +151,8 @@ SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
     "training.learning_rate=1e-3",
     "training.subjects_per_step=24",
     "training.epochs=30",
-    "training.distillation=0",  # five fits of trees take a minute
+    "training.blend=false",  # four networks, and the trees of its folds, would take minutes
+    "training.distillation=0",
     "evaluation.bootstrap=200",
 )
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import current, finish, say, shown, unfinished, warn
+from ehrsequencing.cli.console import current, finish, note, say, shown, unfinished, warn
 from ehrsequencing.cli.options import Config, Overrides, Overwrite, read_study
 from ehrsequencing.core.signals import keep_freed_memory
 
@@ -61,6 +61,7 @@ def train(
             overwrite=overwrite,
             progress=shown(),
             on_start=show_start,
+            say=note,
         )
     if not is_first:
         current().json = False  # the first process prints

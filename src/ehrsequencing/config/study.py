@@ -59,7 +59,7 @@ class TrainingConfig(Settings):
     recalibration: float = Field(default=0.05, ge=0)
     # Also fit boosted trees and a landmark Cox model, and answer with a convex mean of the three (their log cumulative
     # hazards) whose weights are fitted out of fold.
-    blend: bool = False
+    blend: bool | None = None  # none: where a blend is possible
     # of training subjects, for the weights; training takes so many times more
     blend_folds: int = Field(default=3, ge=2, le=20)
     # Share of the loss that comes from boosted visits, fitted out of fold, in place of the events; 0: none.
@@ -142,6 +142,7 @@ _AS_MEASURED = {  # for docs/benchmarks.md
     "decay_steps": None,
     "recalibration": 0.0,
     "distillation": 0.0,
+    "blend": False,
 }
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small_cohort": {  # fewer than 5,000 subjects: a small, strongly regularised model without learned positions

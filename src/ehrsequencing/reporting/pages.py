@@ -18,7 +18,7 @@ from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.figures import forest
 from ehrsequencing.reporting.report import environment
-from ehrsequencing.reporting.wording import with_interval
+from ehrsequencing.reporting.wording import interval, with_interval
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
@@ -154,7 +154,7 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
     notes = [
         OPTIMISTIC[0].upper()
         + OPTIMISTIC[1:]
-        + ". Intervals (95 %) are over tuning subjects. The numbers do not say"
+        + ". Intervals (95%) are over tuning subjects. The numbers do not say"
         " that pretraining helps a task: compare trainings with and without it.",
         f"Learned from {results['subjects']:,} training subjects; {results['targets']:,} codes are targets{left_out}."
         f" The weights of epoch {results['best_epoch']} were kept. Numbers: pretraining.json.",
@@ -169,11 +169,11 @@ def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
     """The page of every outcome of a run as a string of HTML, without a script; `result` is of `evaluate_outcomes`."""
     rows, pooled = [], result["pooled"]
     for row in sorted(result["outcomes"], key=lambda row: -_count_of(row["events"])):
-        numbers = (_estimate(row[name]) for name in ("auc", "c", "oe"))
+        numbers = (_estimate(row[name], name) for name in ("auc", "c", "oe"))
         rows.append((row["code"], str(row["events"]), *numbers))
     if pooled["outcomes"]:
         name = f"{pooled['outcomes']} outcomes with fewer than {result['fewest_events']} events, pooled"
-        auc, oe = _estimate(pooled["auc"]), _estimate(pooled["oe"])
+        auc, oe = _estimate(pooled["auc"], "auc"), _estimate(pooled["oe"], "oe")
         rows.append((name, str(pooled["events"]), auc, "not computed", oe))
     far, strata = format_days(result["horizons_days"][1]), " and ".join(result["strata"])
     notes = [
@@ -202,9 +202,9 @@ def _count_of(count: int | str) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _estimate(one: Mapping[str, float | None]) -> str:
-    """A number with its interval."""
-    return with_interval(one["value"], one["low"], one["high"], ".3f")
+def _estimate(one: Mapping[str, float | None], metric: str) -> str:
+    """A number with its interval, both with the metric's digits."""
+    return with_interval(one["value"], one["low"], one["high"], f".{METRICS[metric].digits}f")
 
 
 def outcome_lines(result: Mapping[str, Any]) -> list[str]:
@@ -215,7 +215,8 @@ def outcome_lines(result: Mapping[str, Any]) -> list[str]:
     if not found["outcomes"] and pooled["outcomes"]:
         return [
             f"no outcome has {fewest} events or more; of the {pooled['outcomes']} with fewer, pooled, the AUC within"
-            f" {within} is {_estimate(pooled['auc'])}, and observed/expected is {_estimate(pooled['oe'])}"
+            f" {within} is {_estimate(pooled['auc'], 'auc')}, and observed/expected is"
+            f" {_estimate(pooled['oe'], 'oe')}"
         ]
     lines = [
         f"{found['outcomes']} outcomes with {fewest} events or more, {pooled['outcomes']} with fewer"
@@ -247,9 +248,15 @@ _REFERENCES = {
 def render_pooled(result: Mapping[str, Any]) -> str:
     """The page of `evaluation.pooling.pool` as a string of HTML, without a script: a forest plot for each metric."""
     forests, rows = {}, []
-    for metric in dict.fromkeys(row["metric"] for row in result["rows"]):
+    # too few events at every site: in the table only
+    known = [
+        row
+        for row in result["rows"]
+        if any(site["value"] is not None for site in row["sites"].values())
+    ]
+    for metric in dict.fromkeys(row["metric"] for row in known):
         groups, name = [], METRICS[metric].name
-        for row in (row for row in result["rows"] if row["metric"] == metric):
+        for row in (row for row in known if row["metric"] == metric):
             parts = {**row["sites"], "all sites": {**row, "value": row["mean"]}}
             for site, one in parts.items():
                 kind = int(site != "all sites")
@@ -259,15 +266,16 @@ def render_pooled(result: Mapping[str, Any]) -> str:
         forests[name] = forest(groups, title=title, label=name, reference=reference)
     for row in result["rows"]:
         low, high, i2 = row["next_low"], row["next_high"], row["i2"]
-        another = "needs three sites" if low is None else f"{low:.3f} to {high:.3f}"
-        share = "" if i2 is None else f"{100 * i2:.0f} %"
+        digits = f".{METRICS[row['metric']].digits}f"
+        another = interval(low, high, digits) or "needs three sites"
+        share = "" if i2 is None else f"{100 * i2:.0f}%"
         name = METRICS[row["metric"]].name
         rows.append((where(row), name, str(row["pooled"]), mean(row), another, share))
     columns = ("Event and horizon", "Metric", "Sites", "Mean of the sites", "Another site", "I²")
     notes = [
-        "Random-effects means with Hartung–Knapp intervals (95 %). “Another site” is where the true value of a further"
-        " hospital lies with 95 %. I² is the share of the differences between sites that chance does not explain. A"
-        " site without an interval is drawn and not pooled."
+        "Random-effects means with Hartung–Knapp intervals (95%). “Another site” is where the true value of a further"
+        " hospital lies with a probability of 95%. I² is the share of the differences between sites that chance does"
+        " not explain. A site without an interval is drawn and not pooled."
     ]
     kicker = f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}"
     tables = [("All sites", columns, rows)]
@@ -282,4 +290,4 @@ def where(row: Mapping[str, Any]) -> str:
 
 def mean(row: Mapping[str, Any]) -> str:
     """The mean of the sites with its interval."""
-    return _estimate({**row, "value": row["mean"]})
+    return _estimate({**row, "value": row["mean"]}, row["metric"])

@@ -366,10 +366,32 @@ def test_a_part_that_looks_at_columns_that_there_are_not_is_refused(run: Path, t
         Blend.load(tmp_path, trained.vocabulary, edges_days=trained.model.config.edges_days)
 
 
+def test_a_blend_is_the_default_where_one_is_possible(
+    run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def made(*settings: str, init: Pretrained | None = None) -> Trainer | BlendTrainer:
+        study, out = load_study(None, [*TINY, "training.blend=null", *settings]), tmp_path / "run"
+        return trainer_of(prepared, "simulated", out, study=study, init=init, say=told.append)
+
+    trainer = made()
+    assert isinstance(trainer, BlendTrainer)
+    assert trainer.study.training.blend is True
+    assert not isinstance(made("training.blend=false"), BlendTrainer)
+    assert told == []  # what was asked for needs no remark
+    alone = made(init=Pretrained(run))
+    monkeypatch.setattr(training, "FEWEST_EVENTS", 10**6)
+    assert {trainer.study.training.blend for trainer in (alone, made())} == {False}
+    for text, reason in zip(told, ("may have seen", "fewer than"), strict=True):
+        assert text.startswith("training the network alone, without a blend: ")
+        assert reason in text
+
+
 def test_what_a_blend_cannot_do_is_refused(run: Path, prepared: Prepared, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="visit head"):
         trainer_of(prepared, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
-    with pytest.raises(EhrseqError, match="cannot start from another model"):  # it saw whom the weights are fitted on
+    with pytest.raises(EhrseqError, match="may have seen the people"):
         trainer_of(prepared, "simulated", tmp_path / "x", study=load_study(None, SETTINGS), init=Pretrained(run))
     with pytest.raises(EhrseqError, match="has not been recalibrated"):
         _ = Run(run).recalibrated

@@ -4,7 +4,7 @@ The networks are runs in the run's `checkpoints`: a finished one is kept, and an
 stopped, so that a run that was killed ends with the same bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,11 +40,14 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.resolve import study_for_cohort
+from ehrsequencing.training.resolve import study_for_cohort, subjects_with_event
 from ehrsequencing.training.run_folder import RunFolder
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
+FEWEST_EVENTS = (
+    30  # training subjects with the event of interest: with fewer chance decides the weights
+)
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 
 
@@ -56,18 +59,67 @@ def trainer_of(
     study: StudyConfig,
     init: Pretrained | None = None,
     processes: Processes = ALONE,
+    say: Callable[[str], None] = lambda _: None,
 ) -> "Trainer | BlendTrainer":
-    """What trains a study: a network, with `training.blend` a blend, with `training.distillation` beside its teacher.
+    """What trains a study: a blend where one is possible and not declined, else a network, beside its teacher.
 
     What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
+
+    Args:
+        prepared: The data.
+        task_name: Which of its tasks.
+        out: Folder of the run.
+        study: Settings.
+        init: A model to start from.
+        processes: Those that train together.
+        say: Called with why there is no blend, where nothing was asked and none is possible.
+
+    Raises:
+        EhrseqError: `training.blend=true`, and no blend is possible.
     """
     study = study_for_cohort(study, prepared, task_name, transfers=init is not None)
-    if study.training.blend:
-        return BlendTrainer(prepared, task_name, out, study=study, init=init, processes=processes)
+    is_wanted = study.training.blend
+    reason = why_alone(study, prepared, task_name, init=init, processes=processes)
+    if is_wanted and reason is not None:
+        fix = "train the network alone with training.blend=false, or leave it out"
+        raise EhrseqError(f"is not possible: {reason}", where="training.blend=true", fix=fix)
+    if is_wanted is None and reason is not None:
+        say(f"training the network alone, without a blend: {reason}")
+    is_blend = reason is None and is_wanted is not False
+    training = study.training.model_copy(update={"blend": is_blend})
+    study = study.model_copy(update={"training": training})
+    if is_blend:
+        return BlendTrainer(prepared, task_name, out, study=study)
     teacher = teacher_of(prepared, task_name, study)
     return Trainer(
         prepared, task_name, out, study=study, init=init, teacher=teacher, processes=processes
     )
+
+
+def why_alone(
+    study: StudyConfig,
+    prepared: Prepared,
+    task_name: str,
+    *,
+    init: Pretrained | None,
+    processes: Processes,
+) -> str | None:
+    """Why a network cannot be part of a blend; None where it can."""
+    if init is not None:
+        return (
+            "the model to start from may have seen the people on whom the weights of a blend are fitted, their later "
+            "visits included"
+        )
+    if processes.several:
+        return "several processes train it"
+    if study.model.head == "visit":
+        return "the visit head has no hazards per day"
+    if prepared.task(task_name).outcomes is not None:
+        return "a blend answers for the task's causes only, and the task has outcomes"
+    events = subjects_with_event(prepared.records(task_name, "train").rows)
+    if events < FEWEST_EVENTS:
+        return f"fewer than {FEWEST_EVENTS} training subjects have the event of interest"
+    return None
 
 
 class BlendTrainer:
@@ -78,12 +130,9 @@ class BlendTrainer:
         task_name: Which of its tasks.
         out: Folder of the run.
         study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
-        init: Must be None.
-        processes: Must be this one alone.
 
     Raises:
-        EhrseqError: There is a model to start from, the head is `visit`, a fold leaves too little to train on, or
-            there are several processes.
+        EhrseqError: A fold leaves too little to train on.
     """
 
     def __init__(
@@ -93,27 +142,7 @@ class BlendTrainer:
         out: Path,
         *,
         study: StudyConfig,
-        init: Pretrained | None = None,
-        processes: Processes = ALONE,
     ) -> None:
-        if init is not None:
-            what = (
-                "a blend cannot start from another model: its weights are fitted on subjects whom no part has seen, "
-                "and that model may have seen them, their later visits included"
-            )
-            fix = "leave out --init, or train the network alone with training.blend=false"
-            raise EhrseqError(what, where="training.blend=true with --init", fix=fix)
-        if processes.several:
-            fix = "start it without torchrun, or train the network alone"
-            raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
-        if study.model.head == "visit":
-            fix = "use model.head=horizon, or leave out training.blend"
-            raise EhrseqError(
-                "the visit head has no hazards per day to blend", where="training.blend", fix=fix
-            )
-        if prepared.task(task_name).outcomes is not None:
-            what, fix = "a blend answers for the task's causes only", "leave out training.blend"
-            raise EhrseqError(what, where=f"task {task_name}, outcomes", fix=fix)
         self.prepared, self.out, self.given = prepared, out, study
         self.teacher = teacher_of(prepared, task_name, study)
         self.network = Trainer(prepared, task_name, out, study=study)

@@ -29,7 +29,7 @@ function percent(risk) {
 function change(points) {
   const size = Math.abs(100 * points);
   if (size < 0.005) return "0";
-  return `${points > 0 ? "+" : "−"}${size >= 9.95 ? Math.round(size) : Number(size.toPrecision(2))}`;
+  return `${points > 0 ? "+" : "−"}${size.toFixed(size >= 9.95 ? 0 : size >= 0.995 ? 1 : 2)}`;
 }
 
 const SIGNS = { up: "▲", down: "▼", level: "●" };

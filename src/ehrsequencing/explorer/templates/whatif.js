@@ -73,7 +73,7 @@ function codeTargets(visits) {
       if (!Number.isNaN(value)) one.value = value;
       seen.set(code, one);
     }
-  const detail = (one) => [`${one.times}×, last on day ${Math.round(one.last)}`, one.value === undefined ? "" : valueText(one.value, about.codes[one.target].unit)];
+  const detail = (one) => [`${one.times}×, last on day ${grouped(Math.round(one.last))}`, one.value === undefined ? "" : valueText(one.value, about.codes[one.target].unit)];
   return [...seen.values()].map((one) => ({ ...one, detail: detail(one).filter(Boolean).join(" · ") }));
 }
 
