@@ -92,7 +92,10 @@ def gain_shares(
     _, error = mean_by_subject((null - model) - share * (null - best), rows.subject[known])
     flat = cohort_hazards(inner, *own, n_causes=n_causes)
     some, gains = truth.known, np.zeros(2)
-    true, days = truth.hazards[some], exposure(inner, rows.entry_days[some], rows.duration_days[some])
+    true, days = (
+        truth.hazards[some],
+        exposure(inner, rows.entry_days[some], rows.duration_days[some]),
+    )
     for place, said in enumerate((hazards[some], true)):
         logs = np.log(np.maximum(said, 1e-12) / flat)
         gains[place] = np.einsum("rek,rk->", true * logs - said + flat, days)

@@ -134,7 +134,9 @@ def test_a_fold_of_a_blend_learns_from_nobody_in_it(prepared: Prepared, study: S
 def test_members_share_one_teacher(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     fit = BoostedVisits.fit.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(BoostedVisits, "fit", classmethod(lambda cls, data, *, like: fits.append(1) or fit(cls, data, like=like)))
+    monkeypatch.setattr(
+        BoostedVisits, "fit", classmethod(lambda cls, data, *, like: fits.append(1) or fit(cls, data, like=like))
+    )
     members = load_study(None, [*SETTINGS, "training.members=2"])
     trainer_of(prepared, "simulated", tmp_path / "run", study=members).fit()
     assert len(fits) == room.FOLDS
