@@ -267,7 +267,8 @@ def live_page(
 
 
 _LANDING = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>ehrsequencing: {task}</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><title>ehrsequencing: {task}</title>
 <h1>Risk of {causes}</h1>
 <p>This server answers for the task {task}. It keeps nothing of a request.</p>
 <ul>
@@ -289,7 +290,8 @@ def landing(service: Service) -> APIRouter:
     @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show() -> HTMLResponse:
         """What this server answers."""
-        return HTMLResponse(text)
+        policy = "default-src 'none'; img-src data:; frame-ancestors 'none'"  # the empty icon
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
     return routes
 
