@@ -268,8 +268,8 @@ def live_page(
 
 _LANDING = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,"><title>ehrsequencing: {task}</title>
-<h1>Risk of {causes}</h1>
+<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>ehrsequencing: {task}</title>
+<main><h1>Risk of {causes}</h1>
 <p>This server answers for the task {task}. It keeps nothing of a request.</p>
 <ul>
 <li>POST /predict: rows of MEDS</li>
@@ -277,7 +277,7 @@ _LANDING = """<!doctype html>
 <li><a href="/openapi.json">/openapi.json</a>: how requests and answers look</li>
 <li><a href="/health">/health</a>, <a href="/version">/version</a>, <a href="/metrics">/metrics</a></li>
 </ul>
-<p>The explorer needs records: ehrseq serve RUN DATA.</p></html>
+<p>The explorer needs records: ehrseq serve RUN DATA.</p></main></html>
 """
 
 
