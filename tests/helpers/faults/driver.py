@@ -131,6 +131,8 @@ class Tried:
     def _wrong_again(self) -> list[str]:
         """Run the command on what a fault left; what is wrong with the end."""
         code, _, text = self._run(at=-1, kind="kill")
+        if code == 2 and "is there already" in text and _content(self.out) == self.wanted:
+            return []  # the fault came when the output was whole
         if code != 0:
             return [f"again: exit {code}: {text[-300:]}"]
         if (again := _content(self.out)) != self.wanted:
@@ -205,6 +207,8 @@ def _content(out: Path) -> dict[str, Any]:
         data: Any = path.read_bytes()
         if path.name == EXPLORER and data.rstrip().endswith(b"</html>"):
             data = b"a whole page"  # its patients are drawn anew, so that their numbers tell nobody
+        if path.name == f".{EXPLORER}.ehrseq":
+            data = json.dumps({**json.loads(data), "sha256": "of a page drawn anew"}).encode()
         if path.suffix in (".json", ".jsonl"):
             lines = data.splitlines() if path.suffix == ".jsonl" else [data]
             data = json.dumps([without_times(json.loads(line)) for line in lines], sort_keys=True).encode()
