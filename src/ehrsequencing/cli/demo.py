@@ -1,6 +1,6 @@
 """`ehrseq demo`: simulates records with known risks, then goes the way of `ehrseq run`.
 
-With `--pretrain` it measures what records without labels are worth (`pretraining_demo.py`).
+With `--pretrain` it measures what records without labels are worth (`run_pretraining_demo`).
 """
 
 from collections.abc import Callable

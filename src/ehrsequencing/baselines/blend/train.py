@@ -45,9 +45,8 @@ from ehrsequencing.training.run_folder import RunFolder
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
-FEWEST_EVENTS = (
-    30  # training subjects with the event of interest: with fewer chance decides the weights
-)
+# training subjects with the event of interest; with fewer chance decides the weights
+FEWEST_EVENTS = 30
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 
 
