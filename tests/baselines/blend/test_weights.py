@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 from scipy.special import softmax
 
 from ehrsequencing.baselines.blend.weights import BlendRows, blended_hazards, fit_weights, points_at
@@ -48,6 +48,15 @@ def test_weights_are_those_of_an_independent_optimiser(entry: float) -> None:
         options={"gtol": 1e-8},
     )  # fmt: skip
     np.testing.assert_allclose(found.value, softmax(theirs.x.reshape(2, 3), axis=1), atol=1e-4)
+
+
+def test_a_fit_that_fails_keeps_where_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> OptimizeResult:
+        return OptimizeResult(x=np.full(3, np.nan), fun=np.nan, success=False)
+
+    monkeypatch.setattr("ehrsequencing.baselines.blend.weights.minimize", broken)
+    found = fit_weights(drawn()[1], n_causes=2, resamples=0)
+    np.testing.assert_array_equal(found.value, np.full((2, 3), 1 / 3))
 
 
 def test_a_useless_model_gets_no_weight_and_a_cause_without_events_equal_ones() -> None:

@@ -269,7 +269,10 @@ def fit_weights(
 
 
 def _most_likely(rows: BlendRows, cause: int, start: Floats, counts: Floats) -> Floats:
-    """The convex weights of most likelihood, by sequential quadratic programming; rows count so often, (R,)."""
+    """The convex weights of most likelihood, by sequential quadratic programming; rows count so often, (R,).
+
+    The likelihood is convex in them, so any end above the start is a failure of the numbers: then the start is kept.
+    """
     drawn = np.flatnonzero(counts)
     rows, counts = rows.take(drawn), counts[drawn]
     found = minimize(
@@ -281,5 +284,7 @@ def _most_likely(rows: BlendRows, cause: int, start: Floats, counts: Floats) -> 
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
         options={"ftol": _SAME, "maxiter": _MOST_STEPS},
     )
+    if not found.success and not found.fun <= rows.mean(cause, start, counts)[0]:  # or not a number
+        return start
     w = np.maximum(found.x, 0.0)
     return np.asarray(w / w.sum(), dtype=np.float64)
