@@ -1,4 +1,4 @@
-"""What each encoder can and cannot learn: `python bench/encoders.py OUT [--quick]`; docs/what-each-encoder-learns.md.
+"""What each encoder can and cannot learn: `python bench/encoders.py OUT [--quick]`; docs/lab-notes/25.
 
 Two simulated worlds, small enough to be learned, in which the truth is known. In the first, six mechanisms act at once,
 and each architecture learns from more and more subjects. In the second only pairs of codes act, and what stands
