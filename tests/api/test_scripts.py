@@ -9,7 +9,6 @@ import pytest
 import ehrsequencing as eh
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.training import resolve
 from helpers.flat_frames import flat_table
 from helpers.omop import hospital, write_csv
 
@@ -42,7 +41,6 @@ def test_the_researcher_trains_an_encoder_in_her_own_loop(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(visit_encoder, "_classes", dict(visit_encoder._classes))
-    monkeypatch.setitem(resolve.OF_FEW_EVENTS_AND_NUMBERS["training"], "distillation", 0.0)  # type: ignore[arg-type]
     run = run_script("researcher")["run"]
     assert run.model.config.visit_encoder == "saturated"
     told = capsys.readouterr().out

@@ -10,10 +10,13 @@ import pytest
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES
+from ehrsequencing.training.run_folder import RunFolder
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv
+from helpers.settings import TINY
 from helpers.storage import everything
 from helpers.synthea import NEW, write_tables
 
@@ -167,6 +170,18 @@ def test_training_starts_and_resumes_in_no_folder_of_somebody_else(
     train = ("train", sim_prepared, "--out", tmp_path / "out", "model.dim=16", "model.heads=2", "model.layers=1")
     for resume in ((), ("--resume",)):
         refused(tmp_path, *train, *resume)
+
+
+def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    RunFolder(out, Prepared(sim_prepared), "simulated", "other settings").begin(resume=False)
+    note = out / "notes.txt"
+    note.write_text("mine")
+    train = ("train", sim_prepared, "--out", out, "--overwrite", *TINY)
+    refused(tmp_path, *train)
+    note.unlink()
+    done = ehrseq(*train)
+    assert done.exit_code == 0, done.output
 
 
 def test_training_does_not_resume_in_its_own_input(sim_prepared: Path) -> None:

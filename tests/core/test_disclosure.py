@@ -231,6 +231,17 @@ def test_a_cell_without_enough_people_has_no_metric_and_others_have_three_decima
         assert not {(row["landmark_days"], row["cause"], row["horizon_days"]) for row in told[name]} & few
 
 
+@pytest.mark.parametrize(("events", "is_told"), [(700, True), (11, True), (10, False)])
+def test_a_likelihood_needs_people_with_an_event_and_nobody_without_one(events: int, is_told: bool) -> None:
+    exact = complete(subjects=700, **WIDE)
+    rows = [row for row in exact["metrics"] if row["metric"] == "nll" and row["value"] is not None]
+    assert rows
+    for row in rows:
+        row |= {"subjects": 700, "events": events}
+    told = [row for row in redact(exact)["metrics"] if row["metric"] == "nll" and row.get("events") is not None]
+    assert [row["value"] is not None for row in told] == [is_told] * len(rows)
+
+
 def test_single_persons_and_unknown_keys_stay_behind() -> None:
     exact = complete() | {"a key of tomorrow": [1, 2, 3]}
     told = redact(exact)

@@ -282,6 +282,55 @@ events:
     assert "encounter: has an end, and no start" in error
 
 
+STAYS = """Stay;Admitted;At;Born;HR
+1;03.11.2021 00:00;03.11.2021 00:30;1950-02-13;71
+1;03.11.2021 00:00;04.11.2021 00:00;1950-02-13;3,5
+2;05.11.2021 00:00;05.11.2021 02:10;1960-06-25;2,25
+"""
+STAYS_MAP = """
+subject: Stay
+time: At
+birth: Born
+events:
+  - {code: ADMISSION, time: Admitted}
+  - {code: HR, value: HR}
+"""
+
+
+def test_a_clock_of_midnight_is_a_date_until_the_map_says_otherwise(tmp_path: Path) -> None:
+    source = tmp_path / "stays.csv"
+    source.write_text(STAYS)
+
+    def imported(name: str, table_map: str) -> tuple[str, list[tuple[Any, ...]]]:
+        command = ("import", "csv", source, "--map", write_map(tmp_path, table_map), tmp_path / name)
+        done = ehrseq(*command, "import.dates=dmy")
+        assert done.exit_code == 0, done.output
+        rows = pq.read_table(next((tmp_path / name / "data").rglob("*.parquet"))).to_pylist()
+        columns = ("subject_id", "time", "code", "numeric_value")
+        return done.stderr, [tuple(row[c] for c in columns) for row in rows if row["code"] != "MEDS_BIRTH"]
+
+    warned, rows = imported("dates", STAYS_MAP)
+    assert "column Admitted: 3 times of 00:00 count as dates" in warned
+    assert "column At: 1 times of 00:00" in warned
+    assert "midnight: [Admitted]" in warned
+    assert "column Born" not in warned
+    assert "column HR has numbers such as 3,5, which were not read: add decimal: ',' to the map" in warned
+    assert rows[1] == (1, dt.datetime(2021, 11, 3, 23, 59, 59), "ADMISSION", None)
+
+    warned, rows = imported("clocks", STAYS_MAP + "midnight: [Admitted, At]\ndecimal: ','\n")
+    assert "00:00" not in warned
+    assert "3,5" not in warned
+    assert rows == [
+        (1, dt.datetime(2021, 11, 3, 0, 0, 1), "ADMISSION", None),
+        (1, dt.datetime(2021, 11, 3, 0, 30), "HR", 71.0),
+        (1, dt.datetime(2021, 11, 4, 0, 0, 1), "HR", 3.5),
+        (2, dt.datetime(2021, 11, 5, 0, 0, 1), "ADMISSION", None),
+        (2, dt.datetime(2021, 11, 5, 2, 10), "HR", 2.25),
+    ]
+    wrong = write_map(tmp_path, STAYS_MAP + "midnight: [HR]\n")
+    assert "midnight names HR" in refused("import", "csv", source, "--map", wrong, tmp_path / "wrong")
+
+
 NUMBERS = "subject: patient\ntime: date\nevents:\n  - {code: CRP, value: crp}\n  - {code: NA, value: na}\n"
 
 

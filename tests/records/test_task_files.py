@@ -40,7 +40,7 @@ def test_attrition_names_every_criterion_and_counts_indexes(tmp_path: Path) -> N
         ("without COMP up to the index", 3, 5),
         ("without an outcome or competing event at or before the index", 3, 4),
         ("followed up after the index", 3, 4),
-        ("with a prediction time outside the blanking period", 3, 4),
+        ("with a prediction time", 3, 4),
     ]
     assert found["ended_by_death"] == 0
 

@@ -140,12 +140,12 @@ def test_calibration_curve_passes_through_its_points() -> None:
     assert len(panel.figure.rows) == 6
     assert str(panel.figure).count("<polyline") == 1
     assert str(panel.figure).count('class="band"') == 1
-    assert sentence("note", panel.note).endswith("so there is no evidence of miscalibration.")
+    assert sentence("note", panel.note).endswith("so this is no evidence of miscalibration.")
     for row in metrics["metrics"]:
         if row["metric"] == "ici_null":
             row["value"] = 0.0001
     panel = panels.calibrations(metrics, Scores(metrics), count_texts(metrics))[0]
-    assert sentence("note", panel.note).endswith("so there is evidence of miscalibration.")
+    assert sentence("note", panel.note).endswith("so this is evidence of miscalibration.")
 
 
 def test_terminal_is_short_and_names_the_difference() -> None:

@@ -14,12 +14,19 @@ from ehrsequencing.config import StudyConfig, settings_named, validated
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.outputs import PRETRAINED, RUN, Kind, remove_existing
+from ehrsequencing.core.outputs import (
+    PRETRAINED,
+    RUN,
+    UNFINISHED_PRETRAINING,
+    UNFINISHED_RUN,
+    Kind,
+    remove_existing,
+)
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
-from ehrsequencing.training.run_folder import alone_in
+from ehrsequencing.training.run_folder import alone_in, remove_unfinished
 from ehrsequencing.training.transfer import Pretrained
 
 
@@ -180,7 +187,7 @@ def _prepared(data: Prepared | str | os.PathLike[str]) -> Prepared:
 
 
 def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> None:
-    """Remove an earlier model that nobody has changed, for a training that starts again.
+    """Remove an earlier model that nobody has changed, finished or interrupted, for a training that starts again.
 
     Raises:
         EhrseqError: The output is of another kind, has been changed or overlaps the prepared set.
@@ -189,6 +196,7 @@ def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> No
         what = "--resume goes on with what --overwrite removes"
         raise EhrseqError(what, where=str(out), fix="leave out one of them")
     refuse_overlap(out, prepared.folder)
+    remove_unfinished(out, UNFINISHED_RUN if kind is RUN else UNFINISHED_PRETRAINING)
     remove_existing(out, kind)
 
 

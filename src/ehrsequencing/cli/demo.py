@@ -152,7 +152,6 @@ SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
     "training.subjects_per_step=24",
     "training.epochs=30",
     "training.blend=false",  # four networks, and the trees of its folds, would take minutes
-    "training.distillation=0",
     "evaluation.bootstrap=200",
 )
 

@@ -138,6 +138,8 @@ class TableMap(Settings):
     # column → beginning of a code without a time
     static: dict[str, str] = Field(default_factory=dict)
     events: Annotated[tuple[EventMap, ...], Field(min_length=1)]
+    # columns in which 00:00 is a time of day; elsewhere it stands for a date
+    midnight: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
     decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
     missing: Annotated[tuple[str, ...], BeforeValidator(_as_texts), BeforeValidator(as_list)] = (
         "NA",
@@ -152,6 +154,8 @@ class TableMap(Settings):
     def _every_event_has_a_time(self) -> "TableMap":
         if self.time is None and any(event.time is None for event in self.events):
             raise ValueError("an event has no time: give it one, or give the table one")
+        if unused := set(self.midnight) - set(self.date_columns()):
+            raise ValueError(f"midnight names {min(unused)}, which is no column of times of this map")
         return self
 
     def whens(self) -> list[When]:

@@ -218,7 +218,11 @@ def _may_show(row: Row, cells: Cells) -> bool:
     """Whether enough people had the event, and had it not, by the row's own counts or those of its cell."""
     own = row.get("events"), row.get("subjects", row.get("n"))
     events, subjects = cells.get(_place(row), own) if None in own else own
-    return events is None or subjects is None or enough_people(events, subjects)
+    if events is None or subjects is None:
+        return True
+    if row.get("metric") == "nll":  # of any event; who has none is censored, and in the mean as everybody is
+        return bool(events >= SMALLEST_COUNT)
+    return enough_people(events, subjects)
 
 
 def _cell(row: Row, cells: Cells) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Any flat table → MEDS, by a map that says what its columns mean (`config/table_map.py`)."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 from ehrsequencing.records.parquet_rows import is_text
 
 _NUMBER_ID = r"^(0|-?[1-9]\d{0,17})$"  # a number as it is written in one way only: not 0012
+_COMMA = r"^\s*-?\d+,(\d\d?|\d{4,})\s*$"  # no thousands
 _LONGEST_DAYS = 3_000_000
 
 
@@ -70,8 +72,10 @@ def import_csv(source: str, job: Import) -> None:
                 who = block.whole(subject) if form.whole_ids else subject_ids(ids)
                 base = {"subject_id": who, "source": block.source}
                 whens = dict.fromkeys(table_map.whens())
-                times: Times = {when: _times(when, block, form.clocks) for when in whens}
+                times: Times = {when: _times(when, block, form) for when in whens}
+                form.note_midnights(block, times)
                 writer.add(_rows(table_map, block, base, times, book, job))
+        job.report.cautions += form.cautions()
         if not form.whole_ids:
             names.write(writer.folder)
 
@@ -85,12 +89,21 @@ class _Form:
     whole_ids: bool = True
     # columns of elapsed time that hold parts of days: clocks, no dates
     clocks: set[str] = field(default_factory=set)
+    # columns of dates whose cells show a clock, and how many midnights each column of dates has
+    show_clock: set[str] = field(default_factory=set)
+    midnights: Counter[str] = field(default_factory=Counter)
+    # columns of numbers that seem to have another decimal mark than the map says
+    commas: set[str] = field(default_factory=set)
 
     def look(self, block: pa.Table) -> None:
         """Look at a block."""
         ids = as_text(block[self.table_map.subject])
         are_numbers = pc.all(pc.match_substring_regex(ids, _NUMBER_ID)).as_py()
         self.whole_ids &= are_numbers is not False
+        for name in self.table_map.number_columns() if self.table_map.decimal == "." else ():
+            cells = block[name]
+            if is_text(cells.type) and pc.any(pc.match_substring_regex(cells, _COMMA)).as_py():
+                self.commas.add(name)
         for when in self.table_map.whens():
             if isinstance(when, Elapsed):
                 numbers = as_numbers(block[when.column], self.table_map.decimal)
@@ -98,23 +111,52 @@ class _Form:
                 if pc.any(pc.not_equal(pc.floor(days), days)).as_py():
                     self.clocks.add(when.column)
 
+    def note_midnights(self, block: Block, times: "Times") -> None:
+        """Count the times of a block that are taken for dates, although their column may show a clock."""
+        for name in set(self.table_map.date_columns()) & set(times) - {self.table_map.birth}:
+            cells, us = block.rows[name], times[name].cast(pa.int64())
+            are_dates = pc.equal(pc.multiply(pc.divide(us, DAY_US), DAY_US), us)
+            self.midnights[name] += pc.sum(are_dates).as_py() or 0
+            shows = pc.match_substring(cells, ":") if is_text(cells.type) else pc.invert(are_dates)
+            if pc.any(shows).as_py():
+                self.show_clock.add(name)
 
-def _times(when: When, block: Block, clocks: set[str]) -> pa.ChunkedArray:
+    def cautions(self) -> list[str]:
+        """What to check: clocks of 00:00 that were taken for dates, numbers with a decimal comma."""
+        marks = [
+            f"column {name} has numbers such as 3,5, which were not read: add decimal: ',' to the map"
+            for name in sorted(self.commas)
+        ]
+        return marks + [
+            f"column {name}: {count:,} times of 00:00 count as dates, known at the end of the day; "
+            f"if they are times of day, add midnight: [{name}] to the map"
+            for name, count in sorted(self.midnights.items())
+            if count and name in self.show_clock
+        ]
+
+
+def _times(when: When, block: Block, form: _Form) -> pa.ChunkedArray:
     """(n,) the time that a part of the map means in each row."""
     if isinstance(when, Elapsed):
-        return _elapsed(when, block, clocks)
+        return _elapsed(when, block, form)
     if is_date(when):
         every = pa.array([when] * len(block), pa.string())
         return parse_times(pa.chunked_array([every]))
-    return block.times(when)
+    times = block.times(when)
+    return _with_a_clock(times) if when in form.table_map.midnight else times
 
 
-def _elapsed(when: Elapsed, block: Block, clocks: set[str]) -> pa.ChunkedArray:
-    """Origin plus or minus the column, to the second.
+def _with_a_clock(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times with midnight a second later, or it would mean a day."""
+    us = times.cast(pa.int64())
+    is_midnight = pc.equal(pc.multiply(pc.divide(us, DAY_US), DAY_US), us)
+    later = pc.add(us, pc.multiply(is_midnight.cast(pa.int64()), SECOND_US))
+    return later.cast(pa.timestamp("us"))
 
-    Where the column holds clocks, midnight becomes a second later, or it would mean a day.
-    """
-    origin = _times(when.since or when.before or "", block, clocks)
+
+def _elapsed(when: Elapsed, block: Block, form: _Form) -> pa.ChunkedArray:
+    """Origin plus or minus the column, to the second; where the column holds clocks, midnight is a clock too."""
+    origin = _times(when.since or when.before or "", block, form)
     days = block.numbers(when.column).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
     good = np.abs(days) < _LONGEST_DAYS  # False for NaN
     if when.before is not None:  # an age below 0 would be a birth in the future
@@ -123,10 +165,9 @@ def _elapsed(when: Elapsed, block: Block, clocks: set[str]) -> pa.ChunkedArray:
     seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
     start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
     us = start + seconds * (SECOND_US if when.since is not None else -SECOND_US)
-    if when.column in clocks:
-        us += np.where(us % DAY_US == 0, SECOND_US, 0)
     moments = pa.array(us, mask=~good | np.asarray(origin.is_null())).cast(pa.timestamp("us"))
-    return pa.chunked_array([moments])
+    times = pa.chunked_array([moments])
+    return _with_a_clock(times) if when.column in form.clocks else times
 
 
 Times = dict[When | None, pa.ChunkedArray]

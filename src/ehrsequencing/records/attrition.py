@@ -151,6 +151,7 @@ def nobody_left(task: TaskConfig, attrition: Mapping[str, Any]) -> tuple[str, st
     advice = {
         "with an index": "look for the code of the index with ehrseq codes",
         "followed up after the index": "say when follow-up ends, as in censoring: {dataset_end: true}",
+        "with a prediction time": "take another index",
         "with a prediction time outside the blanking period": "shorten blanking, or take another index",
     }
     fix = advice.get(lost, "loosen the rules of eligibility")

@@ -81,7 +81,7 @@ def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
         *eligibility_steps(task.eligibility),
         f"without {cause} at or before the index",
         "followed up after the index",
-        "with a prediction time outside the blanking period",
+        f"with a prediction time{' outside the blanking period' if task.blanking else ''}",
     )
 
 

@@ -101,7 +101,7 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
         words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
-    return {"rows": rows}
+    return {"rows": rows, "is_complete": all(row["g"] == 1 for row in still.values())}
 
 
 def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:
@@ -214,13 +214,20 @@ MOST_NAMED = 3  # codes of each sign in the sentence of the short page
 LEAST_NAMED = 0.0005  # smaller effects would be printed there as none
 
 
+def _contrast(against: str | None) -> str:
+    """What a code is compared with, in words that follow its name."""
+    if against == "10th percentile":  # `OF_RANGE` of explain/cohort.py, a module that needs torch
+        return " at its 90th rather than its 10th percentile"
+    return f" rather than {against}" if against else ""
+
+
 def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
     """Mean effects of codes on the risk, and those to name in a sentence; None where nothing was explained."""
     found = m.get("codes")
     if not found or not found["codes"]:
         return None
     rows, named = (
-        list[tuple[str, str, str, str, str]](),
+        list[tuple[str, str, str, str]](),
         dict[bool, list[str]]({True: [], False: []}),
     )
     for row in found["codes"]:
@@ -229,11 +236,10 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
         )
         share = "–" if row["share"] is None else f"{row['share']:.0%}"
         effect = with_interval(value, low, high, "+.2f")
-        against = row["against"] or ""
-        rows.append((row["code"], row["description"] or "", against, share, effect))
+        compared = _contrast(row["against"])
+        rows.append((f"{row['code']}{compared}", row["description"] or "", share, effect))
         is_sure = low is not None and high is not None and (low > 0 or high < 0)
         if value is not None and is_sure and abs(row["effect"]) >= LEAST_NAMED:
-            compared = f" rather than {against}" if against else ""
             words = f"{row['description'] or row['code']}{compared} ({number(value, '+.1f')})"
             named[row["effect"] > 0].append(words)
     return {

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ehrsequencing.config import (
@@ -31,17 +32,18 @@ OF_FEW_EVENTS: Mapping[str, Mapping[str, Any]] = {
     "model": {
         "size": "small",
         "dropout": 0.3,
-        "code_dropout": 0.3,
         "wide_head": True,
         "age_polynomial": True,
     },
 }
-# Few events and records that carry numbers: these numbers stand side by side, and half of the loss comes from boosted
-# visits, which find in them what so few events do not teach a network.
+# Few events and records that are mostly measurements: these stand side by side, and half of the loss comes from boosted
+# visits, which find in them what so few events do not teach a network. Hiding codes is for measurements too, since many
+# tell the same. A record of codes loses with a code the pairs that it is part of.
 OF_FEW_EVENTS_AND_NUMBERS: Mapping[str, Mapping[str, Any]] = {
-    "model": {**OF_FEW_EVENTS["model"], "table_dim": 128},
+    "model": {**OF_FEW_EVENTS["model"], "code_dropout": 0.3, "table_dim": 128},
     "training": {"distillation": 0.5},
 }
+_ENOUGH_CODES = 1_000_000
 Changes = Mapping[str, Mapping[str, Any]]  # section → setting → value
 
 
@@ -188,13 +190,13 @@ def study_for_cohort(
         name = next(n for n, value in nothing.model_dump().items() if given[n] != value)
         fix = "name the model with --init, or leave the setting out"
         raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
-    if subjects_with_event(prepared.records(task_name, "train").rows) >= FEW_EVENTS:
+    train = prepared.records(task_name, "train")
+    if subjects_with_event(train.rows) >= FEW_EVENTS:
         return study
     has_hazards_of_trees = (
         study.model.head == "horizon" and prepared.task(task_name).outcomes is None
     )
-    has_numbers = int(prepared.vocabulary.value_columns.max(initial=-1)) >= 0
-    if has_hazards_of_trees and has_numbers:
+    if has_hazards_of_trees and are_measurements(train.timelines.values):
         return with_defaults(study, OF_FEW_EVENTS_AND_NUMBERS)
     return with_defaults(study, OF_FEW_EVENTS)
 
@@ -202,6 +204,19 @@ def study_for_cohort(
 def subjects_with_event(rows: TaskRows) -> int:
     """Subjects with the event of interest after one of their prediction times."""
     return len(np.unique(np.asarray(rows.subject)[np.asarray(rows.cause) == 1]))
+
+
+def are_measurements(values: NDArray[np.floating]) -> bool:
+    """Whether half of a split's codes or more carry a number, by its first million.
+
+    Args:
+        values: (codes, 2) the numbers of a split's codes; NaN where a code has none.
+
+    >>> are_measurements(np.array([[0.5, 0.1], [np.nan, np.nan]])), are_measurements(np.full((3, 2), np.nan))
+    (True, False)
+    """
+    numbers = np.isfinite(values[:_ENOUGH_CODES, 0])
+    return bool(2 * numbers.sum() >= max(len(numbers), 1))
 
 
 def with_defaults(study: StudyConfig, changes: Changes) -> StudyConfig:

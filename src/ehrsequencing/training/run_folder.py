@@ -69,6 +69,18 @@ def alone_in(out: Path) -> Iterator[None]:
         yield
 
 
+def remove_unfinished(out: Path, kind: Kind) -> None:
+    """Remove what an interrupted training has left, if the folder holds nothing else.
+
+    Raises:
+        EhrseqError: Another process is writing the folder.
+    """
+    checkpoints = out / "checkpoints"
+    if is_json_of(checkpoints / BEGUN, kind) and entries(out) == [checkpoints]:
+        with alone_in(out):
+            remove_folder(checkpoints)
+
+
 class RunFolder:
     """Guards the output folder of one training run.
 

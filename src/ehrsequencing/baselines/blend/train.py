@@ -71,7 +71,7 @@ def trainer_of(
         study: Settings.
         init: A model to start from.
         processes: Those that train together.
-        say: Called with why there is no blend, where nothing was asked and none is possible.
+        say: Called with what is trained, where nothing was asked: a blend, or why none is possible.
 
     Raises:
         EhrseqError: `training.blend=true`, and no blend is possible.
@@ -88,6 +88,9 @@ def trainer_of(
     training = study.training.model_copy(update={"blend": is_blend})
     study = study.model_copy(update={"training": training})
     if is_blend:
+        if is_wanted is None:
+            networks = study.training.blend_folds + 1
+            say(f"training {networks} networks, for a blend; training.blend=false trains one")
         return BlendTrainer(prepared, task_name, out, study=study)
     teacher = teacher_of(prepared, task_name, study)
     return Trainer(
