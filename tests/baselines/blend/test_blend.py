@@ -379,7 +379,8 @@ def test_a_blend_is_the_default_where_one_is_possible(
     assert isinstance(trainer, BlendTrainer)
     assert trainer.study.training.blend is True
     assert not isinstance(made("training.blend=false"), BlendTrainer)
-    assert told == []  # what was asked for needs no remark
+    assert told == ["training 4 networks, for a blend; training.blend=false trains one"]
+    told.clear()
     alone = made(init=Pretrained(run))
     monkeypatch.setattr(training, "FEWEST_EVENTS", 10**6)
     assert {trainer.study.training.blend for trainer in (alone, made())} == {False}
