@@ -81,6 +81,7 @@ def test_settings_are_found_with_their_meaning() -> None:
     page = _generator().settings_page()
     assert "| `window` | duration | `1h` |" in page
     assert "| `size` | `small` / `medium` / `large` or null | `null` | d64 2 layers" in page
+    assert [row for row in page.split("\n") if row.startswith("| `") and row.endswith("|  |")] == []
 
 
 def test_the_api_page_groups_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
