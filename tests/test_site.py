@@ -92,6 +92,14 @@ def test_the_api_page_groups_every_public_name(monkeypatch: pytest.MonkeyPatch) 
         generator.api_page()
 
 
+def test_a_link_to_a_notebook_leads_to_the_gallery_and_others_out_of_docs_to_a_name() -> None:
+    source = ["A [notebook](../examples/6-p12.ipynb), the [licence](../LICENSE) and a [note](lab-notes/trials.md#a)."]
+    _generator().link_to_repository(None, "evidence", source)
+    assert source == [
+        "A {doc}`notebook </_generated/gallery/6-p12>`, the licence, `LICENSE` and a note, `docs/lab-notes/trials.md`."
+    ]
+
+
 def _generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
     assert spec is not None
