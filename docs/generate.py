@@ -333,9 +333,17 @@ def inventory(library: str, links: dict[str, tuple[str, str]]) -> bytes:
 
 
 def link_to_repository(app: object, name: str, source: list[str]) -> None:
-    """A link out of `docs/`, or to a page that is not on the site, becomes the name of the file in the repository."""
+    """A link out of `docs/`, or to a page that is not on the site, becomes the name of the file in the repository.
+
+    A notebook is on the site: its link leads to its page in the gallery.
+    """
     if name.startswith("_generated"):
         return
+    source[0] = re.sub(
+        r"\[([^\]]*)\]\(\.\./examples/([^)/]*)\.ipynb\)",
+        r"{doc}`\1 </_generated/gallery/\2>`",
+        source[0],
+    )
     source[0] = re.sub(r"\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)", r"\1, `\2`", source[0])
     source[0] = re.sub(
         r"\[([^\]]*)\]\(((?:decisions\.md|written-by-hand\.md|lab-notes)[^)#]*)[^)]*\)",

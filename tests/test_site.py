@@ -81,6 +81,7 @@ def test_settings_are_found_with_their_meaning() -> None:
     page = _generator().settings_page()
     assert "| `window` | duration | `1h` |" in page
     assert "| `size` | `small` / `medium` / `large` or null | `null` | d64 2 layers" in page
+    assert [row for row in page.split("\n") if row.startswith("| `") and row.endswith("|  |")] == []
 
 
 def test_the_api_page_groups_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +90,14 @@ def test_the_api_page_groups_every_public_name(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delitem(generator.API, "Errors")
     with pytest.raises(RuntimeError, match="EhrseqError"):
         generator.api_page()
+
+
+def test_a_link_to_a_notebook_leads_to_the_gallery_and_others_out_of_docs_to_a_name() -> None:
+    source = ["A [notebook](../examples/6-p12.ipynb), the [licence](../LICENSE) and a [note](lab-notes/trials.md#a)."]
+    _generator().link_to_repository(None, "evidence", source)
+    assert source == [
+        "A {doc}`notebook </_generated/gallery/6-p12>`, the licence, `LICENSE` and a note, `docs/lab-notes/trials.md`."
+    ]
 
 
 def _generator() -> ModuleType:

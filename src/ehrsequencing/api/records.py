@@ -57,21 +57,30 @@ def import_source(
 def import_omop(
     source: str | os.PathLike[str], out: str | os.PathLike[str], **options: Any
 ) -> ImportReport:
-    """Turn tables of the OMOP model (a folder, or a database's URL) into MEDS; options as of `import_csv`."""
+    """Turn tables of the OMOP model (a folder, or a database's URL) into MEDS.
+
+    Options, explained at `import_csv`: `overwrite`, `progress`, `dates` and `time_zone`.
+    """
     return import_source("omop", source, out, **options)
 
 
 def import_fhir(
     source: str | os.PathLike[str], out: str | os.PathLike[str], **options: Any
 ) -> ImportReport:
-    """Turn FHIR R4 resources (NDJSON files or Bundles) into MEDS; options as of `import_csv`."""
+    """Turn FHIR R4 resources (NDJSON files or Bundles) into MEDS.
+
+    Options, explained at `import_csv`: `overwrite`, `progress`, `dates` and `time_zone`.
+    """
     return import_source("fhir", source, out, **options)
 
 
 def import_synthea(
     source: str | os.PathLike[str], out: str | os.PathLike[str], **options: Any
 ) -> ImportReport:
-    """Turn the CSV files of Synthea into MEDS; options as of `import_csv`."""
+    """Turn the CSV files of Synthea into MEDS.
+
+    Options, explained at `import_csv`: `overwrite`, `progress`, `dates` and `time_zone`.
+    """
     return import_source("synthea", source, out, **options)
 
 

@@ -29,9 +29,10 @@ class ModelConfig(Settings):
     # d64 2 layers | d128 4 layers | d256 6 layers
     size: Literal["small", "medium", "large"] | None = None
     vocab_size: int = Field(default=2, ge=2)  # number of token ids, 0 = [PAD]; filled in by `train`
+    # hierarchical: codes become visits, and visits a timeline; flat: all codes of a subject are one sequence
     architecture: Literal["hierarchical", "flat"] = "hierarchical"
     dim: int = Field(default=128, ge=4)  # width d of every vector
-    heads: int = Field(default=4, ge=1)
+    heads: int = Field(default=4, ge=1)  # attention heads; they divide dim
     layers: int = Field(default=4, ge=1)  # of the timeline, or of the flat encoder
     # of residual branches and the head, not of attention weights
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -39,6 +40,7 @@ class ModelConfig(Settings):
     code_dropout: float = Field(default=0.0, ge=0, lt=1)
     # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat.
     history_dropout: float = Field(default=0.3, ge=0, lt=1)
+    # how a visit's codes become one vector: attention, mean, sum, scaled_sum, max, transformer, or one of your own
     visit_encoder: VisitEncoder = "attention"
     visit_mlp: bool = True  # residual MLP after the visit encoder
     # attention: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
@@ -46,16 +48,18 @@ class ModelConfig(Settings):
     visit_layers: int = Field(default=1, ge=1)  # visit_encoder=transformer: number of layers
     # visit_encoder=transformer: mean of the codes, or a CLS token
     visit_pool: Literal["mean", "cls"] = "mean"
-    timeline: Literal["transformer"] = "transformer"
+    timeline: Literal["transformer"] = "transformer"  # what reads the visits in order
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     # width of the table branch, which sums the numbers of each visit and query; 0: none
     table_dim: int = Field(default=0, ge=0)
     # probability that training hides a code's number and its summaries from the table branch
     table_dropout: float = Field(default=0.2, ge=0, lt=1)
     table_columns: int = Field(default=0, ge=0)  # filled in by `train`: tokens that carry numbers
+    # causal: no visit sees a later one; bidirectional: for pretraining, hazards cannot be fitted with it
     attention: Literal["causal", "bidirectional"] = "causal"
+    # horizon: hazards per day of each cause, so risk by any day; visit: hazard of an event before the next visit
     head: Literal["horizon", "visit"] = "horizon"
-    causes: int = Field(default=1, ge=1)
+    causes: int = Field(default=1, ge=1)  # outcome and competing events; filled in by `train`
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
     # how many codes have hazards of their own; filled in by `train` from the task
     outcomes: int = Field(default=0, ge=0)
@@ -68,6 +72,7 @@ class ModelConfig(Settings):
     n_code_types: int = Field(default=1, ge=1)  # filled in by `train`
     age_bin_years: float = Field(default=5.0, ge=0)  # 0 = no age embedding
     age_polynomial: bool = False  # adds a cubic in age to the bins
+    # embedding of the time since the visit before: log bins from an hour to 10 years, linear bins, or none
     delta_bins: Literal["log", "linear", "none"] = "log"
     delta_bin_days: float = Field(default=7.0, gt=0)  # delta_bins=linear: width of a bin
     # delta_bins=linear: from here on the last bin is open
@@ -78,6 +83,7 @@ class ModelConfig(Settings):
     max_tokens: int = Field(
         default=2048, ge=1
     )  # flat: attention window in tokens, cut at whole visits
+    # how a code's number enters its vector; filled in by `train` from values.mode
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
     value_bins: int = Field(default=5, ge=2)  # values=interpolate: number of knots
     frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that are not trained

@@ -15,6 +15,7 @@ from ehrsequencing.config.base import Days, Settings, TimeZone, as_list, check_d
 class VisitsConfig(Settings):
     """How events are grouped into visits."""
 
+    # what makes a visit: a calendar day, a window of fixed length, events without a gap, or an encounter of the data
     by: Literal["day", "window", "gap", "encounter"] = "day"
     window: Days = Field(
         default=1 / 24, gt=0
@@ -27,8 +28,9 @@ class VisitsConfig(Settings):
 class ValuesConfig(Settings):
     """How numeric values become model inputs."""
 
+    # polynomial and interpolate add to the code's vector; bins: a token such as LAB//Na//Q3; none: numbers are not used
     mode: Literal["polynomial", "interpolate", "bins", "none"] = "polynomial"
-    bins: int = Field(default=5, ge=2, le=50)
+    bins: int = Field(default=5, ge=2, le=50)  # mode=bins: number of quantile bins of each code
     carry: bool = True  # queries carry summaries of past values of each numeric code
 
 
@@ -49,10 +51,13 @@ class VocabularyConfig(Settings):
 class SplitsConfig(Settings):
     """How subjects are split. `file` falls back to the folders of shards, then to `hash`."""
 
+    # the data set's own splits, a hash of the subject id, the day of the index, or the site
     by: Literal["file", "hash", "date", "site"] = "file"
+    # share of subjects to train on; by=date and by=site: train and tuning divide those who are not held out
     train: float = Field(default=0.70, gt=0, lt=1)
+    # share of subjects for early stopping and recalibration; by=hash: the rest is held out
     tuning: float = Field(default=0.15, gt=0, lt=1)
-    seed: int = 0
+    seed: int = 0  # of the hash: other seeds give independent splits
     # by=date, also written `from`: whose index falls on it or later is held out
     from_date: str | None = Field(None, validation_alias=AliasChoices("from", "from_date"))
     column: str | None = None  # by=site: column of the data that names the site of each row
@@ -78,9 +83,9 @@ class DialectConfig(Settings):
     """How a data set's files differ from MEDS 0.4: names of columns, other names of codes, a time zone."""
 
     subject_id: str = "subject_id"  # the column that holds it
-    time: str = "time"
-    code: str = "code"
-    numeric_value: str = "numeric_value"
+    time: str = "time"  # the column that holds it
+    code: str = "code"  # the column that holds it
+    numeric_value: str = "numeric_value"  # the column that holds it
     # also MEDS_BIRTH itself
     birth: NameList = (
         "MEDS_BIRTH//*",

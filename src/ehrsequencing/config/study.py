@@ -20,8 +20,9 @@ from ehrsequencing.config.task import TaskConfig
 class TrainingConfig(Settings):
     """How a model is fitted."""
 
+    # passes over the training subjects at most; early stopping may end before
     epochs: int = Field(default=60, ge=1)
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=2**32)  # of the start, the batches and the dropout
     # train so many models with the seeds seed, seed + 1 …, and average their hazards
     members: int = Field(default=1, ge=1)
     bootstrap: bool = False  # train each member on subjects drawn with replacement
@@ -34,11 +35,14 @@ class TrainingConfig(Settings):
     )  # per epoch; in small cohorts the budget shrinks to reach it
     # Learning rate of predicting a masked code of a visit from its other codes, relative to learning_rate; 0 = off.
     masked_codes: float = Field(default=0.3, ge=0)
+    # step size of AdamW after the warm-up; it stays constant
     learning_rate: float = Field(default=5e-4, gt=0)
+    # steps in which the learning rate rises from near 0 to its value
     warmup_steps: int = Field(default=100, ge=0)
     weight_decay: float = Field(default=1.0, ge=0)  # decoupled (AdamW); weight matrices only
     # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
     decay_steps: int | None = Field(default=300, ge=1)  # null: it never falls
+    # a gradient with a larger Euclidean norm is scaled down to it
     clip_norm: float = Field(default=1.0, gt=0)
     ema: float = Field(
         default=0.9999, ge=0, lt=1
@@ -46,6 +50,7 @@ class TrainingConfig(Settings):
     ema_warmup: int = Field(
         default=4, ge=2
     )  # the decay at step t is at most (1 + t) / (ema_warmup + t)
+    # 32: float32; bf16: bfloat16 autocast, scores of attention in float32
     precision: Literal["32", "bf16"] = "32"
     # stop after so many epochs without a better tuning NLL, warm-up excluded
     patience: int = Field(default=6, ge=1)
@@ -102,7 +107,7 @@ class TransferConfig(Settings):
     # full: all weights are trained. frozen: only the head, and what the other model never learned. lora: these, and
     # low-rank updates of the frozen matrices.
     mode: Literal["full", "frozen", "lora"] = "full"
-    lora_rank: int = Field(default=8, ge=1)
+    lora_rank: int = Field(default=8, ge=1)  # mode=lora: rank of each update
 
 
 class EvaluationConfig(Settings):
@@ -110,8 +115,8 @@ class EvaluationConfig(Settings):
 
     # forest: also a competing-risk forest; all: also that and flat BEHRT, trained with the run's settings
     baselines: Literal["fast", "forest", "all", "none"] = "fast"
-    # cox: if censoring depends on the record
-    bootstrap: int = Field(default=500, ge=0)  # resamples of subjects
+    bootstrap: int = Field(default=500, ge=0)  # resamples of subjects, for the intervals
+    # of all that is drawn: resamples, subjects, baselines
     seed: int = Field(default=0, ge=0, lt=2**32)
     # at most so many, drawn at random: bounds memory and time; null: all
     subjects: int | None = Field(default=None, ge=50)
@@ -122,6 +127,7 @@ class EvaluationConfig(Settings):
     decision_thresholds: tuple[
         Annotated[float, Field(gt=0, lt=1)], ...
     ] = ()  # empty: chosen from the predicted risks
+    # groups with metrics of their own: by sex, decade of age, and other codes without a time
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
     # Number of settings tried before these, for the report (null: not provided). The boosted baseline tries as many.
     tuning_trials: int | None = Field(default=None, ge=0)

@@ -12,12 +12,13 @@ _NO_CAUSES = ("", "censored", "censoring")  # what labels and tables call the en
 class IndexConfig(Settings):
     """Time zero: exactly one of `code`, `first_visit`, `age`, `date`, `file`."""
 
-    code: CodeList | None = None
+    code: CodeList | None = None  # index times are records of one of these codes
+    # with code or file: only a subject's first index time, or each of them
     which: Literal["first", "every"] = "first"
-    after: Days = 0.0
-    first_visit: bool = False
-    age: Days | None = None
-    date: str | None = None
+    after: Days = 0.0  # with code or file: the index lies so long after it, as in 48h
+    first_visit: bool = False  # the index is the end of the first visit
+    age: Days | None = None  # the index is the moment of this age, as in 50y
+    date: str | None = None  # the index is the midnight that begins this ISO date
     # index times from elsewhere: MEDS labels, an ACES result, or an OHDSI cohort table
     file: str | None = None
     cohort_id: int | None = None  # which cohort_definition_id of an OHDSI cohort table
@@ -41,10 +42,10 @@ class CensoringConfig(Settings):
     An end by design (`date`, `age` or `dataset_end`) is known of everybody, also of those who had an event before it.
     """
 
-    code: CodeList | None = None
-    date: str | None = None
-    age: Days | None = None
-    dataset_end: bool = False
+    code: CodeList | None = None  # follow-up ends at the first of these codes from the index on
+    date: str | None = None  # ISO date at which everybody's follow-up ends
+    age: Days | None = None  # age at which it ends, as in 80y; at the data's end if that is earlier
+    dataset_end: bool = False  # it ends at the last time stamp of the data set
 
     @model_validator(mode="after")
     def _one_kind(self) -> "CensoringConfig":
@@ -64,7 +65,7 @@ class CensoringConfig(Settings):
 class HistoryCode(Settings):
     """Codes that an index must, or must not, have in the time before it (its own instant included)."""
 
-    code: CodeList
+    code: CodeList  # one code pattern or a list; any of them counts
     within: Days | None = None  # before the index; none = ever, codes without a time included
     count: int = Field(default=1, ge=1)  # so many events at least
 
@@ -99,7 +100,7 @@ class EligibilityConfig(Settings):
 class OutcomesConfig(Settings):
     """Many codes, each predicted by itself: its first record. The task's causes end every exposure."""
 
-    codes: CodeList
+    codes: CodeList  # patterns; every code that matches is predicted by itself
     # Codes with an event in fewer training subjects are left out. Their hazards are stored with the run.
     min_subjects: int = Field(default=100, ge=5)
 
@@ -107,18 +108,21 @@ class OutcomesConfig(Settings):
 class TaskConfig(Settings):
     """A question: for whom, from when, which event, with which competing causes (docs/guide.md)."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    index: IndexConfig
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")  # of the task, in files and tables
+    index: IndexConfig  # time zero of each subject
     outcome: dict[str, CodeList] = Field(min_length=1)  # the cause of interest first
     # what reports are called, such as "Death within a year after intensive care"; none: the name
     title: str | None = Field(default=None, min_length=1, max_length=120)
+    # name → codes of other events that end the time at risk, such as death
     competing: dict[str, CodeList] = Field(default_factory=dict)
-    censoring: CensoringConfig = CensoringConfig()
+    censoring: CensoringConfig = CensoringConfig()  # when follow-up ends
+    # times after a prediction time by which risk is reported, as in [1y, 5y]
     horizons: tuple[Days, ...] = Field(min_length=1)
     # times since the index at which models are compared
     landmarks: tuple[Days, ...] = Field(default=(0.0,), min_length=1)
+    # outcomes within this time after a prediction time do not count
     blanking: Days = 0.0
-    eligibility: EligibilityConfig | None = None
+    eligibility: EligibilityConfig | None = None  # who may enter; null: everybody with an index
     # also predict every one of these codes (docs/outcomes.md)
     outcomes: OutcomesConfig | None = None
     recurrent: bool = False  # outcomes recur: labels tell the next one after each prediction time
