@@ -155,7 +155,9 @@ class TableMap(Settings):
         if self.time is None and any(event.time is None for event in self.events):
             raise ValueError("an event has no time: give it one, or give the table one")
         if unused := set(self.midnight) - set(self.date_columns()):
-            raise ValueError(f"midnight names {min(unused)}, which is no column of times of this map")
+            raise ValueError(
+                f"midnight names {min(unused)}, which is no column of times of this map"
+            )
         return self
 
     def whens(self) -> list[When]:

@@ -30,6 +30,8 @@ class IndexConfig(Settings):
             raise ValueError("give exactly one of code, first_visit, age, date, file")
         if self.code is None and self.file is None and self.which != "first":
             raise ValueError("which belongs to an index by code or file")
+        if self.code is None and self.file is None and self.after:
+            raise ValueError("after belongs to an index by code or file")
         if self.cohort_id is not None and self.file is None:
             raise ValueError("cohort_id belongs to an index by file")
         check_date(self.date)

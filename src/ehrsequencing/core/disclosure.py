@@ -220,7 +220,9 @@ def _may_show(row: Row, cells: Cells) -> bool:
     events, subjects = cells.get(_place(row), own) if None in own else own
     if events is None or subjects is None:
         return True
-    if row.get("metric") == "nll":  # of any event; who has none is censored, and in the mean as everybody is
+    if (
+        row.get("metric") == "nll"
+    ):  # of any event; who has none is censored, and in the mean as everybody is
         return bool(events >= SMALLEST_COUNT)
     return enough_people(events, subjects)
 
