@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.registry import Import, reader
+from ehrsequencing.readers.registry import Import, all_readers, reader
 from ehrsequencing.readers.rows import CodeFacts, Role
 
 ROWS = """person,date,code,value
@@ -87,6 +87,12 @@ def test_a_new_format_is_a_function_too(source: Path, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="overlaps"):
         import_toy(source, source)
     assert source.read_text() == ROWS
+
+
+def test_a_name_is_taken_once() -> None:
+    all_readers()
+    with pytest.raises(EhrseqError, match="reader csv: is the name of another reader"):
+        reader("csv", help="", source="")(lambda source, job: None)
 
 
 def test_no_format_is_loaded_before_it_is_asked_for() -> None:

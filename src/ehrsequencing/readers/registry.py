@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 
 from ehrsequencing.config import ImportConfig
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import IMPORTED, complete_folder, write_manifest
 from ehrsequencing.readers.cells import Block, Order, count_dates, date_order
@@ -199,6 +200,11 @@ def reader(
     """Decorate the function of a format: register it, and make it a `Reader`; see there for the arguments."""
 
     def register(read: Callable[[str, Import], None]) -> Reader:
+        taken = _READERS.get(name)
+        if taken is not None and taken.read.__qualname__ != read.__qualname__:
+            raise EhrseqError(
+                "is the name of another reader", where=f"reader {name}", fix="take another name"
+            )
         _READERS[name] = Reader(name, help, source, read, needs_map, sql)
         return _READERS[name]
 
