@@ -78,6 +78,17 @@ def test_one_version_everywhere() -> None:
         assert line in (ROOT / file).read_text(encoding="utf-8"), file
 
 
+def test_nothing_says_to_install_the_name_from_an_index() -> None:
+    """The package is on none, so anybody could take its name there. `packaging/RELEASING.md` says when that changes."""
+    named = re.compile(r"pip3? install(?:[^`\n]|\\\n)*?(?<![\w/.-])ehrsequencing\b")
+    assert named.search((ROOT / "packaging" / "RELEASING.md").read_text(encoding="utf-8"))
+    folders = ("docs", "examples", "src")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if "_generated" not in path.parts]
+    texts = [path for path in files if path.suffix in {".md", ".py", ".ipynb", ".sh", ".html", ".yaml"}]
+    for path in (*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "Dockerfile", *texts):
+        assert not named.search(path.read_text(encoding="utf-8")), path
+
+
 def test_settings_are_found_with_their_meaning() -> None:
     page = _generator().settings_page()
     assert "| `window` | duration | `1h` |" in page
