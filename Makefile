@@ -76,7 +76,7 @@ bench-real: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m pytest --doctest-glob "*.md" README.md docs
 
-# The site, in site/html: pages, API, settings, and the notebooks with their outputs (SUBJECTS=300 EPOCHS=2 for a look).
+# The site, in site/html: pages, API, settings, and the notebooks with their outputs (SUBJECTS=300 EPOCHS=2 for a look: its pages say so).
 .venv/site: .venv/core
 	$(PIP) -e ".[docs]"
 	touch $@

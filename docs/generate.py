@@ -60,6 +60,7 @@ API = {
 }  # fmt: skip
 BEHIND = [TrainedRun, PreparedData, EvaluationResult, SurvivalModel]
 NOTEBOOK_SECONDS = 900
+FULL = {"SUBJECTS": 2000, "EPOCHS": 20}  # what the notebooks take if nothing else is asked for
 
 
 def everything(docs: Path) -> None:
@@ -262,7 +263,7 @@ def _meanings(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]:
-    """Run the notebooks that changed; name, title, and a picture of each.
+    """Run the notebooks again that changed, or ran in another way; name, title, and a picture of each.
 
     Those that need data which is not in this repository (`needs` in their metadata) keep their outputs.
     """
@@ -270,8 +271,10 @@ def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]
     import nbformat
 
     out.mkdir(parents=True, exist_ok=True)
+    size = {name: int(os.environ.get(name, full)) for name, full in FULL.items()}
+    way = f"{ehrsequencing.__version__} {size}".encode()
     for path in sorted(examples.glob("*.ipynb")):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = hashlib.sha256(path.read_bytes() + way).hexdigest()
         done = out / path.name
         if not done.is_file() or json.loads(done.read_text())["metadata"].get("source") != content:
             book = nbformat.read(path, as_version=4)
@@ -283,11 +286,20 @@ def executed(examples: Path, out: Path) -> Iterator[tuple[str, str, str | None]]
                         book, timeout=NOTEBOOK_SECONDS, resources=resources
                     ).execute()
                     del os.environ["TMPDIR"]
+                if any(size[name] < full for name, full in FULL.items()):
+                    title, _, text = book.cells[0].source.partition("\n")
+                    book.cells[0].source = f"{title}\n\n{short_run(size)}\n{text}"
             book.metadata["source"] = content
             nbformat.write(book, done)
         book = json.loads(done.read_text())
         title = "".join(book["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
         yield path.stem, title, _picture(book, out / f"{path.stem}.png")
+
+
+def short_run(size: dict[str, int]) -> str:
+    """The note on a page whose notebook ran on few patients or for few epochs."""
+    ran = f"{size['SUBJECTS']:,} patients and {size['EPOCHS']:,} epochs"
+    return f":::{{warning}}\nRun on {ran} to test the page: not a result.\n:::\n"
 
 
 def _picture(book: dict[str, Any], path: Path) -> str | None:

@@ -1,6 +1,7 @@
 """The site without building it: every page is listed, all are short enough, and a newcomer reads few of them."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -77,6 +78,17 @@ def test_one_version_everywhere() -> None:
         assert line in (ROOT / file).read_text(encoding="utf-8"), file
 
 
+def test_nothing_says_to_install_the_name_from_an_index() -> None:
+    """The package is on none, so anybody could take its name there. `packaging/RELEASING.md` says when that changes."""
+    named = re.compile(r"pip3? install(?:[^`\n]|\\\n)*?(?<![\w/.-])ehrsequencing\b")
+    assert named.search((ROOT / "packaging" / "RELEASING.md").read_text(encoding="utf-8"))
+    folders = ("docs", "examples", "src")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if "_generated" not in path.parts]
+    texts = [path for path in files if path.suffix in {".md", ".py", ".ipynb", ".sh", ".html", ".yaml"}]
+    for path in (*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "Dockerfile", *texts):
+        assert not named.search(path.read_text(encoding="utf-8")), path
+
+
 def test_settings_are_found_with_their_meaning() -> None:
     page = _generator().settings_page()
     assert "| `window` | duration | `1h` |" in page
@@ -98,6 +110,52 @@ def test_a_link_to_a_notebook_leads_to_the_gallery_and_others_out_of_docs_to_a_n
     assert source == [
         "A {doc}`notebook </_generated/gallery/6-p12>`, the licence, `LICENSE` and a note, `docs/lab-notes/trials.md`."
     ]
+
+
+def test_notebooks_run_again_for_other_sizes_or_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short run has a note with its numbers, a full one and one that keeps its outputs have none."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    ran = []
+    monkeypatch.setattr(nbclient.NotebookClient, "execute", lambda client: ran.append(client))
+    for name, metadata in {"run": {}, "kept": {"needs": "data"}}.items():
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Title\n\nText.")], metadata=metadata)
+        nbformat.write(book, tmp_path / f"{name}.ipynb")
+    generator = _generator()
+
+    def made(subjects: str | None, epochs: str | None) -> tuple[int, str, str]:
+        """How many notebooks ran, and the texts of the two pages."""
+        for key, value in {"SUBJECTS": subjects, "EPOCHS": epochs}.items():
+            monkeypatch.delenv(key, raising=False)
+            if value is not None:
+                monkeypatch.setenv(key, value)
+        ran.clear()
+        titles = [title for _, title, _ in generator.executed(tmp_path, tmp_path / "out")]
+        assert titles == ["Title", "Title"]
+        books = [json.loads((tmp_path / "out" / f"{name}.ipynb").read_text()) for name in ("run", "kept")]
+        run, kept = ("".join(book["cells"][0]["source"]) for book in books)
+        return len(ran), run, kept
+
+    plain = "# Title\n\nText."
+    note = "# Title\n\n:::{warning}\nRun on %s to test the page: not a result.\n:::\n\n\nText."
+    assert made("300", "2") == (1, note % "300 patients and 2 epochs", plain)
+    assert made("300", "2")[0] == 0
+    assert made(None, "2") == (1, note % "2,000 patients and 2 epochs", plain)
+    assert made("300", None) == (1, note % "300 patients and 20 epochs", plain)
+    assert made(None, None) == (1, plain, plain)
+    assert made("2000", "20")[0] == 0
+    assert made("3000", None) == (1, plain, plain)
+    monkeypatch.setattr(ehrsequencing, "__version__", "0.0.0")
+    assert made("3000", None)[0] == 1
+
+
+def test_a_full_run_is_that_of_the_notebooks() -> None:
+    found = set()
+    for path in (ROOT / "examples").glob("*.ipynb"):
+        if "needs" not in json.loads(path.read_text(encoding="utf-8"))["metadata"]:
+            found |= set(re.findall(r'environ\.get\(\\"(\w+)\\", (\d+)\)', path.read_text(encoding="utf-8")))
+    assert found == {(name, str(full)) for name, full in _generator().FULL.items()}
 
 
 def _generator() -> ModuleType:

@@ -100,7 +100,7 @@ def test_an_error_says_how_to_go_on(here: Path, call: Any, says: str) -> None:
 
 def test_a_missing_library_is_named_with_its_extra(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(EhrseqError, match=r"matplotlib: is not installed .pip install 'ehrseq.*notebook"):
+    with pytest.raises(EhrseqError, match=r"matplotlib: is not installed .*pip install -e .*notebook"):
         eh.load("runs/hf").evaluation.plot_calibration()
 
 

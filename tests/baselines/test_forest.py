@@ -150,9 +150,9 @@ def test_without_its_library_all_goes_on_and_says_so(data: FittingData, monkeypa
     monkeypatch.setattr(baselines, "has_forest", lambda: False)
     note = what_is_missing("all")
     assert note is not None
-    assert 'not installed (pip install "ehrsequencing[forest]")' in note
+    assert 'not installed (in a clone of the repository: pip install -e ".[forest]")' in note
     assert what_is_missing("fast") is what_is_missing("forest") is None
-    with pytest.raises(EhrseqError, match=r"pip install \"ehrsequencing\[forest\]\""):
+    with pytest.raises(EhrseqError, match=r'pip install -e "\.\[forest\]"'):
         fit_baselines("forest", data)
 
 

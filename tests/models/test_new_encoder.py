@@ -24,6 +24,8 @@ from helpers.strategies import VOCAB, pack, sample_records
 
 @pytest.fixture(autouse=True)
 def _forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in visit_encoder.modules:  # or what a test imports first would be forgotten too
+        visit_encoder.class_of(name)
     monkeypatch.setattr(visit_encoder, "_classes", dict(visit_encoder._classes))
 
 

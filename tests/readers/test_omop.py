@@ -189,7 +189,7 @@ def test_ids_with_leading_zeros_are_refused_where_ids_are_numbers(tmp_path: Path
 
 def test_without_ibis_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ibis", None)
-    with pytest.raises(EhrseqError, match=r"ehrsequencing\[omop\]"):
+    with pytest.raises(EhrseqError, match=r'pip install -e "\.\[omop\]"'):
         import_omop("duckdb://cdm.duckdb", tmp_path / "meds")
     import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")  # files need none
 
@@ -197,7 +197,8 @@ def test_without_ibis_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     error = refused("import", "omop", "postgres://me:SECRET@127.0.0.1:1/cdm", tmp_path / "meds")
-    assert 'needs its driver, which is not installed (pip install "ehrsequencing[postgres]")' in error
+    assert "needs its driver, which is not installed (in a clone" in error
+    assert 'pip install -e ".[postgres]")' in error
     assert "SECRET" not in error
 
 

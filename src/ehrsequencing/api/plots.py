@@ -7,7 +7,7 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.reporting.figures import GROUP_NAMES
@@ -30,7 +30,7 @@ def axes(ax: Any, *, width: float = 6.4, height: float = 3.6) -> Any:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        fix = "pip install 'ehrsequencing[notebook]'"
+        fix = install("notebook")
         raise EhrseqError("is not installed", where="matplotlib", fix=fix) from error
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 

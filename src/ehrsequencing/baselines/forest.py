@@ -1,6 +1,6 @@
 """The baseline "competing-risk forest": one random survival forest per cause, combined into cumulative incidences.
 
-scikit-survival grows the trees. It is an optional extra, `pip install "ehrsequencing[forest]"` (licence GPL-3).
+scikit-survival grows the trees. It is the optional extra `forest` (licence GPL-3).
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import numpy as np
 from ehrsequencing.baselines.base import FittingData, HazardBaseline
 from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.errors import install
 from ehrsequencing.records.hazards import event_bin, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -27,7 +28,7 @@ TIME_PARTS: tuple[int, ...] = (
     64,
 )  # parts of time within which the factor is constant; 64: every bin
 FEATURES_PER_SPLIT = "sqrt"
-INSTALL = 'pip install "ehrsequencing[forest]"'
+INSTALL = install("forest")
 
 
 def has_forest() -> bool:

@@ -7,7 +7,7 @@ import typer
 
 from ehrsequencing.cli.console import bar, finish, note, remark, say, shown
 from ehrsequencing.cli.options import Force, Overwrite, Recalibrate, RunFolder, open_run
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def serve(
     try:
         from ehrsequencing.serve.app import serve as listen
     except ImportError as error:
-        fix = 'install it with pip install "ehrsequencing[serve]"'
+        fix = install("serve")
         raise EhrseqError(f"needs {error.name}", where="ehrseq serve", fix=fix) from error
     from ehrsequencing.serve.security import Limits
     from ehrsequencing.serve.service import live_page

@@ -4,6 +4,11 @@ from functools import partial
 from typing import Any
 
 
+def install(extra: str) -> str:
+    """How to install an optional extra. The package is on no index: anybody could take its name there."""
+    return f'in a clone of the repository: pip install -e ".[{extra}]"'
+
+
 class EhrseqError(Exception):
     """A problem that the user can fix.
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.core.signals import keep_freed_memory
 
 PROCESSES = "processes"
@@ -69,7 +69,7 @@ def _dask_client(engine: str) -> Any:
         from distributed import Client
     except ImportError as error:
         raise EhrseqError(
-            "needs distributed", where="--engine dask", fix="pip install 'ehrsequencing[dask]'"
+            "needs distributed", where="--engine dask", fix=install("dask")
         ) from error
     connect: Callable[..., Any] = Client
     try:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, as_whole
 from ehrsequencing.readers.registry import Import
 from ehrsequencing.readers.rows import END_SUFFIX, CodeFacts, clean_codes, joined
@@ -133,7 +133,7 @@ def connect(url: str) -> Any:
     try:
         import ibis
     except ImportError as error:
-        what, fix = "reading a database needs Ibis", 'pip install "ehrsequencing[omop]"'
+        what, fix = "reading a database needs Ibis", install("omop")
         raise EhrseqError(f"{what}, which is not installed", fix=fix) from error
     if url.lower().startswith(_DUCKDB):
         path = local_path(url)
@@ -153,7 +153,7 @@ def connect(url: str) -> Any:
         raise EhrseqError(
             "reading PostgreSQL needs its driver, which is not installed",
             where="the database",
-            fix='pip install "ehrsequencing[postgres]"',
+            fix=install("postgres"),
         ) from error
     given: dict[str, Any] = {
         name: unquote(text) for name, text in parts.groupdict().items() if text
