@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +16,7 @@ from ehrsequencing.cli.app import app
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.registry import Import, all_readers, reader
 from ehrsequencing.readers.rows import CodeFacts, Role
+from ehrsequencing.readers.table_files import open_table
 
 ROWS = """person,date,code,value
 1,1950-03-01,BIRTH,
@@ -28,23 +28,26 @@ ROWS = """person,date,code,value
 """
 
 
-@reader("toy", help="A table with one event per line.", source="A CSV file with person, date, code and value")
-def import_toy(source: str, job: Import) -> None:
-    table = pacsv.read_csv(source)
+@reader("lines", help="A table with one event per line.", source="A CSV file with person, date, code and value")
+def import_lines(source: str, job: Import) -> None:
+    table, columns = open_table(Path(source)), ["person", "date", "code", "value"]
+    table.check(*([name] for name in columns))
     with job.writer(Path(source), encounter=pa.string()) as writer:
         writer.code_facts = lambda seen: {"A1C": CodeFacts("Haemoglobin A1c", ("LAB",)), "LAB": CodeFacts("Laboratory")}
         for counts in job.tables(["events"]):
-            counts.begin(Path(source).name)
-            is_birth = pc.equal(table["code"], "BIRTH")
-            columns = {
-                "subject_id": table["person"],
-                "time": table["date"].cast(pa.timestamp("us")),
-                "role": pc.if_else(is_birth, int(Role.PERSON), int(Role.EVENT)),
-                "code": pc.if_else(is_birth, "MEDS_BIRTH", table["code"]),
-                "numeric_value": table["value"],
-                "source": pa.array(counts.take(len(table))),
-            }
-            writer.add(pa.table(columns))
+            dates = job.survey([table], counts, ["date"])
+            for block in job.blocks([table], counts, columns, dates):
+                code = block.text("code")
+                is_birth = pc.fill_null(pc.equal(code, "BIRTH"), False)
+                rows = {
+                    "subject_id": block.whole("person"),
+                    "time": block.times("date"),
+                    "role": pc.if_else(is_birth, int(Role.PERSON), int(Role.EVENT)),
+                    "code": pc.if_else(is_birth, "MEDS_BIRTH", code),
+                    "numeric_value": block.numbers("value"),
+                    "source": block.source,
+                }
+                writer.add(pa.table(rows))
 
 
 def run(*words: Any) -> Any:
@@ -60,7 +63,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_a_new_format_is_a_command_that_makes_a_valid_meds_set(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "meds"
-    done = run("import", "toy", source, out)
+    done = run("import", "lines", source, out)
     assert done.exit_code == 0, done.output
     assert "read: events 6" in done.output
     assert "dropped from events: 1 of 6 rows (no readable person id; first: events.csv, row 6)" in done.output
@@ -71,28 +74,45 @@ def test_a_new_format_is_a_command_that_makes_a_valid_meds_set(source: Path, tmp
     codes = pq.read_table(out / "metadata" / "codes.parquet").to_pylist()
     assert {row["code"]: row["parent_codes"] for row in codes}["A1C"] == ["LAB"]
     report = json.loads((out / "metadata" / "import_report.json").read_text())
-    assert report["source"] == "toy"
+    assert report["source"] == "lines"
     assert report["rows"]["events"]["rows_out"] == 5
     checked = run("check", out)
     assert checked.exit_code == 0, checked.output
-    assert run("import", "toy", source, out).exit_code == 2
-    assert run("import", "toy", source, out, "--overwrite").exit_code == 0
+    assert run("import", "lines", source, out).exit_code == 2
+    assert run("import", "lines", source, out, "--overwrite").exit_code == 0
 
 
 def test_a_new_format_is_a_function_too(source: Path, tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
-    report = import_toy(source, tmp_path / "meds", progress=lambda done, total: steps.append((done, total)))
+    report = import_lines(source, tmp_path / "meds", progress=lambda done, total: steps.append((done, total)))
     assert (report.subjects, report.rows, report.tables["events"].rows_in) == (2, 5, 6)
     assert steps == [(1, 2), (2, 2)]
     with pytest.raises(EhrseqError, match="overlaps"):
-        import_toy(source, source)
+        import_lines(source, source)
     assert source.read_text() == ROWS
 
 
-def test_a_name_is_taken_once() -> None:
-    all_readers()
-    with pytest.raises(EhrseqError, match="reader csv: is the name of another reader"):
-        reader("csv", help="", source="")(lambda source, job: None)
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"PAR1", "holds Parquet, not CSV"),
+        (b"person,date,code\n", "has no column value"),
+        (b"\xff\xfe\x00", "cannot be"),
+    ],
+)
+def test_a_bad_file_is_one_clear_error(content: bytes, told: str, source: Path, tmp_path: Path) -> None:
+    source.write_bytes(content)
+    done = run("import", "lines", source, tmp_path / "meds")
+    assert done.exit_code == 2, done.output
+    assert told in done.stderr
+
+
+def test_a_taken_name_is_refused() -> None:
+    again = reader("lines", help="", source="")(import_lines.read)  # again in a notebook: the last one counts
+    assert all_readers()["lines"] is again
+    with pytest.raises(EhrseqError, match=r"@reader\('omop'\): is the name of another format"):
+        reader("omop", help="", source="")(import_lines.read)
+    assert all_readers()["omop"].read.__module__ == "ehrsequencing.readers.omop.reader"
 
 
 def test_no_format_is_loaded_before_it_is_asked_for() -> None:

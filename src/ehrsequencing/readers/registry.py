@@ -197,13 +197,19 @@ def reader(
     needs_map: bool = False,
     sql: Callable[[str], list[str]] | None = None,
 ) -> Callable[[Callable[[str, Import], None]], Reader]:
-    """Decorate the function of a format: register it, and make it a `Reader`; see there for the arguments."""
+    """Decorate the function of a format: register it, and make it a `Reader`; see there for the arguments.
+
+    Raises:
+        EhrseqError: Another function has this name.
+    """
 
     def register(read: Callable[[str, Import], None]) -> Reader:
-        taken = _READERS.get(name)
-        if taken is not None and taken.read.__qualname__ != read.__qualname__:
+        taken = _READERS[name].read if name in _READERS else read
+        if (taken.__module__, taken.__qualname__) != (read.__module__, read.__qualname__):
             raise EhrseqError(
-                "is the name of another reader", where=f"reader {name}", fix="take another name"
+                "is the name of another format",
+                where=f"@reader({name!r})",
+                fix="choose another name",
             )
         _READERS[name] = Reader(name, help, source, read, needs_map, sql)
         return _READERS[name]
