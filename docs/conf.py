@@ -12,6 +12,7 @@ import generate
 
 from ehrsequencing import __version__
 
+REPOSITORY = ""  # its address, once it is known: packaging/RELEASING.md, step 1
 project, author, release = "ehrsequencing", "The ehrsequencing authors", __version__
 project_copyright = "2026, the ehrsequencing authors"
 extensions = [
@@ -52,7 +53,10 @@ templates_path = ["_templates"]
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's computer is set
 html_show_sourcelink = False
 html_theme_options = {
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
+    "icon_links": [{"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code-branch"}]
+    if REPOSITORY
+    else [],
     "navbar_align": "left",
     "show_prev_next": True,
     "show_toc_level": 2,
@@ -63,7 +67,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars: dict[str, list[str]] = {"index": [], "faq": []}
+html_sidebars: dict[str, list[str]] = {"index": [], "faq": [], "project": []}
 
 
 def setup(app: Sphinx) -> None:
@@ -71,3 +75,4 @@ def setup(app: Sphinx) -> None:
     generate.everything(HERE)
     app.connect("autodoc-process-docstring", generate.literal_blocks)
     app.connect("source-read", generate.link_to_repository)
+    app.connect("include-read", generate.name_files_of_the_repository)

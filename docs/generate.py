@@ -362,3 +362,10 @@ def link_to_repository(app: object, name: str, source: list[str]) -> None:
         r"\1, `docs/\2`",
         source[0],
     )
+
+
+def name_files_of_the_repository(app: object, path: Path, parent: str, content: list[str]) -> None:
+    """In an included file of the repository a link to a file that is no page becomes its name; `docs/` are pages."""
+    content[0] = re.sub(
+        r"\[([^\]]*)\]\((?!docs/|https?:|#)([^)#]*)[^)]*\)", r"\1, `\2`", content[0]
+    )

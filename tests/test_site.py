@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -156,6 +158,25 @@ def test_a_full_run_is_that_of_the_notebooks() -> None:
         if "needs" not in json.loads(path.read_text(encoding="utf-8"))["metadata"]:
             found |= set(re.findall(r'environ\.get\(\\"(\w+)\\", (\d+)\)', path.read_text(encoding="utf-8")))
     assert found == {(name, str(full)) for name, full in _generator().FULL.items()}
+
+
+def test_an_included_file_names_the_files_that_are_no_pages() -> None:
+    included = ["[a metric](docs/a.md#b), [MIT](LICENSE), [here](#x) and [there](https://there.org)"]
+    _generator().name_files_of_the_repository(None, Path("../CONTRIBUTING.md"), "project", included)
+    assert included == ["[a metric](docs/a.md#b), MIT, `LICENSE`, [here](#x) and [there](https://there.org)"]
+
+
+@pytest.mark.parametrize("address", ["", "https://there.org/ehrsequencing"])
+def test_the_site_links_to_the_repository_once_its_address_is_known(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sphinx")
+    source, line = (DOCS / "conf.py").read_text(encoding="utf-8"), r'(?m)^REPOSITORY = ".*"'
+    assert re.search(line, source)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # conf.py adds its folder
+    settings: dict[str, Any] = {"__file__": str(DOCS / "conf.py")}
+    exec(re.sub(line, f'REPOSITORY = "{address}"', source), settings)
+    assert [link["url"] for link in settings["html_theme_options"]["icon_links"]] == [address] * bool(address)
 
 
 def _generator() -> ModuleType:
