@@ -106,6 +106,9 @@ def test_both_pages_name_the_codes() -> None:
     assert "raised most by Heart &amp; failure (+3.0)" in answer
     assert "lowered most by RX//A rather than RX//Z (−2.0)" in answer
     assert "RX//B" not in answer  # its interval holds 0
+    number = {**FOUND["codes"][0], "code": "LAB//A", "description": None, "against": OF_RANGE}
+    metrics = {**example(), "codes": {**FOUND, "codes": [number]}}
+    assert "LAB//A at its 90th rather than its 10th percentile" in render(metrics, "report.html")
     for words in ("DX//&lt;b&gt;", "100%", "+1.00 (−1.00 to +3.00)", "Attention weights"):
         assert words in details
     assert "The codes that move the risk" not in render(example(), "report.html")

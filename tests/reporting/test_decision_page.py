@@ -209,3 +209,13 @@ def test_people_without_a_record_before_the_prediction_are_counted() -> None:
     assert f"at the index {shareable_count(n // 2)} <11" in text
     metrics["records_before"] = None
     assert "immortal time" not in text_of(metrics)
+
+
+@pytest.mark.parametrize(("g", "is_said"), [(1.0, True), (0.99, False), (None, False)])
+def test_nothing_is_said_to_be_corrected_where_nobody_is_censored(g: float | None, is_said: bool) -> None:
+    metrics = complete(**WIDE)
+    for row in metrics["smallest_g"]:
+        row["g"] = g
+    page = render(metrics)
+    assert ("Nobody is censored before the last horizon" in page) == is_said
+    assert ("Some subjects leave before their outcome is known" in page) != is_said

@@ -114,8 +114,7 @@ class _Form:
     def note_midnights(self, block: Block, times: "Times") -> None:
         """Count the times of a block that are taken for dates, although their column may show a clock."""
         for name in set(self.table_map.date_columns()) & set(times) - {self.table_map.birth}:
-            cells, us = block.rows[name], times[name].cast(pa.int64())
-            are_dates = pc.equal(pc.multiply(pc.divide(us, DAY_US), DAY_US), us)
+            cells, are_dates = block.rows[name], _at_midnight(times[name])
             self.midnights[name] += pc.sum(are_dates).as_py() or 0
             shows = pc.match_substring(cells, ":") if is_text(cells.type) else pc.invert(are_dates)
             if pc.any(shows).as_py():
@@ -148,10 +147,14 @@ def _times(when: When, block: Block, form: _Form) -> pa.ChunkedArray:
 
 def _with_a_clock(times: pa.ChunkedArray) -> pa.ChunkedArray:
     """Times with midnight a second later, or it would mean a day."""
+    later = pc.multiply(_at_midnight(times).cast(pa.int64()), SECOND_US)
+    return pc.add(times.cast(pa.int64()), later).cast(pa.timestamp("us"))
+
+
+def _at_midnight(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """(n,) whether a time is exactly 00:00; null where there is none."""
     us = times.cast(pa.int64())
-    is_midnight = pc.equal(pc.multiply(pc.divide(us, DAY_US), DAY_US), us)
-    later = pc.add(us, pc.multiply(is_midnight.cast(pa.int64()), SECOND_US))
-    return later.cast(pa.timestamp("us"))
+    return pc.equal(pc.multiply(pc.divide(us, DAY_US), DAY_US), us)
 
 
 def _elapsed(when: Elapsed, block: Block, form: _Form) -> pa.ChunkedArray:

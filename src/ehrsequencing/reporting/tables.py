@@ -101,7 +101,7 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
         words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
-    return {"rows": rows, "is_complete": all(row["g"] == 1 for row in still.values())}
+    return {"rows": rows, "is_complete": {row["g"] for row in still.values()} == {1.0}}
 
 
 def subgroups(m: Mapping[str, Any], shown: Shown) -> list[dict[str, Any]]:
