@@ -303,8 +303,8 @@ def question(task: TaskConfig) -> str:
     competing = (
         f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
     )
-    who = f"Who will have {' or '.join(task.outcome)} within {horizons}"
-    return f"{who}, predicted from {index_words(task)} on and at every later visit{competing}?"
+    what = f"How likely is {' or '.join(task.outcome)} within {horizons}"
+    return f"{what}, predicted from {index_words(task)} on and at every later visit{competing}?"
 
 
 def index_words(task: TaskConfig) -> str:

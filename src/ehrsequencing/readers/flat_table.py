@@ -127,8 +127,8 @@ class _Form:
             for name in sorted(self.commas)
         ]
         return marks + [
-            f"column {name}: {count:,} times of 00:00 count as dates, known at the end of the day; "
-            f"if they are times of day, add midnight: [{name}] to the map"
+            f"column {name}: 00:00 counts as a date, known at the end of the day, in {count:,} of its cells; "
+            f"if it is a time of day there, add midnight: [{name}] to the map"
             for name, count in sorted(self.midnights.items())
             if count and name in self.show_clock
         ]
