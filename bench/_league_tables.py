@@ -153,13 +153,15 @@ def task_table(one: Scored) -> str:
     """One division of one task: every model, with the difference of ours to it."""
     place, ours = one.place, one.ours
     landmark, horizon = place.one.shown_days
+    settings = " ".join([*place.one.settings, *place.more])
+    chosen = f"`{settings}`" if settings else "the defaults"
     said = "simulation seed" if place.one.world is not None else "split seed"
     size = f", {place.subjects:,} subjects simulated" if place.one.world is not None else ""
     lines = [
         f"### {place.task}\n",
         f"{place.one.records[0].upper()}{place.one.records[1:]}{size}; {said} {place.seed}. {_outcome(place)} within "
         f"{format_days(horizon)}, predicted {format_days(landmark)} after the index. {_held_out(one)}"
-        f"Settings of ours: `{' '.join([*place.one.settings, *place.more])}`.\n",
+        f"Settings of ours: {chosen}.\n",
         f"| model | trials | CPU s | tuning NLL | {' | '.join(COLUMNS.values())} | {_against(ours)} |",
         "|---" * (6 + len(COLUMNS)) + "|",
     ]  # fmt: skip
