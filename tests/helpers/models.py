@@ -1,5 +1,6 @@
 """Small models of every kind, and the one way to make them."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,9 @@ def make_model(*, seed: int = 0, **settings: object) -> SurvivalModel:
     config = ModelConfig.model_validate({**common, **grid, **types, **settings})
     build = BEHRTForSurvival if config.architecture == "flat" else HierarchicalBEHRTForSurvival
     model = build(config).double().eval()
+    if model.table is not None:
+        every = np.arange(config.vocab_size)
+        model.table.set_columns(every, every)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.models.segments import dropout
+from ehrsequencing.models.segments import dropout, to_device
 
 TERMS = 4  # vectors of a column
 
@@ -78,7 +78,7 @@ class TableBranch(nn.Module):
         """(K,) one draw for each row and variable: a hash of both and of a random number."""
         variable = batch.codes
         if self.variable is not None:
-            variable = self.variable.to(batch.codes.device)[batch.codes]
+            variable = to_device(self.variable, batch.codes.device)[batch.codes]
         key = batch.visit_of_code * len(self.column) + variable
         mixed = (key ^ int(torch.randint(2**62, ()))) * 0x9E3779B97F4A7C1
         mixed = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B
