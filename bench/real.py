@@ -140,9 +140,7 @@ class Trial:
     @property
     def origin(self) -> str:
         """A digest of the settings."""
-        return digest(
-            self.study.model_dump(mode="json", exclude={"evaluation", "preset", "splits"})
-        )
+        return digest(self.study.model_dump(mode="json", exclude={"evaluation", "splits"}))
 
     @property
     def kept_at(self) -> Path:

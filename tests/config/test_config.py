@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.config import PRESETS, StudyConfig, format_days, load_study, load_task, parse_days
+from ehrsequencing.config import format_days, load_study, load_task, parse_days
 from ehrsequencing.core.errors import EhrseqError
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
@@ -38,8 +38,7 @@ def test_overrides_win_over_the_file_and_sizes_expand(tmp_path: Path) -> None:
         ("model.dimm=3", r"unknown setting 'model.dimm'.*did you mean model\.dim\?"),
         ("epochs=3", r"did you mean training\.epochs\?"),
         ("training.dropout=0.1", r"did you mean model\.dropout\?"),
-        ("xyzzy=1", "known here: preset, data, "),
-        ("preset=tiny_cohort", r"preset: .*'medium_cohort' or 'domain_shift'"),
+        ("xyzzy=1", "known here: data, "),
         ("model.dim=wide", "model.dim"),
         ("model.dim=30", "multiple of heads"),
         ("modelling.dim=3", "unknown setting 'modelling'"),
@@ -68,25 +67,3 @@ def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
     path.write_text("name: t\nindex: {date\n")
     with pytest.raises(EhrseqError, match="line"):
         load_task(path)
-
-
-# ---- presets: the numbers are those of docs/models.md ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_sets_nothing_else(preset: str) -> None:
-    study, plain = load_study(None, [f"preset={preset}"]), load_study(None, [])
-    for section in StudyConfig.model_fields:
-        ours, theirs = getattr(study, section), getattr(plain, section)
-        named = set(PRESETS[preset].get(section, {})) | ({"dim", "heads", "layers"} if section == "model" else set())
-        if section != "preset" and ours is not None:
-            assert ours.model_dump(exclude=named) == theirs.model_dump(exclude=named), section
-
-
-def test_what_a_study_gives_wins_over_its_preset(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text("preset: small_cohort\nmodel: {dropout: 0.2, dim: 32}\ntraining: {weight_decay: 0.5}\n")
-    study = load_study(path, ["model.position=learned"])
-    assert (study.model.dropout, study.model.dim, study.model.layers) == (0.2, 32, 2)
-    assert (study.model.position, study.model.wide_head, study.training.weight_decay) == ("learned", True, 0.5)
-    assert load_study(path, ["preset=medium_cohort", "model.size=large"]).model.layers == 6

@@ -32,8 +32,6 @@ SHAPES = {
     "a section that is a number": ("visits: 3", "visits: must hold settings"),
     "a section that is a list": ("model: [1]", "model: must hold settings"),
     "a size that is a list": ("model: {size: [1]}", "model.size"),
-    "a preset that is a list": ("preset: [1]", "preset"),
-    "a preset and a section that is a number": ("preset: small_cohort\nmodel: 3", "model: must hold settings"),
     "a dialect that is a number": ("dialect: 3", "dialect and data"),
     "two dialects, one a list": ("data: {dialect: [1]}\ndialect: {time: t}", "dialect and data"),
     "data that is a list": ("data: [1]\ndialect: {time: t}", "dialect and data"),
@@ -202,7 +200,7 @@ ARGUMENTS = {
 }
 SETTINGS = (
     "data.extracted=2020-01-01", "dialect.time=t", "visits.by=window", "values.mode=none", "vocabulary.min_subjects=9",
-    "splits.by=hash", "task.name=x", "model.dim=64", "training.seed=3", "evaluation.seed=3", "preset=small_cohort",
+    "splits.by=hash", "task.name=x", "model.dim=64", "training.seed=3", "evaluation.seed=3",
     "pretraining.masked_share=0.3", "transfer.mode=frozen",
 )  # fmt: skip
 
@@ -249,7 +247,6 @@ def test_what_a_prepared_set_or_a_run_has_settled_cannot_be_changed_by_a_file(
     assert f"model.dim is 64, but {sim_run} was made with 16" in line("model: {dim: 64}", *evaluate)
     assert "training.seed is 7" in line("training: {seed: 7}", *evaluate)
     assert "data.extracted is '2030-01-01'" in line("data: {extracted: 2030-01-01}", *evaluate)
-    assert "preset is 'domain_shift'" in line("preset: domain_shift", *evaluate)
     predict = ("predict", sim_run, sim_data, "--out", tmp_path / "p.parquet")
     assert "visits.by is 'gap'" in line("visits: {by: gap}", *predict)
     task = yaml.safe_load((sim_run / "config.yaml").read_text())["task"] | {"blanking": 9.0}

@@ -36,14 +36,13 @@ VARIANTS = (
     "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
     "delta_bins=none", "max_visits=2", "frozen=[age,visit]",
     "architecture=flat max_tokens=100", "architecture=flat position=sinusoidal code_types=true wide_head=true",
-    "preset=small_cohort", "preset=domain_shift",
+    "position=sinusoidal frozen=[age,visit]",
 )  # fmt: skip
 
 
 def settings(variant: str) -> list[str]:
-    """As on the command line; a preset brings its own size."""
-    own = [part if part.startswith("preset=") else f"model.{part}" for part in variant.split()]
-    return [*SHORT, *(() if "preset=" in variant else TINY), *own]
+    """As on the command line."""
+    return [*SHORT, *TINY, *(f"model.{part}" for part in variant.split())]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_every_variant_trains_and_predicts_by_configuration(
     assert ((risk >= 0) & (risk <= 1)).all()
     assert len(np.unique(risk)) > len(risk) / 10  # subjects differ
     asked = load_study(None, settings(variant)).model
-    for name in {*asked.model_fields_set, *(part.partition("=")[0] for part in variant.split())} - {"preset"}:
+    for name in {*asked.model_fields_set, *(part.partition("=")[0] for part in variant.split())}:
         assert getattr(config, name) == getattr(asked, name), name
     if not visit_head:
         assert not np.array_equal(risk, default[1])  # a setting that nobody reads would leave the risks as they were

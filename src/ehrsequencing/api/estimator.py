@@ -37,7 +37,6 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
 
     Args:
         task: The task: its file, its content as a mapping, or a `TaskConfig`.
-        preset: `small_cohort`, `medium_cohort` or `domain_shift`.
         model: Settings of the model, as of `ehrsequencing.fit`.
         training: Settings of training.
         prepare: Sections of `ehrsequencing.prepare`, as in `{"visits": {"by": "day"}}`.
@@ -64,7 +63,6 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         task: Any = None,
-        preset: str | None = None,
         model: Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
         prepare: Mapping[str, Any] | None = None,
@@ -72,7 +70,6 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         out: str | os.PathLike[str] | None = None,
     ) -> None:
         self.task = task
-        self.preset = preset
         self.model = model
         self.training = training
         self.prepare = prepare
@@ -108,7 +105,6 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
             out=folder / "run",
             model=self.model,
             training=self.training,
-            preset=self.preset,
             seed=self.seed,
             progress=False,
         )

@@ -38,7 +38,6 @@ def fit(
     model: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    preset: str | None = None,
     seed: int | None = None,
     init: str | os.PathLike[str] | None = None,
     transfer: str | Mapping[str, Any] | None = None,
@@ -58,7 +57,6 @@ def fit(
         model: Settings of the model, as in `{"size": "small", "visit_encoder": "attention"}`.
         training: Settings of training, as in `{"epochs": 30, "members": 5}`.
         evaluation: Settings that `evaluate` takes from the run.
-        preset: `small_cohort`, `medium_cohort` or `domain_shift`.
         seed: Seed of the training.
         init: Folder of a model to start from, that `pretrain` or `fit` made (docs/pretraining.md).
         transfer: With `init`: `full`, `frozen` or `lora`, or settings, as in `{"mode": "lora", "lora_rank": 4}`.
@@ -93,9 +91,7 @@ def fit(
     settings: dict[str, Any] = {"model": dict(model or {}), "training": dict(training or {})}
     if seed is not None:
         settings["training"]["seed"] = seed
-    settings |= {"evaluation": dict(evaluation or {})} | (
-        {} if preset is None else {"preset": preset}
-    )
+    settings["evaluation"] = dict(evaluation or {})
     if transfer is not None:
         if init is None:
             raise EhrseqError(
@@ -236,7 +232,7 @@ def pretrain(
         overwrite: Whether an earlier model there that nobody has changed is removed.
         progress: Whether to show a bar, and a line for each epoch.
         sections: Settings, as in `model={"size": "small"}`, `training={"epochs": 20}`,
-            `pretraining={"objectives": ["masked_codes"]}` or `preset="small_cohort"`.
+            `pretraining={"objectives": ["masked_codes"]}`.
 
     Returns:
         What was measured on the tuning split (the content of `pretraining.json`): for each objective its losses in

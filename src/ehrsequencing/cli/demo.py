@@ -144,7 +144,7 @@ WORLD = SimulationConfig(
     drop_out_effect=0,
     truth_futures=64,
 )
-SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
+SETTINGS = (  # a small model with dropout
     "model.size=small",
     "model.dropout=0.2",
     "model.history_dropout=0",

@@ -27,7 +27,6 @@ from ehrsequencing.config.records import (
     VocabularyConfig,
 )
 from ehrsequencing.config.study import (
-    PRESETS,
     EvaluationConfig,
     PretrainingConfig,
     StudyConfig,
@@ -47,7 +46,6 @@ from ehrsequencing.core.text import BadText, parse_json
 __all__ = [
     "COMMANDS",
     "DAYS_PER_YEAR",
-    "PRESETS",
     "BadText",
     "CensoringConfig",
     "DataConfig",

@@ -178,16 +178,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "codes": _RECORDS,
     "check": _PREPARE,
     "prepare": _PREPARE,
-    "run": ("preset", *_PREPARE, "model", "training", "evaluation"),
-    "pretrain": ("preset", "model", "training", "pretraining"),
+    "run": (*_PREPARE, "model", "training", "evaluation"),
+    "pretrain": ("model", "training", "pretraining"),
     # a run keeps `evaluation` as the defaults of `evaluate`
-    "train": (
-        "preset",
-        "model",
-        "training",
-        "transfer",
-        "evaluation",
-    ),
+    "train": ("model", "training", "transfer", "evaluation"),
     "evaluate": ("evaluation",),
     "evaluate --data": ("evaluation", *_RECORDS),
     "predict": _RECORDS,
@@ -234,8 +228,8 @@ def refuse_changes(settled: StudyConfig, command: str, *, file: Path | None, by:
     if file is None:
         return
     raw, is_run = read_yaml(file), settled.task is not None
-    named = validated(StudyConfig, {**raw, "preset": None}, where=str(file))
-    settings = [("preset", raw["preset"], settled.preset)] if is_run and "preset" in raw else []
+    named = validated(StudyConfig, raw, where=str(file))
+    settings = list[tuple[str, Any, Any]]()
     for section in _OF_RUN if is_run else _OF_PREPARED:
         if section not in COMMANDS[command]:
             ours, theirs = getattr(named, section), getattr(settled, section)

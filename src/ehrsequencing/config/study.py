@@ -1,4 +1,4 @@
-"""Settings of training, pretraining and evaluation, presets, and the study that holds every section."""
+"""Settings of training, pretraining and evaluation, and the study that holds every section."""
 
 from typing import Annotated, Any, Literal
 
@@ -137,60 +137,9 @@ class EvaluationConfig(Settings):
     recalibrate: bool = False
 
 
-# Cohort presets (docs/models.md). The first two were chosen on tuning splits (docs/benchmarks.md), the last follows
-# published tuning notes. Settings that a study gives win. Large cohorts need none: the defaults were measured on them.
-_AS_MEASURED = {  # for docs/benchmarks.md
-    "subjects_per_step": None,
-    "masked_codes": 0.0,
-    "ema": 0.99,
-    "ema_warmup": 10,
-    "early_stop": "landmarks",
-    "decay_steps": None,
-    "recalibration": 0.0,
-    "distillation": 0.0,
-    "blend": False,
-}
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "small_cohort": {  # fewer than 5,000 subjects: a small, strongly regularised model without learned positions
-        "model": {
-            "size": "small",
-            "position": "sinusoidal",
-            "rotary": False,
-            "dropout": 0.3,
-            "code_dropout": 0.3,
-            "age_polynomial": True,
-            "wide_head": True,
-            "history_dropout": 0.0,
-            "table_dim": 0,
-        },
-        "training": {"weight_decay": 1.0, "visit_budget": 2048, **_AS_MEASURED},
-    },
-    "medium_cohort": {  # 5,000 to 20,000 subjects: a small model with fast weight decay
-        "model": {
-            "size": "small",
-            "rotary": False,
-            "dropout": 0.2,
-            "history_dropout": 0.0,
-            "wide_head": True,
-            "table_dim": 0,
-        },
-        "training": {
-            "weight_decay": 1.0,
-            "learning_rate": 1e-3,
-            "visit_budget": 512,
-            **_AS_MEASURED,
-        },
-    },
-    "domain_shift": {  # another institution: fixed positions; age and visit embeddings are not trained
-        "model": {"position": "sinusoidal", "frozen": ("age", "visit")},
-    },
-}
-
-
 class StudyConfig(Settings):
-    """Everything a study needs, in one file. A preset fills in what the sections leave open."""
+    """Everything a study needs, in one file."""
 
-    preset: Literal["small_cohort", "medium_cohort", "domain_shift"] | None = None
     data: DataConfig = DataConfig()
     visits: VisitsConfig = VisitsConfig()
     values: ValuesConfig = ValuesConfig()
@@ -202,17 +151,6 @@ class StudyConfig(Settings):
     pretraining: PretrainingConfig = PretrainingConfig()
     transfer: TransferConfig = TransferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_preset(cls, data: Any) -> Any:
-        name = str(data.get("preset")) if isinstance(data, dict) else None
-        preset = PRESETS.get(str(name))
-        for section, defaults in (preset or {}).items():
-            given = data.get(section, {})
-            if isinstance(given, dict):
-                data = {**data, section: {**defaults, **given}}
-        return data
 
     @model_validator(mode="before")
     @classmethod

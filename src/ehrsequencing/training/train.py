@@ -88,7 +88,6 @@ class Trainer:
         made_with = {
             "task": self.task,
             "evaluation": study.evaluation,
-            "preset": study.preset,
             "model": self.config,
             "training": self.settings,
             "transfer": study.transfer,

@@ -75,7 +75,6 @@ class Pretrainer:
             "model": self.config,
             "training": study.training,
             "pretraining": pretraining,
-            "preset": study.preset,
         }
         self.study = prepared.study.model_copy(update=made_with)
         self.weights = dict(pretraining.objectives)
