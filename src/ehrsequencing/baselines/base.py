@@ -11,12 +11,21 @@ from typing import Protocol
 
 import numpy as np
 
+from ehrsequencing.baselines.history import has_people
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, horizon_nll
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.hazards import (
+    cohort_hazards,
+    cumulative_incidence,
+    event_bin,
+    exposure,
+    horizon_nll,
+)
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
+
+PRIOR_EVENTS = 10.0  # of each bin, by which a level is drawn to 1
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,47 @@ class FittingData:
             rows.cause,
             n_causes=len(self.task.causes),
         )
+
+    def level(self, chosen: Ints, hazards: Callable[[slice], Floats]) -> Floats:
+        """What multiplies a model's hazards at visits and at queries, so that they expect what happened there.
+
+            level_{g,e,k} = (n + m) / (m + Σ_{rows of g} λ_e(k | x) · days at risk in k)      m = `PRIOR_EVENTS`
+
+        n counts the events of cause e in bin k after training rows of kind g: 0 visits, 1 queries. A model that
+        multiplies the cohort's own hazards by a factor that many bins share needs it, because people at high risk
+        leave first (Breslow 1974). So does one that is regularised: people who come often weigh more among the visits
+        than among the queries, and it learns that in part only. A bin that fewer than `enough` people of a kind reach
+        keeps the level 1.
+
+        Args:
+            chosen: (r,) training rows that the model was fitted to.
+            hazards: Some of them, by place → the model's hazards (·, causes, bins).
+
+        Returns:
+            (2, causes, bins).
+        """
+        rows, shape = self.train.rows, (2, len(self.task.causes), len(self.edges_days) + 1)
+        kind, cause = kind_of(rows, chosen), rows.cause[chosen].astype(np.int64)
+        last, owner = event_bin(self.edges_days, rows.duration_days[chosen]), rows.subject[chosen]
+        had = cause > 0
+        events, expected = np.zeros(shape), np.zeros(shape)
+        np.add.at(events, (kind[had], cause[had] - 1, last[had]), 1.0)
+        for part in row_blocks(len(chosen)):
+            some = chosen[part]
+            days = exposure(self.edges_days, rows.entry_days[some], rows.duration_days[some])
+            seen = hazards(part) * days[:, None]
+            for g in range(2):
+                expected[g] += seen[kind[part] == g].sum(axis=0)
+        level = (events + PRIOR_EVENTS) / (expected + PRIOR_EVENTS)
+        for g, k in np.ndindex(2, shape[2]):
+            if not has_people(owner[(kind == g) & (last >= k)], self.enough):
+                level[g, :, k] = 1.0
+        return level
+
+
+def kind_of(rows: TaskRows, chosen: Ints) -> Ints:
+    """(r,) 1 for queries (landmarks, the index, a given moment), 0 for visits."""
+    return rows.is_query[chosen].astype(np.int64)
 
 
 class Baseline(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from ehrsequencing.baselines.base import FittingData, HazardBaseline
+from ehrsequencing.baselines.base import FittingData, HazardBaseline, kind_of
 from ehrsequencing.baselines.history import (
     OF_CODE,
     FeatureSpec,
@@ -170,7 +170,10 @@ class Periods:
 class BoostedVisits(HazardBaseline):
     """Boosted trees on everything in `history_features`, code pairs included, and the part of time. Make it with `fit`.
 
-        λ_e(k | x) = base_e(k) · f_e(x, part of k)      k a bin of the run's grid, f_e fitted by Poisson likelihood
+        λ_e(k | x) = base_{g,e}(k) · f_e(x, part of k)      k a bin of the run's grid, g visit or query
+
+    f_e is fitted by Poisson likelihood as a factor of the cohort's own hazards; the base comes afterwards, so that the
+    training rows of each kind expect the events that they had (`FittingData.level`).
 
     A bin counts with the days at risk in it, so that a partly observed bin is neither dropped nor taken as whole. A
     competing event ends the exposure of every cause.
@@ -180,7 +183,7 @@ class BoostedVisits(HazardBaseline):
         columns: The history features.
         cuts: Where each of them is cut into bins; a feature without a cut is not used.
         part_of: (bins,) part of time of each bin of the grid.
-        base: (causes, bins) the training cohort's own hazards.
+        base: (2, causes, bins) hazards at visits and at queries of a row whose trees say 1.
         edges: The inner edges of the grid.
         trees: Of each cause; None = the cohort's own hazard.
     """
@@ -196,7 +199,7 @@ class BoostedVisits(HazardBaseline):
     name = "boosted visits"
 
     def __post_init__(self) -> None:
-        self.n_causes = len(self.base)
+        self.n_causes = self.base.shape[1]
         self.used: Ints = np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
 
     @classmethod
@@ -233,12 +236,12 @@ class BoostedVisits(HazardBaseline):
                 feature_cuts(column, owner, most=MOST_BINS, enough=data.enough)
                 for column in history.T
             ]
-        base = data.cohort_hazards()
-        made = cls(data.vocabulary, columns, cuts, part_of, base, data.edges_days, [])
+        cohort = data.cohort_hazards()
+        made = cls(data.vocabulary, columns, cuts, part_of, cohort[None], data.edges_days, [])
         every = np.arange(len(data.tuning))
         periods, watched = (
-            made.periods(data.train.rows, chosen),
-            made.periods(data.tuning.rows, every),
+            made.periods(data.train.rows, chosen, cohort),
+            made.periods(data.tuning.rows, every, cohort),
         )
         design = made.design(history, periods)
         watched_design = made.design(made.history(data.tuning, every), watched)
@@ -271,6 +274,7 @@ class BoostedVisits(HazardBaseline):
                     # as many trees as the tuning subjects liked best, perhaps none
                     trees = Trees.from_sklearn(model, seen, trees=int(np.argmax(scores)))
             made.trees.append(trees)
+        made.base = cohort * data.level(chosen, lambda part: cohort * made._factor(history[part]))
         return made
 
     def _boosting(
@@ -281,12 +285,18 @@ class BoostedVisits(HazardBaseline):
         seen = np.arange(len(self.used) + 1) if settings["pairs"] else self.without_pairs()
         return HistGradientBoostingRegressor(**theirs, random_state=seed), seen
 
-    def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
-        """Some prediction times, cut into the parts of time in which they were at risk."""
+    def periods(self, rows: TaskRows, chosen: Ints, cohort: Floats) -> Periods:
+        """Some prediction times, cut into the parts of time in which they were at risk.
+
+        Args:
+            rows: The labels.
+            chosen: (r,) which of them.
+            cohort: (causes, bins) the training cohort's own hazards.
+        """
         duration, cause = rows.duration_days[chosen], rows.cause[chosen].astype(np.int64)
         days = exposure(self.edges, rows.entry_days[chosen], duration)
         first_bin = np.flatnonzero(np.diff(self.part_of, prepend=-1))
-        expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in self.base])
+        expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in cohort])
         row, part = np.nonzero(expected.sum(axis=0) > 0)
         last = self.part_of[event_bin(self.edges, duration)]
         return Periods(
@@ -315,11 +325,14 @@ class BoostedVisits(HazardBaseline):
         return np.flatnonzero(np.r_[self.used < first_pair, True])
 
     def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, causes, bins) what multiplies the cohort's own hazards."""
-        shape = (len(chosen), int(self.part_of[-1]) + 1)
+        """(r, causes, bins) what multiplies the base."""
+        return self._factor(self.history(records, chosen))
+
+    def _factor(self, history: Floats32) -> Floats:
+        shape = (len(history), int(self.part_of[-1]) + 1)
         row, part = (place.ravel() for place in np.indices(shape))
         everywhere = Periods(row, part, np.empty(0), np.empty(0, np.int64))
-        design = self.design(self.history(records, chosen), everywhere)
+        design = self.design(history, everywhere)
         parts = [
             np.ones(shape) if trees is None else trees.predict(design).reshape(shape)
             for trees in self.trees
@@ -328,7 +341,7 @@ class BoostedVisits(HazardBaseline):
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, causes, bins) hazards per day."""
-        return self.base * self.factor(records, chosen)
+        return self.base[kind_of(records.rows, chosen)] * self.factor(records, chosen)
 
 
 def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Floats:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from sklearn.linear_model import PoissonRegressor
 
-from ehrsequencing.baselines.base import Baseline, FittingData, HazardBaseline
+from ehrsequencing.baselines.base import Baseline, FittingData, HazardBaseline, kind_of
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest
 from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, has_static
@@ -72,7 +72,7 @@ class MarginalIncidence(HazardBaseline):
 class AgeAndSex(HazardBaseline):
     """A Poisson regression on what a model knows without reading the record: age, sex, and the time since the index.
 
-        λ_e(k | x) = base_e(k) · f_e(x)      k a bin of the run's grid, base the training cohort's own hazards
+        λ_e(k | x) = base_{g,e}(k) · f_e(x)      k a bin of the run's grid, g visit or query (`FittingData.level`)
 
     Age enters as a linear spline. Sex: static codes whose name starts with GENDER or SEX; all static codes where there
     is none. A competing event ends the exposure of every cause.
@@ -82,7 +82,7 @@ class AgeAndSex(HazardBaseline):
 
     def __init__(self, data: FittingData) -> None:
         self.edges, self.n_causes = data.edges_days, len(data.task.causes)
-        self.base = data.cohort_hazards()  # (causes, bins)
+        cohort = data.cohort_hazards()
         rows, names = data.train.rows, data.vocabulary.tokens
         tokens = np.unique(data.train.timelines.static_codes).tolist()
         sexes = [token for token in tokens if names[token].upper().startswith(("GENDER", "SEX"))]
@@ -94,7 +94,7 @@ class AgeAndSex(HazardBaseline):
         self.models: list[PoissonRegressor | None] = []
         for e in range(self.n_causes):
             # The factor is the same in every bin, so that a prediction time needs one row with its summed weight.
-            total, events = days @ self.base[e], (rows.cause == e + 1).astype(np.float64)
+            total, events = days @ cohort[e], (rows.cause == e + 1).astype(np.float64)
             at_risk = total > 0
             if not events.any():
                 self.models.append(None)
@@ -102,6 +102,8 @@ class AgeAndSex(HazardBaseline):
             model = PoissonRegressor(alpha=1e-4, solver="newton-cholesky", max_iter=200)
             rate = events[at_risk] / total[at_risk]
             self.models.append(model.fit(x[at_risk], rate, sample_weight=total[at_risk]))
+        level = data.level(np.arange(len(rows)), lambda part: cohort * self._factor(x[part]))
+        self.base = cohort * level  # (2, causes, bins)
 
     def _design(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, ·) age in years, log of the days since the index, and the static codes."""
@@ -120,15 +122,17 @@ class AgeAndSex(HazardBaseline):
         return np.concatenate([decades, unknown, design[:, 1:]], axis=1)
 
     def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """The factor f, (r, causes, bins); the same in every bin."""
-        x = self._filled(self._design(records, chosen))
+        """The factor f, (r, causes, 1)."""
+        return self._factor(self._filled(self._design(records, chosen)))
+
+    def _factor(self, x: Floats) -> Floats:
         flat = np.ones(len(x))  # a cause without a training event keeps the cohort's own hazard
         factors = [flat if model is None else model.predict(x) for model in self.models]
-        return np.repeat(np.stack(factors, axis=1)[:, :, None], len(self.edges) + 1, axis=2)
+        return np.stack(factors, axis=1)[:, :, None]
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `HazardBaseline`."""
-        return self.base * self.factor(records, chosen)
+        return self.base[kind_of(records.rows, chosen)] * self.factor(records, chosen)
 
 
 def _days_since_index(rows: TaskRows, chosen: Ints) -> Floats:

@@ -125,7 +125,7 @@ class Blend:
             Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
             if str(e) in text["trees"]
             else None
-            for e in range(len(base))
+            for e in range(base.shape[1])
         ]
         boosted = BoostedVisits(
             vocabulary,
