@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ehrsequencing.baselines import boosted
+from ehrsequencing.baselines import base, boosted
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, fit_baselines
@@ -89,15 +89,57 @@ def test_periods_share_out_what_the_cohort_expects_and_every_event(
     cohort = cohort_hazards(EDGES, rows.entry_days, rows.duration_days, rows.cause, n_causes=2)
     periods = model.periods(rows, np.arange(len(rows)), cohort)
     days = exposure(EDGES, rows.entry_days, np.asarray(rows.duration_days))
-    for e, base in enumerate(cohort):
+    for e, hazards in enumerate(cohort):
         expected = np.bincount(periods.row, weights=periods.expected[e], minlength=len(rows))
-        np.testing.assert_allclose(expected, days @ base)
+        np.testing.assert_allclose(expected, days @ hazards)
     np.testing.assert_array_equal(np.bincount(periods.cause, minlength=3)[1:], np.bincount(rows.cause, minlength=3)[1:])
     assert set(periods.part) == set(range(boosted.TIME_PARTS))
     # An event on an edge belongs to the bin before it.
     edge = EDGES[int(np.flatnonzero(np.diff(model.part_of))[0])]  # where the first part of time ends
     on_edge = replace(rows, duration_days=np.full(len(rows), edge), cause=np.ones(len(rows), np.int8))
     assert set(model.periods(on_edge, np.arange(3), cohort).part) == {0}
+
+
+@pytest.mark.parametrize("kind", [AgeAndSex, BoostedVisits])
+def test_training_rows_expect_what_happened_at_visits_and_at_queries(
+    kind: type, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    rows = train.rows
+    days = exposure(EDGES, rows.entry_days, rows.duration_days)
+    last = event_bin(EDGES, rows.duration_days)
+
+    def gaps() -> np.ndarray:
+        """Observed less expected events of each kind, cause and bin, in standard errors."""
+        hazards = fit(kind, task, prepared, train, tuning).hazards(train, np.arange(len(rows)))
+        out = np.empty((2, 2, len(EDGES) + 1))
+        for g, e, k in np.ndindex(*out.shape):
+            own = rows.is_query == bool(g)
+            expected = (hazards[:, e, k] * days[:, k])[own].sum()
+            observed = ((last == k) & (rows.cause == e + 1))[own].sum()
+            out[g, e, k] = (observed - expected) / max(expected, 1) ** 0.5
+        return out
+
+    monkeypatch.setattr(base, "PRIOR_EVENTS", 1e-9)
+    assert np.abs(gaps()).max() < 1e-6
+    monkeypatch.setattr(base, "PRIOR_EVENTS", 1e9)  # the broken twin: the cohort's own hazards times the factor
+    assert np.abs(gaps()).max() > 0.5
+
+
+def test_a_level_comes_from_enough_people_of_its_kind(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
+) -> None:
+    fitting = given_to(task, prepared, train, tuning)
+    rows = fitting.train.rows
+    every = np.arange(len(rows))
+    double = 2 * fitting.cohort_hazards()
+    level = fitting.level(every, lambda part: np.repeat(double[None], len(every[part]), axis=0))
+    last = event_bin(EDGES, rows.duration_days)
+    for g, k in np.ndindex(2, len(EDGES) + 1):
+        reached = rows.subject[(rows.is_query == bool(g)) & (last >= k)]
+        assert (level[g, :, k] == 1).all() == (len(set(reached.tolist())) < fitting.enough)
+    strict = replace(fitting, enough=len(fitting.train.timelines) + 1)
+    assert (strict.level(every, lambda part: np.repeat(double[None], len(every[part]), axis=0)) == 1).all()
 
 
 def test_aalen_johansen_is_that_of_the_training_subjects_at_the_landmark(
