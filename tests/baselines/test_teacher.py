@@ -15,7 +15,8 @@ from ehrsequencing.baselines import teacher as room
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend.train import BlendTrainer, trainer_of
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.teacher import BoostedTeacher, folds_of
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.baselines.teacher import OutOfFoldTeacher, folds_of
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import expected_nll
@@ -48,25 +49,27 @@ def trainer(prepared: Prepared, study: StudyConfig, tmp_path_factory: pytest.Tem
     return made
 
 
-def test_a_row_is_taught_by_trees_that_have_not_seen_its_subject(prepared: Prepared, trainer: Trainer) -> None:
-    """As trees fitted by hand to the other folds; the mutant, trees that saw everybody, says something else."""
+def test_a_row_is_taught_by_models_that_have_not_seen_its_subject(prepared: Prepared, trainer: Trainer) -> None:
+    """As trees and Cox fitted by hand to other folds; the mutants, models that saw everybody, say something else."""
     train, tuning = (prepared.records("simulated", split) for split in ("train", "tuning"))
     first, fold, *_ = folds_of(np.diff(train.rows.row_offsets), folds=room.FOLDS, seed=0)
     asked, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
 
-    def fitted(subjects: np.ndarray, like: BoostedVisits | None = None) -> BoostedVisits:
-        data = FittingData(trainer.task, prepared.vocabulary, train.take(subjects), tuning, trainer.config.edges_days)
-        return BoostedVisits.fit(data, like=like)
+    def data(subjects: np.ndarray) -> FittingData:
+        return FittingData(trainer.task, prepared.vocabulary, train.take(subjects), tuning, trainer.config.edges_days)
 
-    def by_hand(subjects: np.ndarray) -> np.ndarray:  # with the features that the first fold's trees have
-        return fitted(subjects, like=features).hazards(asked, np.arange(len(asked)))
+    def by_hand(trees: np.ndarray, cox: np.ndarray) -> np.ndarray:  # with the features of the first fold's trees
+        models = BoostedVisits.fit(data(trees), like=features), LandmarkCox(data(cox))
+        return sum(model.hazards(asked, np.arange(len(asked))) for model in models) / 2
 
     everybody = np.arange(len(train.timelines))
-    features = fitted(np.setdiff1d(everybody, first))
+    others = np.setdiff1d(everybody, fold)
+    features = BoostedVisits.fit(data(np.setdiff1d(everybody, first)))
     taught = trainer.objective.taught
     assert taught is not None
-    np.testing.assert_allclose(taught[rows], by_hand(np.setdiff1d(everybody, fold)), rtol=1e-6)
-    assert np.abs(np.log(by_hand(everybody) / taught[rows])).max() > 0.01
+    np.testing.assert_allclose(taught[rows], by_hand(others, others), rtol=1e-6)
+    for trees, cox in ((everybody, others), (others, everybody)):
+        assert np.abs(np.log(by_hand(trees, cox) / taught[rows])).max() > 0.003
 
 
 def test_an_outcome_never_reaches_its_own_subject_through_the_teacher(
@@ -78,7 +81,7 @@ def test_an_outcome_never_reaches_its_own_subject_through_the_teacher(
     cause = np.array(train.rows.cause)
     cause[mine] = 0
     changed = TaskRecords(train.timelines, replace(train.rows, cause=cause), train.outcomes)
-    found = BoostedTeacher(prepared, "simulated", study)(changed, trainer.config.edges_days)
+    found = OutOfFoldTeacher(prepared, "simulated", study)(changed, trainer.config.edges_days)
     np.testing.assert_array_equal(found[mine], trainer.objective.taught[mine])  # type: ignore[index]
     assert (found[~mine] != trainer.objective.taught[~mine]).any()  # type: ignore[index]  # others learn from it
 
@@ -146,6 +149,6 @@ def test_members_share_one_teacher(prepared: Prepared, tmp_path: Path, monkeypat
 def test_what_cannot_be_taught(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
     visit = load_study(None, [*SETTINGS, "model.head=visit"])
     with pytest.raises(EhrseqError, match="no hazards per day"):
-        BoostedTeacher(prepared, "simulated", visit)
+        OutOfFoldTeacher(prepared, "simulated", visit)
     with pytest.raises(EhrseqError, match="nobody to learn from"):
         Trainer(prepared, "simulated", tmp_path / "run", study=study).fit()

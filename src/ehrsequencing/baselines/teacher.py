@@ -1,9 +1,10 @@
-"""Whom a network may learn from beside the events themselves: boosted visits, each row's fitted without its subject."""
+"""Whom a network may learn from beside the events themselves: trees and Cox, each row's fitted without its subject."""
 
 import numpy as np
 
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -24,12 +25,14 @@ def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
     return [np.sort(order[number::folds]) for number in range(folds)]
 
 
-class BoostedTeacher:
-    """Hazards of boosted visits out of fold: five fits, each for the fifth of the subjects that it has not seen.
+class OutOfFoldTeacher:
+    """Mean hazards of boosted visits and landmark Cox: five fits, each for the fifth of the subjects it has not seen.
 
-    A network that learns from them as well as from the events learns what trees find in the numbers of a record
-    (distillation: Hinton, Vinyals & Dean 2015), and its own subject's outcome never reaches it through the trees.
-    Features and their cuts are those of the first fit: no outcome has a part in them.
+        λ̃_e(k | x) = (λ_e(k | x; trees) + λ_e(k | x; Cox)) / 2
+
+    A network that learns from them as well as from the events learns what the two find in the numbers of a record
+    (distillation: Hinton, Vinyals & Dean 2015), and its own subject's outcome never reaches it through them. The trees'
+    features and their cuts are those of the first fit: no outcome has a part in them.
 
     Args:
         prepared: The data.
@@ -44,10 +47,10 @@ class BoostedTeacher:
         self.prepared, self.task, self.study = prepared, prepared.task(task_name), study
         fix = "leave out training.distillation"
         if study.model.head == "visit":
-            what = "the visit head has no hazards per day that could learn from trees"
+            what = "the visit head has no hazards per day that could learn from another model"
             raise EhrseqError(what, where="training.distillation", fix=fix)
         if self.task.outcomes is not None:
-            what = "trees are fitted to the task's causes only"
+            what = "trees and Cox are fitted to the task's causes only"
             raise EhrseqError(what, where=f"task {task_name}, outcomes", fix=fix)
         self._last: tuple[Ints, Floats32] | None = None  # for the next member of an ensemble
 
@@ -74,14 +77,15 @@ class BoostedTeacher:
             )
             part = train.take(fold)
             rows = np.flatnonzero(np.isin(train.rows.subject, fold))
-            trees = BoostedVisits.fit(data, like=trees)
-            hazards[rows] = trees.hazards(part, np.arange(len(part)))
+            trees, every = BoostedVisits.fit(data, like=trees), np.arange(len(part))
+            models = (trees, LandmarkCox(data))
+            hazards[rows] = np.mean([model.hazards(part, every) for model in models], axis=0)
         self._last = ids, hazards
         return hazards
 
 
-def teacher_of(prepared: Prepared, task_name: str, study: StudyConfig) -> BoostedTeacher | None:
+def teacher_of(prepared: Prepared, task_name: str, study: StudyConfig) -> OutOfFoldTeacher | None:
     """The teacher that `training.distillation` asks for; None where it asks for none."""
     if study.training.distillation == 0:
         return None
-    return BoostedTeacher(prepared, task_name, study)
+    return OutOfFoldTeacher(prepared, task_name, study)
