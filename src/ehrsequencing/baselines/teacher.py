@@ -26,7 +26,7 @@ def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
 
 
 class OutOfFoldTeacher:
-    """Mean hazards of boosted visits and landmark Cox: five fits, each for the fifth of the subjects it has not seen.
+    """Mean hazards of boosted visits and landmark Cox, out of fold: each is fitted five times, for the fifth left out.
 
         λ̃_e(k | x) = (λ_e(k | x; trees) + λ_e(k | x; Cox)) / 2
 

@@ -67,7 +67,7 @@ class TrainingConfig(Settings):
     blend: bool | None = None  # none: where a blend is possible
     # of training subjects, for the weights; training takes so many times more
     blend_folds: int = Field(default=3, ge=2, le=20)
-    # Share of the loss that comes from boosted visits, fitted out of fold, in place of the events; 0: none.
+    # Share of the loss that comes from boosted visits and Cox, fitted out of fold, in place of the events; 0: none.
     distillation: float = Field(default=0.0, ge=0, lt=1)
     grid_bins: int = Field(default=20, ge=4, le=64)  # quantile bins of the horizon head
 

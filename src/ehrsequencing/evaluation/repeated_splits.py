@@ -36,6 +36,7 @@ from ehrsequencing.records.prepared import Prepared
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 FIRST_SEED = 1234
+MODELS = 2  # raise it when the same settings give other models or numbers: kept splits then count no more
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 # of the splits; above, what is left would be a selection of the lucky ones
 LARGEST_UNDEFINED_SHARE = 0.05
@@ -340,7 +341,7 @@ def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: st
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
     elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
     asked = settings.model_dump(mode="json", exclude=elsewhere)
-    return digest([origin, study.splits.model_dump(), asked, __version__])
+    return digest([origin, study.splits.model_dump(), asked, __version__, MODELS])
 
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:
