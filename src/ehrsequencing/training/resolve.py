@@ -37,8 +37,8 @@ OF_FEW_EVENTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Few events and records that are mostly measurements: these stand side by side, and half of the loss comes from boosted
-# visits and Cox, which find in them what so few events do not teach a network. Hiding codes is for measurements too, since many
-# tell the same. A record of codes loses with a code the pairs that it is part of.
+# visits and Cox, which find in them what so few events do not teach a network. Hiding codes is for measurements too:
+# many tell the same. A record of codes loses with a code the pairs that it is part of.
 OF_FEW_EVENTS_AND_NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "model": {**OF_FEW_EVENTS["model"], "code_dropout": 0.3, "table_dim": 128},
     "training": {"distillation": 0.5},
