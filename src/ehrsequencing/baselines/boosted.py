@@ -237,7 +237,8 @@ class BoostedVisits(HazardBaseline):
                 for column in history.T
             ]
         cohort = data.cohort_hazards()
-        made = cls(data.vocabulary, columns, cuts, part_of, cohort[None], data.edges_days, [])
+        base = np.stack([cohort, cohort])  # until the trees are there
+        made = cls(data.vocabulary, columns, cuts, part_of, base, data.edges_days, [])
         every = np.arange(len(data.tuning))
         periods, watched = (
             made.periods(data.train.rows, chosen, cohort),
