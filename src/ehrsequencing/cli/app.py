@@ -144,7 +144,9 @@ def simulate(
     truth: Annotated[
         str, typer.Option(help="Whose truth to compute: held_out or all")
     ] = "held_out",
-    config: Config = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with settings of the simulator")
+    ] = None,
 ) -> None:
     """Write a simulated MEDS data set with its true risks and its task."""
     from ehrsequencing.api.records import simulate as write

@@ -267,6 +267,7 @@ SETTING = {
     "pretrain": "model.size=small",
     "evaluate": "evaluation.bootstrap=1000",
     "score": "splits.by=hash",
+    "import": "import.dates=dmy",
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -369,8 +370,8 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
             function(**given)
 
     if "overrides" in hints:
-        setting = SETTING.get(command, "data.extracted=2026-03-01")
-        text = f"Settings as section.key=value, as in {setting}"
+        setting = SETTING.get(command.partition(" ")[0], "data.extracted=2026-03-01")
+        text = f"Settings, as in {setting}"
         kind, argument = typing.get_args(hints["overrides"])
         argument = copy.copy(argument)
         argument.help = text

@@ -251,7 +251,7 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", help="With --pool: folder to make")] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Compare runs (or seeds) on the same subjects, side by side and paired; or pool sites.
+    """Compare runs on the same subjects, side by side and paired; or pool sites.
 
     Differences are the first run minus each other one. With --pool, each site runs ehrseq evaluate RUN --data on its
     own records and sends its metrics.json. C, O/E, IPA and the calibration slope are pooled by random effects, with an

@@ -33,7 +33,7 @@ NewFolder = Annotated[Path, typer.Argument(help="Folder to make")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Settings as section.key=value, as in model.size=small",
+        help="Settings, as in model.size=small",
         show_default=False,
         autocompletion=_settings_like,
     ),
