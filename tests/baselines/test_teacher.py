@@ -146,6 +146,27 @@ def test_members_share_one_teacher(prepared: Prepared, tmp_path: Path, monkeypat
     assert Run(tmp_path / "run").study.training.distillation == 0.4
 
 
+def test_another_teacher_is_another_training(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+    """The seed of the evaluation is that of the teacher's trees; without a teacher it changes nothing."""
+
+    def fingerprint(*settings: str) -> str:
+        changed = load_study(None, [*SETTINGS, *settings])
+        return Trainer(prepared, "simulated", tmp_path / "run", study=changed).fingerprint
+
+    alone, other = "training.distillation=0", "evaluation.seed=7"
+    assert fingerprint(other) != fingerprint()
+    assert fingerprint(alone, other) == fingerprint(alone)
+
+
+def test_what_sees_the_future_is_refused_before_anything_is_fitted(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoostedVisits, "fit", None)
+    blind = load_study(None, [*SETTINGS, "model.attention=bidirectional"])
+    with pytest.raises(EhrseqError, match="would have seen the visits after it"):
+        trainer_of(prepared, "simulated", tmp_path / "run", study=blind)
+
+
 def test_what_cannot_be_taught(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
     visit = load_study(None, [*SETTINGS, "model.head=visit"])
     with pytest.raises(EhrseqError, match="no hazards per day"):

@@ -102,13 +102,14 @@ def test_each_split_is_the_whole_way_anew(
         study = module.split_study(store.study.model_copy(update=of_run), seed)
         prepare(sim_data, tmp_path / str(seed), study=study, tasks=[one.task])
         again, folder = Prepared(tmp_path / str(seed)), run / "splits" / f"seed-{seed}"
-        assert not (folder / "prepared").exists()
+        (own,) = folder.glob("*/")
+        assert not (own / "prepared").exists()
         parts = {s: set(np.asarray(again.timelines(s).subject_id).tolist()) for s in ("train", "tuning", "held_out")}
         assert sum(map(len, parts.values())) == 300
         assert len(set().union(*parts.values())) == 300
         sets.append(parts["held_out"])
         assert table["held_out_subjects"][number] <= len(parts["held_out"])
-        member = Run(folder / "run")
+        member = Run(own / "run")
         assert member.vocabulary.digest == again.vocabulary.digest  # fitted anew
         assert member.manifest["labels"] != one.manifest["labels"]
         assert member.study.training == one.study.training
@@ -159,6 +160,29 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     assert two["seeds"] == [1234, 1235]
     with pytest.raises(AssertionError):  # other baselines are other numbers
         repeated_splits(run, splits=2, settings=QUICK.model_copy(update={"baselines": "fast"}))
+
+
+def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same settings, what another version of the models left in a split's folder is not taken."""
+    one, records = Run(run), Path(Prepared(Path(Run(run).manifest["prepared"])).manifest["data_path"])
+    study = one.study.model_copy(update={"task": one.task})
+    folder, trained = tmp_path / "seed-5", []
+
+    class Made(Exception):
+        pass
+
+    def fits(parts: Prepared, task_name: str, out: Path, *, study: object) -> None:
+        trained.append(out.parent.name)
+        raise Made
+
+    monkeypatch.setattr(module, "trainer_of", fits)
+    for models in (1, 1, 2):
+        monkeypatch.setattr(module, "MODELS", models)
+        with pytest.raises(Made):
+            module.one_split(records, folder, study=study, seed=5, settings=QUICK)
+    first, again, other = trained
+    assert first == again != other
+    assert [path.name for path in folder.iterdir()] == [other]
 
 
 def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:

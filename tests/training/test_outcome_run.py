@@ -15,6 +15,8 @@ from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import OutcomeRows, evaluate_outcomes
+from ehrsequencing.evaluation.repeated_splits import split_study
+from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.models.risks import cumulative_incidence
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 from ehrsequencing.prediction.run import Run
@@ -24,6 +26,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import outcome_lines
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 from helpers.training import Interrupted, raise_at, weights
 
 TINY = (
@@ -67,6 +70,26 @@ def test_training_learns_every_outcome(asked: Prepared, study: StudyConfig, outc
     with torch.no_grad():
         both, causes = trained.model.nll(step.batch), trained.model.nll(alone.batch)
     assert bool((both != causes)[step.positions].all()), "labels of outcomes add to the likelihood of the causes"
+
+
+def test_a_run_with_outcomes_can_start_one_without(
+    outcome_run: Path, sim_prepared: Path, asked: Prepared, study: StudyConfig, tmp_path: Path
+) -> None:
+    """The outcomes are the data's; their head stays behind, and a new one starts at the training rates."""
+    source = Pretrained(outcome_run)
+    alone = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study, init=source)
+    assert alone.config.outcomes == 0
+    again = Trainer(asked, "simulated", tmp_path / "again", study=study, init=source)
+    fresh = Trainer(asked, "simulated", tmp_path / "fresh", study=study)
+    for head in (again.model.outcomes, fresh.model.outcomes):
+        assert isinstance(head, OutcomeHead)
+    assert torch.equal(again.model.outcomes.bias, fresh.model.outcomes.bias)
+    assert not torch.equal(again.model.outcomes.vectors.weight, source.model.outcomes.vectors.weight)
+
+
+def test_splits_decide_outcomes_anew(outcome_run: Path) -> None:
+    assert Run(outcome_run).model.config.outcomes > 0
+    assert split_study(Run(outcome_run).study, seed=5).model.outcomes == 0
 
 
 def test_an_interrupted_run_ends_with_the_same_bytes(

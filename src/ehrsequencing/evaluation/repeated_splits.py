@@ -33,6 +33,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 FIRST_SEED = 1234
@@ -40,16 +41,6 @@ MODELS = 2  # raise it when the same settings give other models or numbers: kept
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 # of the splits; above, what is left would be a selection of the lucky ones
 LARGEST_UNDEFINED_SHARE = 0.05
-_DATA_DECIDES = (
-    "vocab_size",
-    "causes",
-    "edges_days",
-    "values",
-    "value_bins",
-    "n_code_types",
-    "table_columns",
-    "members",
-)
 
 
 def corrected_interval(
@@ -296,7 +287,7 @@ def one_split(
 
     Args:
         records: The MEDS records.
-        folder: Of this split: `rows.json`, and the trained run in `run/`.
+        folder: Of this split: `rows.json`, and the trained run in a folder named after what it depends on.
         study: All settings, with the task; those of `splits` are replaced (`split_study`).
         seed: Of the division.
         settings: Baselines and censoring weights.
@@ -319,18 +310,20 @@ def one_split(
         stored: dict[str, Any] = read_json(folder / ROWS)
         if stored.get("fingerprint") == fingerprint:
             return stored
-    set_folder = folder / "prepared"
+    # other data, settings or models than before: what they left is neither taken nor continued
+    own = folder / digest([origin, study.splits.model_dump(), __version__, MODELS])[:12]
+    for other in folder.glob("*/"):
+        if other != own:
+            shutil.rmtree(other)
+    set_folder, run_folder = own / "prepared", own / "run"
     stage("preparing")
     if not (set_folder / MANIFEST).is_file():
         prepare(records, set_folder, study=study, tasks=[task])
     parts = Prepared(set_folder)
     stage("training")
-    trainer_of(parts, task.name, folder / "run", study=study).fit(resume=True)
-    stored = {
-        "fingerprint": fingerprint,
-        "seed": seed,
-        **_judge(folder / "run", parts, settings, stage),
-    }
+    trainer_of(parts, task.name, run_folder, study=study).fit(resume=True)
+    stored = {"fingerprint": fingerprint, "seed": seed}
+    stored |= _judge(run_folder, parts, settings, stage)
     write_json(folder / ROWS, stored, owner_only=True)
     # made again in seconds; 25 of them would fill a disk
     shutil.rmtree(set_folder, ignore_errors=True)
@@ -346,7 +339,7 @@ def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: st
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:
     """The same settings with another random division of the subjects; what depends on the data is determined again."""
-    open_again = {name: ModelConfig.model_fields[name].default for name in _DATA_DECIDES}
+    open_again = {name: ModelConfig.model_fields[name].default for name in DECIDED_BY_DATA}
     # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
     spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}
     divided = study.splits.model_copy(update=spread)

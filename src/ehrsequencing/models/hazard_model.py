@@ -16,6 +16,20 @@ from ehrsequencing.models.table import TableBranch
 _CLASSES = {"hierarchical": "HierarchicalBEHRTForSurvival", "flat": "BEHRTForSurvival"}
 
 
+def refuse_bidirectional(config: ModelConfig) -> None:
+    """Refuse to fit hazards with a timeline in which visits see later ones.
+
+    Raises:
+        EhrseqError: The attention is bidirectional.
+    """
+    if config.attention == "bidirectional":
+        raise EhrseqError(
+            "a hazard at a visit would have seen the visits after it, and would score better than the truth",
+            where="ModelConfig.attention=bidirectional",
+            fix="fit hazards with attention=causal; bidirectional is for pretraining",
+        )
+
+
 class HazardModel(nn.Module):
     """A network that gives the logits of hazards for every row of a `VisitBatch`, and their likelihood.
 
@@ -108,12 +122,7 @@ class HazardModel(nn.Module):
         Raises:
             EhrseqError: Labels are missing or impossible, or the timeline is bidirectional.
         """
-        if self.config.attention == "bidirectional":
-            raise EhrseqError(
-                "a hazard at a visit would have seen the visits after it, and would score better than the truth",
-                where="ModelConfig.attention=bidirectional",
-                fix="fit hazards with attention=causal; bidirectional is for pretraining",
-            )
+        refuse_bidirectional(self.config)
         needed = ["at_risk", "cause"]
         if self.config.head == "horizon":
             needed.append("duration_days")

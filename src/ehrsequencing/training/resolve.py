@@ -16,6 +16,7 @@ from ehrsequencing.config import (
     TransferConfig,
 )
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.models.hazard_model import refuse_bidirectional
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import starting_rates
 from ehrsequencing.records.hazards import cohort_hazards
@@ -44,6 +45,18 @@ OF_FEW_EVENTS_AND_NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "training": {"distillation": 0.5},
 }
 _ENOUGH_CODES = 1_000_000
+#: Settings of a model that it gets from data, task and training: another cohort decides them anew.
+DECIDED_BY_DATA = (
+    "vocab_size",
+    "causes",
+    "edges_days",
+    "values",
+    "value_bins",
+    "n_code_types",
+    "table_columns",
+    "members",
+    "outcomes",
+)
 Changes = Mapping[str, Mapping[str, Any]]  # section → setting → value
 
 
@@ -55,6 +68,7 @@ def resolve_model(
     settings: TrainingConfig,
 ) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
     """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
+    refuse_bidirectional(model)
     if model.members not in (1, settings.members):
         raise EhrseqError(
             "is decided by training.members", where="model.members", fix="set training.members"

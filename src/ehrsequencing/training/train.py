@@ -187,6 +187,8 @@ class Trainer:
             self.settings.model_dump(exclude=ignored),
             self.prepared.identity(self.task.name),
         ]
+        if self.settings.distillation > 0:  # the seed of the teacher's trees
+            parts += ["teacher", self.study.evaluation.seed]
         if self.leave_out is not None:
             parts += ["without", self.leave_out.tolist()]
         if self.transfer is not None:

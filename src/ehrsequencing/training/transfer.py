@@ -1,8 +1,8 @@
 """`ehrseq train --init`: start a training from another model's weights, and decide which of them learn.
 
-Everything is copied but the head. Rows of code tables go from token to token (`match_vocabularies`). What the other
-model never learned (the mark of queries, and the summaries that only queries carry) starts anew, and learns whatever
-the mode is.
+Everything is copied but the heads and the table branch. Rows of code tables go from token to token
+(`match_vocabularies`). What the other model never learned (the mark of queries, and the summaries that only queries
+carry) starts anew, and learns whatever the mode is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,22 +28,12 @@ from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
-_DECIDED_BY_DATA = {
-    "size",
-    "vocab_size",
-    "causes",
-    "edges_days",
-    "n_code_types",
-    "table_columns",
-    "values",
-    "value_bins",
-    "members",
-    "frozen",
-}
 
 
+_ANEW = ("head.", "wide_head.", "table.", "outcomes.")  # parameters of what answers the question
 _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
     "task",
     "prepared",
@@ -239,7 +229,7 @@ class Transfer:
                 what = f"has model.{name}={getattr(theirs, name)}, which a training from it keeps"
                 fix = f"leave out model.{name}" + (" and model.size" if name == "dim" else "")
                 raise EhrseqError(what, where=str(self.source.folder), fix=fix)
-        names = set(ModelConfig.model_fields) - _DECIDED_BY_DATA
+        names = set(ModelConfig.model_fields) - {*DECIDED_BY_DATA, "size", "frozen"}
         settings = {name: getattr(theirs, name) for name in names}
         settings |= {name: getattr(model, name) for name in given}
         return ModelConfig.model_validate(settings)
@@ -275,7 +265,7 @@ class Transfer:
         copied: dict[str, Bools] = {}
         ours = dict(model.named_parameters())
         for name, tensor in self.source.model.named_parameters():
-            if name not in ours or name.startswith(("head.", "wide_head.", "table.")):
+            if name not in ours or name.startswith(_ANEW):
                 continue
             if name.endswith("query") and not self.source.is_run:
                 continue  # pretraining has no queries, so that it was never learned

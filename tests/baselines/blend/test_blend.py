@@ -1,7 +1,7 @@
 """A blend is a run: out of fold, saved and read again, resumed to the byte, and blind to the future."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,11 @@ def run(prepared: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPat
     return out
 
 
-def test_out_of_fold_means_out_of_fold(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+def test_out_of_fold_means_out_of_fold(
+    prepared: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fold's answers are those of parts fitted by hand without its subjects, and not of parts fitted to them too."""
+    monkeypatch.setattr(blending, "_CHUNK_ROWS", 200)  # several parts a fold
     trainer = BlendTrainer(prepared, "simulated", tmp_path / "run", study=study)
     train, tuning = trainer.records["train"], trainer.records["tuning"]
     everybody = np.sort(np.concatenate(trainer.folds))
@@ -79,6 +82,8 @@ def test_out_of_fold_means_out_of_fold(prepared: Prepared, study: StudyConfig, t
     found = trainer._out_of_fold(tmp_path, 0, fold, show_nothing)
     asked = train.take(fold)
     np.testing.assert_array_equal(found.duration_days, asked.rows.duration_days)
+    # in how many parts ever the answers came, people are who they are: they are resampled whole
+    np.testing.assert_array_equal(found.subject, np.repeat(fold, np.diff(asked.rows.row_offsets)))
 
     def of_others(records: Any) -> list[np.ndarray]:
         data = FittingData(trainer.task, prepared.vocabulary, records, tuning, trainer.edges)
@@ -356,13 +361,25 @@ def test_a_planted_leak_of_the_history_features_is_found(
     )
 
 
-@pytest.mark.parametrize("array", ["cox.design.used", "boosted.trees.0.feature"])
-def test_a_part_that_looks_at_columns_that_there_are_not_is_refused(run: Path, tmp_path: Path, array: str) -> None:
+@pytest.mark.parametrize(
+    ("array", "other"),
+    [
+        ("cox.design.used", lambda old, _: old * 0 + 10**6),
+        ("boosted.trees.0.feature", lambda old, used: old * 0 + used + 1),  # one behind the part of time
+        ("boosted.trees.0.right", lambda old, _: old * 0 + old.shape[1]),
+        ("boosted.trees.0.left", lambda old, _: old * 0),  # back to the root, for ever
+    ],
+)
+def test_a_part_that_names_columns_or_nodes_that_there_are_not_is_refused(
+    run: Path, tmp_path: Path, array: str, other: Callable[[Any, int], Any]
+) -> None:
     for name in (BLEND_FILE, ARRAYS_FILE):
         shutil.copy(run / name, tmp_path / name)
     arrays, trained = load_file(tmp_path / ARRAYS_FILE), Run(run)
-    save_file({**arrays, array: arrays[array] * 0 + 10**6}, tmp_path / ARRAYS_FILE)
-    with pytest.raises(EhrseqError, match=f"{array} names columns"):
+    assert trained.blend is not None
+    changed = other(arrays[array], len(trained.blend.boosted.used))
+    save_file({**arrays, array: changed}, tmp_path / ARRAYS_FILE)
+    with pytest.raises(EhrseqError, match=f"{array} names what there is not"):
         Blend.load(tmp_path, trained.vocabulary, edges_days=trained.model.config.edges_days)
 
 

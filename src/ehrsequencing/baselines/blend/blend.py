@@ -117,8 +117,12 @@ class Blend:
         """
         text, arrays = read_json(folder / BLEND_FILE), load_file(folder / ARRAYS_FILE)
         features = {part: _spec(saved) for part, saved in text["features"].items()}
-        _require_columns(arrays, features, folder)
-        edges = tuple(edges_days)
+        edges, cut_offsets = tuple(edges_days), arrays["boosted.cut_offsets"]
+        columns = (
+            int((np.diff(cut_offsets) > 0).sum()) + 1
+        )  # of features with a cut, and the part of time
+        _require_trees(arrays, columns, folder)
+        _require(arrays, "cox.design.used", len(features["cox"]), folder)
         weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
         base = arrays["boosted.base"]
         trees = [
@@ -130,7 +134,7 @@ class Blend:
         boosted = BoostedVisits(
             vocabulary,
             features["boosted"],
-            np.split(arrays["boosted.cuts"], arrays["boosted.cut_offsets"][1:-1]),
+            np.split(arrays["boosted.cuts"], cut_offsets[1:-1]),
             arrays["boosted.part_of"],
             base,
             edges,
@@ -173,20 +177,22 @@ def network_hazards(
     return out
 
 
-def _require_columns(
-    arrays: Mapping[str, Any], features: Mapping[str, FeatureSpec], folder: Path
-) -> None:
-    """Refuse parts that look at columns which their features do not have: hashes prove no author."""
-    for name, values in arrays.items():
-        if name == "cox.design.used":
-            columns = len(features["cox"])
+def _require_trees(arrays: Mapping[str, NDArray[Any]], columns: int, folder: Path) -> None:
+    """Refuse trees that name other columns or nodes than there are, or that never end: hashes prove no author."""
+    for name in arrays:
+        if name.startswith("boosted.trees.") and name.endswith((".left", ".right")):
+            nodes = arrays[name].shape[-1]
+            _require(arrays, name, nodes, folder, least=np.arange(nodes))  # a leaf is its own child
         elif name.startswith("boosted.trees.") and name.endswith(".feature"):
-            columns = len(features["boosted"]) + 1  # and the part of time
-        else:
-            continue
-        if np.any((values < 0) | (values >= columns)):
-            what, where = f"{name} names columns that there are not", str(folder / ARRAYS_FILE)
-            raise EhrseqError(what, where=where, fix="train the run again")
+            _require(arrays, name, columns, folder)
+
+
+def _require(
+    arrays: Mapping[str, NDArray[Any]], name: str, count: int, folder: Path, least: Any = 0
+) -> None:
+    if np.any((arrays[name] < least) | (arrays[name] >= count)):
+        what, where = f"{name} names what there is not", str(folder / ARRAYS_FILE)
+        raise EhrseqError(what, where=where, fix="train the run again")
 
 
 def _spec(saved: dict[str, Any]) -> FeatureSpec:

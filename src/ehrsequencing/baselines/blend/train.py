@@ -132,9 +132,6 @@ class BlendTrainer:
         task_name: Which of its tasks.
         out: Folder of the run.
         study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
-
-    Raises:
-        EhrseqError: A fold leaves too little to train on.
     """
 
     def __init__(
@@ -167,7 +164,11 @@ class BlendTrainer:
         )
 
     def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
-        """Train everything and write the run."""
+        """Train everything and write the run.
+
+        Raises:
+            EhrseqError: A fold leaves too little to train on.
+        """
         folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
         with folder.held(resume=resume) as is_finished:
             if not is_finished:
@@ -207,48 +208,51 @@ class BlendTrainer:
         rest = np.setdiff1d(np.arange(len(train.timelines)), fold)
         others = self._fit_others(train.take(rest))
         step = max(1, -(-len(train) // MOST_ROWS))
-        found = []
-        for part, hazards in self._hazards(model, others, train.take(fold[::step])):
-            rows = part.rows
-            duration, entry = np.array(rows.duration_days), np.array(rows.entry_days)
+        asked = fold[::step]
+        out_of_fold, found = train.take(asked), []
+        for chosen, hazards in self._hazards(model, others, out_of_fold):
+            rows = out_of_fold.rows
+            duration, entry = (
+                np.array(rows.duration_days[chosen]),
+                np.array(rows.entry_days[chosen]),
+            )
             found.append(
                 BlendRows(
                     duration,
                     entry,
-                    rows.cause.astype(np.int64),
-                    rows.subject,
+                    rows.cause[chosen].astype(np.int64),
+                    asked[rows.subject[chosen]],
                     points_at(hazards, self.edges, duration),
                     points_at(hazards, self.edges, entry),
                     self.edges,
                 )
             )
-        joined = BlendRows.joined(found)
-        # no two folds share a subject's number
-        return replace(joined, subject=joined.subject * len(self.folds) + number)
+        return BlendRows.joined(found)
 
     def _hazards(
         self, model: SurvivalModel, others: Sequence[HazardBaseline], records: TaskRecords
-    ) -> Iterator[tuple[TaskRecords, list[Floats]]]:
-        """Some subjects at a time, and the hazards (r, causes, bins) per day of each part at their prediction times."""
+    ) -> Iterator[tuple[slice, list[Floats]]]:
+        """Some rows at a time, and the hazards (r, causes, bins) per day of each part there."""
         types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
-        for _, part in in_parts(records):
+        for rows, part in in_parts(records):
             every = np.arange(len(part))
             network = network_hazards(model, part, code_types=types)
-            yield part, [network, *(other.hazards(part, every) for other in others)]
+            yield rows, [network, *(other.hazards(part, every) for other in others)]
 
     def _tuning_nll(self, model: SurvivalModel, blend: Blend) -> dict[str, float]:
         """Mean NLL of all tuning prediction times: of the blend, then of each part alone."""
-        total = np.zeros(1 + len(PARTS))
-        for part, each in self._hazards(model, (blend.boosted, blend.cox), self.records["tuning"]):
-            rows = part.rows
+        total, rows = np.zeros(1 + len(PARTS)), self.records["tuning"].rows
+        for chosen, each in self._hazards(
+            model, (blend.boosted, blend.cox), self.records["tuning"]
+        ):
             blended = blended_hazards(each, blend.weights.value, self.edges)
             for k, hazards in enumerate([blended, *each]):
                 total[k] += horizon_nll(
                     hazards,
                     self.edges,
-                    duration_days=np.asarray(rows.duration_days),
-                    cause=rows.cause,
-                    entry_days=rows.entry_days,
+                    duration_days=np.asarray(rows.duration_days[chosen]),
+                    cause=rows.cause[chosen],
+                    entry_days=rows.entry_days[chosen],
                 ).sum()
         mean = total / max(len(self.records["tuning"]), 1)
         return dict(zip(("blend", *PARTS), mean.tolist(), strict=True))
