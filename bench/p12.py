@@ -14,6 +14,7 @@ import argparse
 import csv
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -30,11 +31,12 @@ from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.arrays import Bools, Floats
-from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK
-from ehrsequencing.evaluation.trained_baselines import TrainedBaseline
+from ehrsequencing.evaluation.repeated_splits import MODELS
+from ehrsequencing.evaluation.trained_baselines import TrainedBaseline, known_baselines
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -219,31 +221,6 @@ def scores(model: Baseline, held_out: TaskRecords, tuning: TaskRecords) -> Score
     }
 
 
-class Blended:
-    """A run's own answers as a model among others."""
-
-    name = "blend"
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def risk(
-        self,
-        records: TaskRecords,
-        chosen: np.ndarray,
-        horizons_days: Floats,
-        *,
-        start_days: float = 0.0,
-    ) -> Floats:
-        """See `Baseline`."""
-        risk = self.run.risk(records, horizons_days=horizons_days, start_days=start_days)
-        return risk[chosen].astype(np.float64)
-
-    def nll(self, records: TaskRecords, chosen: np.ndarray) -> Floats:
-        """See `Baseline`."""
-        return self.run.nll(records)[chosen]
-
-
 def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
     """Model → its scores on one division; what is finished in its folder is kept."""
     done = folder / "scores.json"
@@ -255,9 +232,9 @@ def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
     prepared = Prepared(folder / "prepared")
     trainer_of(prepared, study.task.name, folder / "run", study=study).fit(resume=True)
     run = Run(folder / "run")
-    models: list[Baseline] = [TrainedBaseline(NETWORK, run)]
+    models: list[Baseline] = [TrainedBaseline(NETWORK, replace(run.answers, blend=None))]
     if run.blend is not None:
-        models.append(Blended(run))
+        models.append(TrainedBaseline("blend", run.answers))
     train, tuning, held_out = (
         prepared.records(study.task.name, name) for name in ("train", "tuning", "held_out")
     )
@@ -272,7 +249,9 @@ def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
         recalibration=study.training.recalibration,
     )
     kept = (BoostedVisits.name, LandmarkCox.name)
-    models += [one.model for one in fit_baselines("fast", rivals) if one.model.name in kept]
+    known = known_baselines(run, seed=study.evaluation.seed, trials=None)
+    fitted = fit_baselines("fast", rivals, known=known)
+    models += [one.model for one in fitted if one.model.name in kept]
     found = {model.name: scores(model, held_out, tuning) for model in models}
     write_json(done, found)
     shutil.rmtree(folder / "prepared")
@@ -329,9 +308,12 @@ def main() -> None:
     keep_freed_memory()
     study = load_study(None, [*SETTINGS, *arguments.settings])
     study = study.model_copy(update={"task": load_task(arguments.data / "task.yaml")})
+    # of other settings, stays or models nothing is taken
+    stays = sorted(map(str, arguments.raw or [arguments.data]))
+    out = arguments.out / digest([study.model_dump(mode="json"), stays, MODELS])[:12]
     meds = arguments.data
     if arguments.raw:
-        meds = arguments.out / "meds"
+        meds = out / "meds"
         if not (meds / "data").is_dir():
             write_meds(arguments.raw, meds)
     divisions = published(arguments.data / "published_splits.parquet")
@@ -339,7 +321,7 @@ def main() -> None:
         divisions = {"challenge": of_challenge(list(divisions["split1"]))}
     found = []
     for name, splits in list(divisions.items())[: arguments.divisions]:
-        folder = arguments.out / name
+        folder = out / name
         found.append(judged(divided(meds, folder / "meds", splits), folder, study))
         print(f"{name} is done", flush=True)
     print(challenge_table(found[0]) if arguments.challenge else benchmark_table(found))

@@ -161,7 +161,9 @@ class Trial:
         }
         for path in (trial_folder(self.out, self.settings) / self.name).glob(f"seed-*/{ROWS}"):
             stored = read_json(path)
-            found.setdefault(int(stored["seed"]), stored)  # what is kept may have more models
+            seed = int(stored["seed"])
+            if stored["fingerprint"] == self.fingerprint(seed):
+                found.setdefault(seed, stored)  # what is kept may have more models
         return [found[seed] for seed in sorted(found)]
 
 

@@ -13,9 +13,8 @@ from statistics import fmean
 
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.signals import keep_freed_memory
-from ehrsequencing.evaluation.repeated_splits import split_study
+from ehrsequencing.evaluation.repeated_splits import MODELS, split_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -29,20 +28,22 @@ def tried(
 ) -> dict[str, float]:
     """Tuning NLL, CPU seconds and epochs of one training."""
     found, records, run = folder / "trial.json", folder / "prepared", folder / "run"
-    if found.is_file():
-        return dict(read_json(found))
+    if found.is_file() and (kept := read_json(found)).pop("models", None) == MODELS:
+        return dict(kept)
     study = split_study(study_of(name, ("training.blend=false", *settings)), seed)
     assert study.task is not None
-    if not (records / MANIFEST).is_file():
-        prepare(data / f"{name}_meds", records, study=study, tasks=[study.task])
+    for half in (records, run):  # of an interruption, or of other models
+        shutil.rmtree(half, ignore_errors=True)
+    prepare(data / f"{name}_meds", records, study=study, tasks=[study.task])
     parts, start = Prepared(records), time.process_time()
     trainer_of(parts, study.task.name, run, study=study).fit()
     cpu_s = time.process_time() - start
     nll = float(Run(run).nll(parts.records(study.task.name, "tuning")).mean())
     epochs = sum(1 for _ in (run / "history.jsonl").open())
-    write_json(found, {"nll": nll, "cpu_s": cpu_s, "epochs": epochs})
+    result = {"nll": nll, "cpu_s": cpu_s, "epochs": epochs}
+    write_json(found, {**result, "models": MODELS})
     shutil.rmtree(records)
-    return {"nll": nll, "cpu_s": cpu_s, "epochs": epochs}
+    return result
 
 
 def main() -> None:

@@ -7,12 +7,9 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lifelines import CoxPHFitter
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 
-from ehrsequencing.baselines import cox
 from ehrsequencing.baselines.cox import (
     UNWATCHED_RIDGE_PER_EVENT,
     CoxFit,
@@ -20,7 +17,6 @@ from ehrsequencing.baselines.cox import (
     CoxRiskSets,
     CoxRows,
     choose_ridge,
-    cox_incidence,
     partial_log_likelihood,
 )
 
@@ -47,10 +43,6 @@ def rows_of(x: np.ndarray, duration: np.ndarray, event: np.ndarray) -> CoxRows:
 
 def fit_cox(rows: CoxRows, *, ridge: float = 0.0) -> CoxFit:
     return CoxRegression(rows).fit(ridge=ridge)
-
-
-def cumulative_hazard(fit: CoxFit, x: np.ndarray, days: np.ndarray) -> np.ndarray:
-    return np.multiply.outer(np.exp(fit.log_hazard(x)), fit.baseline.at(days))
 
 
 def plain_log_likelihood(rows: CoxRows, beta: np.ndarray, *, rule: str = "right") -> float:
@@ -101,7 +93,7 @@ def test_gradient_and_information_are_finite_differences(seed: int) -> None:
         np.testing.assert_allclose(information[f], -(up[1] - down[1]) / 2e-5, rtol=1e-6, atol=1e-5)
 
 
-def test_scikit_survival_finds_the_same_coefficients_and_hazards() -> None:
+def test_scikit_survival_finds_the_same_coefficients() -> None:
     """Ties by Breslow, with and without a ridge; 60 data sets."""
     for seed in range(60):
         rows = sample(seed, n=80, features=2, delayed=False)
@@ -113,13 +105,11 @@ def test_scikit_survival_finds_the_same_coefficients_and_hazards() -> None:
             theirs = CoxPHSurvivalAnalysis(alpha=ridge, ties="breslow", tol=1e-13, n_iter=200).fit(z, outcome)
         fit = fit_cox(rows_of(z, rows.duration_days, rows.event), ridge=ridge)
         np.testing.assert_allclose(fit.beta, theirs.coef_, atol=1e-6)
-        hazard = theirs.cum_baseline_hazard_
-        np.testing.assert_allclose(fit.baseline.at(hazard.x), hazard.y, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.slow
 def test_lifelines_finds_the_same_coefficients_with_delayed_entry() -> None:
-    """Without ties, which lifelines takes by Efron's rule; its baseline hazard ignores entries, ours does not."""
+    """Without ties, which lifelines takes by Efron's rule."""
     for seed in range(100):
         delayed = seed % 2 == 0
         rows = sample(seed, ties=False, delayed=delayed, n=100)
@@ -129,23 +119,6 @@ def test_lifelines_finds_the_same_coefficients_with_delayed_entry() -> None:
         fitter.fit(frame, "T", "E", entry_col="entry", fit_options={"precision": 1e-12})
         fit = fit_cox(rows)
         np.testing.assert_allclose(fit.beta / fit.scale, fitter.params_.to_numpy(), rtol=1e-6, atol=1e-6)
-        if delayed:
-            continue
-        times = fitter.baseline_cumulative_hazard_.index.to_numpy()
-        theirs = fitter.predict_cumulative_hazard(frame.iloc[:4], times=times).to_numpy().T
-        np.testing.assert_allclose(cumulative_hazard(fit, rows.x[:4], times), theirs, rtol=1e-5, atol=1e-8)
-
-
-@given(seed=st.integers(0, 10_000), ridge=st.sampled_from([0.3, 10.0]))
-@settings(max_examples=25, deadline=None)
-def test_expected_events_are_those_observed(seed: int, ridge: float) -> None:
-    rows = sample(seed)
-    if not rows.event.any():
-        return
-    fit = fit_cox(rows, ridge=ridge)
-    hazard = fit.baseline.at(rows.duration_days) - fit.baseline.at(rows.entry_days)
-    expected = np.exp(fit.log_hazard(rows.x)) @ hazard
-    assert expected == pytest.approx((rows.event & (rows.entry_days < rows.duration_days)).sum(), rel=1e-8)
 
 
 def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:
@@ -177,44 +150,3 @@ def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:
     assert chosen(train, nobody).ridge == pytest.approx(UNWATCHED_RIDGE_PER_EVENT * train.event.sum())
     again = fit_cox(train, ridge=signal.ridge)  # a warm start ends where a cold one does
     np.testing.assert_allclose(again.beta, signal.beta, atol=1e-8)
-
-
-def two_causes(seed: int) -> tuple[list[CoxFit], np.ndarray]:
-    rng = np.random.default_rng(seed)
-    rows = sample(seed, n=80)
-    cause = rows.event * rng.integers(1, 3, 80)
-    return [
-        fit_cox(CoxRows(rows.x, rows.entry_days, rows.duration_days, cause == e), ridge=2.0) for e in (1, 2)
-    ], rows.x[:10]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_incidence_is_that_of_plain_loops_and_sums_to_one(seed: int) -> None:
-    fits, x = two_causes(seed)
-    times = np.unique(np.concatenate([fit.baseline.times_days for fit in fits]))
-    days = np.r_[times[3], times[3] - 1e-9, 0.0, times[-1] + 5, times[6]]
-    found = cox_incidence(fits, x, days)
-    for row in range(len(x)):
-        factors = [float(np.exp(fit.log_hazard(x[row : row + 1]))[0]) for fit in fits]
-        for h, day in enumerate(days):
-            survival, incidence = 1.0, np.zeros(2)
-            for t in times[times <= day]:
-                jumps = np.array([
-                    factor * (fit.baseline.at(t) - fit.baseline.before(t))
-                    for fit, factor in zip(fits, factors, strict=True)
-                ])  # fmt: skip
-                incidence += survival * jumps / jumps.sum() * -np.expm1(-jumps.sum())
-                survival *= np.exp(-jumps.sum())
-            np.testing.assert_allclose(found[row, :, h], incidence, atol=1e-12)
-    hazard = sum(cumulative_hazard(fit, x, days) for fit in fits)
-    np.testing.assert_allclose(found.sum(axis=1), -np.expm1(-hazard), atol=1e-12)  # S + Σ F = 1
-    assert (found[:, :, 0].sum(axis=1) > found[:, :, 1].sum(axis=1)).all()  # an event at the horizon is one by it
-    assert (found[:, :, 2] == 0).all()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cox, "_MOST_TIMES", 5)
-        coarse = cox_incidence(fits, x, days)
-    np.testing.assert_allclose(coarse.sum(axis=1), found.sum(axis=1), atol=1e-12)
-    np.testing.assert_allclose(coarse, found, atol=0.05)
-    with_none = cox_incidence([CoxFit.without_events(3), fits[1]], x, days)
-    np.testing.assert_allclose(with_none[:, 1], -np.expm1(-cumulative_hazard(fits[1], x, days)), atol=1e-12)
-    assert (with_none[:, 0] == 0).all()

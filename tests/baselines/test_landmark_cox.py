@@ -1,13 +1,15 @@
 """Landmark Cox, its design, and what blanking and drop-out do to it."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ehrsequencing.baselines import landmark_cox
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, Recalibrated, fit_baselines, with_last_step
+from ehrsequencing.baselines.cox import CoxFit, CoxRows
+from ehrsequencing.baselines.fit import AgeAndSex, MarginalIncidence, Recalibrated, fit_baselines
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox, LinearDesign
 from ehrsequencing.config import TaskConfig
@@ -65,8 +67,15 @@ def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
     assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
     assert not model.fits[1].beta.any()
     monkeypatch.setattr(landmark_cox, "MOST_CELLS", 50 * (len(model.design.columns) + 1))
-    few = LandmarkCox(given_to(task, prepared, made, judges))
-    assert len(few.fits[0].baseline.times_days) <= 50
+    seen, choose = list[int](), landmark_cox.choose_ridge
+
+    def watch(own: CoxRows, other: CoxRows, **more: Any) -> CoxFit:
+        seen.append(len(own.x))
+        return choose(own, other, **more)
+
+    monkeypatch.setattr(landmark_cox, "choose_ridge", watch)
+    LandmarkCox(given_to(task, prepared, made, judges))
+    assert seen == [50] * len(task.causes)
 
 
 def test_a_linear_design_is_finite_never_extrapolates_and_is_fitted_on_training_rows_only(
@@ -104,7 +113,7 @@ def test_a_baseline_gets_the_last_step_of_our_training(
             return 4.0 * super().hazards(records, chosen)
 
     raw = TooHigh(data)
-    mended = with_last_step(raw, data)
+    mended = Recalibrated(raw, data)
     before, after = (model.nll(tuning, every).mean() for model in (raw, mended))
     assert after < before - 0.1
     days = np.array([365.25])
@@ -112,7 +121,8 @@ def test_a_baseline_gets_the_last_step_of_our_training(
         mended.risk(train, np.arange(len(train)), days)[:, 0].mean()
         < raw.risk(train, np.arange(len(train)), days)[:, 0].mean()
     )
-    assert with_last_step(raw, replace(data, recalibration=0.0)) is raw
+    as_they_are = fit_baselines("fast", replace(data, recalibration=0.0))
+    assert not any(isinstance(one.model, Recalibrated) for one in as_they_are)
     named = {one.model.name: one.model for one in fit_baselines("fast", data)}
     assert isinstance(named["boosted visits"], Recalibrated)
     assert isinstance(named["landmark Cox"], Recalibrated)

@@ -14,8 +14,8 @@ from helpers.settings import examples
 from helpers.strategies import VOCAB, Records, Subject, Visit, pack, records, sample_records
 
 TIMELINES: dict[str, Settings] = {
-    "transformer": {"timeline": "transformer"},
-    "bidirectional": {"timeline": "transformer", "attention": "bidirectional"},
+    "causal": {},
+    "bidirectional": {"attention": "bidirectional"},
 }
 HEADS = ("horizon", "visit")
 POSITIONS = ("learned", "sinusoidal", "none")

@@ -178,7 +178,7 @@ def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tm
     prepare(tmp_path / "data", tmp_path / "set", study=tiny_study, tasks=[task])
     study = load_study(None, ["model.size=small", "training.epochs=12", "training.warmup_steps=10"])
     trainer = Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=study)
-    start = trainer.tuning_nll(trainer.model)
+    start = trainer.objective.tuning_nll(trainer.model)
     trainer.fit()
     history = losses(tmp_path / "run")
     assert min(tuning for _, tuning in history) < start - 0.05

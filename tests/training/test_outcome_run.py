@@ -60,9 +60,9 @@ def outcome_run(asked: Prepared, study: StudyConfig, tmp_path_factory: pytest.Te
 def test_training_learns_every_outcome(asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path) -> None:
     """The tuning NLL is that of all outcomes together, and falls from that of the training rates."""
     trainer = Trainer(asked, "simulated", tmp_path / "fresh", study=study)
-    at_rates = trainer.tuning_nll(trainer.model)
+    at_rates = trainer.objective.tuning_nll(trainer.model)
     trained = Run(outcome_run)
-    assert trainer.tuning_nll(trained.model) < at_rates
+    assert trainer.objective.tuning_nll(trained.model) < at_rates
     assert trained.outcomes == asked.outcomes("simulated")
     records = asked.outcome_records("simulated", "tuning")
     step = SubjectLoader.of_model(trained.model.config, records).collate(np.arange(5))

@@ -14,7 +14,6 @@ import numpy as np
 from ehrsequencing.baselines.history import has_people
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
-from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.hazards import (
     cohort_hazards,
     cumulative_incidence,
@@ -139,19 +138,15 @@ class HazardBaseline(ABC):
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, causes, bins) hazards per day of the chosen rows."""
 
-    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
-        """Days (H,) → cumulative incidence (r, causes, H) of the chosen rows."""
-        hazards = self.hazards(records, chosen)
-        return lambda days: cumulative_incidence(hazards, self.edges, days)
-
     def risk(
         self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
     ) -> Floats:
         """See `Baseline`."""
         out = np.empty((len(chosen), self.n_causes, len(horizons_days)))
         for part in row_blocks(len(chosen)):
-            out[part] = conditional_risk(
-                self.curves(records, chosen[part]), horizons_days, start_days=start_days
+            hazards = self.hazards(records, chosen[part])
+            out[part] = cumulative_incidence(
+                hazards, self.edges, horizons_days, start_days=start_days
             )
         return out
 

@@ -210,7 +210,7 @@ class BoostedVisits(HazardBaseline):
 
         A trial is one of `TRIALS` for all causes. Boosting stops by the likelihood of tuning subjects at all their
         prediction times, and so the best trial is chosen. A cause that none of them had gets a fixed number of trees,
-        and one without a training event keeps the cohort's own hazard.
+        and one without a training event keeps the cohort's own hazard, apart from its level.
 
         Args:
             data: What to fit; its seed is that of the boosting.
@@ -244,8 +244,8 @@ class BoostedVisits(HazardBaseline):
             made.periods(data.train.rows, chosen, cohort),
             made.periods(data.tuning.rows, every, cohort),
         )
-        design = made.design(history, periods)
-        watched_design = made.design(made.history(data.tuning, every), watched)
+        design = made.design(history, periods.row, periods.part)
+        watched_design = made.design(made.history(data.tuning, every), watched.row, watched.part)
         for e in range(made.n_causes):
             weight, watched_weight = periods.expected[e], watched.expected[e]
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
@@ -308,32 +308,26 @@ class BoostedVisits(HazardBaseline):
         """(r, F) history features."""
         return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
 
-    def design(self, history: Floats32, periods: Periods) -> Floats32:
-        """(P, used + 1): the number of each feature's bin, and the part of time."""
+    def design(self, history: Floats32, row: Ints, part: Ints) -> Floats32:
+        """(P, used + 1) of some rows in some parts of time: the number of each feature's bin, and the part."""
         binned = np.empty((len(history), len(self.used)), dtype=np.float32)
         for place, column in enumerate(self.used.tolist()):
             known = history[:, column]
             binned[:, place] = np.where(
                 np.isnan(known), np.nan, np.searchsorted(self.cuts[column], known)
             )
-        return np.concatenate(
-            [binned[periods.row], periods.part.astype(np.float32)[:, None]], axis=1
-        )
+        return np.concatenate([binned[row], part.astype(np.float32)[:, None]], axis=1)
 
     def without_pairs(self) -> Ints:
         """Columns of the design that are no features of code pairs."""
         first_pair = len(self.columns) - len(OF_CODE) * len(self.columns.pairs)
         return np.flatnonzero(np.r_[self.used < first_pair, True])
 
-    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, causes, bins) what multiplies the base."""
-        return self._factor(self.history(records, chosen))
-
     def _factor(self, history: Floats32) -> Floats:
+        """(r, causes, bins) what multiplies the base."""
         shape = (len(history), int(self.part_of[-1]) + 1)
         row, part = (place.ravel() for place in np.indices(shape))
-        everywhere = Periods(row, part, np.empty(0), np.empty(0, np.int64))
-        design = self.design(history, everywhere)
+        design = self.design(history, row, part)
         parts = [
             np.ones(shape) if trees is None else trees.predict(design).reshape(shape)
             for trees in self.trees
@@ -342,7 +336,9 @@ class BoostedVisits(HazardBaseline):
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, causes, bins) hazards per day."""
-        return self.base[kind_of(records.rows, chosen)] * self.factor(records, chosen)
+        return self.base[kind_of(records.rows, chosen)] * self._factor(
+            self.history(records, chosen)
+        )
 
 
 def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Floats:

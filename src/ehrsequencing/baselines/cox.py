@@ -1,4 +1,4 @@
-"""Ridge Cox regression, cause by cause, and the cumulative incidence that several of them give together.
+"""Ridge Cox regression of one cause.
 
     h(t | x) = h_0(t) · exp(β·z),     z = (x − mean) / sd over the rows that fitted it
 
@@ -6,13 +6,12 @@
 
     ℓ(β) = Σ_i δ_i (β·z_i − log Σ_{j: entry_j < T_i ≤ T_j} exp(β·z_j)) − ½ ridge |β|²
 
-With Breslow's ties expected events equal observed ones at every time. All sums over risk sets are differences of
-cumulative sums over rows sorted in time.
+All sums over risk sets are differences of cumulative sums over rows sorted in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +19,12 @@ from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.metrics.censoring import StepFunction, divide
 
 #: Ridge per event: a standardised covariate carries information of the order of one per event.
 RIDGES_PER_EVENT = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 UNWATCHED_RIDGE_PER_EVENT = 0.3  # of a cause that no tuning subject had: nothing says how much
 _MOST_ITERATIONS = 60
 _TOLERANCE = 1e-13
-_MOST_TIMES = 400  # steps of a cumulative incidence, besides the days asked for
 
 
 @dataclass(frozen=True)
@@ -115,14 +112,12 @@ class CoxFit:
     mean: Floats  # (F,) of the covariates over the rows that fitted it
     scale: Floats  # (F,) their standard deviations; 1 where a covariate did not vary
     beta: Floats  # (F,) log hazard ratio of one standard deviation
-    baseline: StepFunction  # Breslow's cumulative hazard H_0 of a row at the mean, a right-continuous step function
     ridge: float  # the strength it was fitted with
 
     @classmethod
     def without_events(cls, covariates: int) -> CoxFit:
-        """The fit to rows of which none has an event: no hazard."""
-        never = StepFunction(np.zeros(0), np.zeros(1))
-        return cls(np.zeros(covariates), np.ones(covariates), np.zeros(covariates), never, 0.0)
+        """The fit to rows of which none has an event: no covariate has an effect."""
+        return cls(np.zeros(covariates), np.ones(covariates), np.zeros(covariates), 0.0)
 
     def log_hazard(self, x: ArrayLike) -> Floats:
         """β·z of covariates (n, F), relative to a row at the mean."""
@@ -170,7 +165,7 @@ class CoxRegression:
             factor = np.linalg.cholesky(information)
             step = np.linalg.solve(factor.T, np.linalg.solve(factor, gradient))
             if float(gradient @ step) <= tolerance * max(1.0, abs(value)):
-                return self._finished(beta + step, ridge)
+                return CoxFit(self.mean, self.scale, beta + step, ridge)
             size = 1.0
             while size > 1e-8:
                 found = self._penalised(beta + size * step, ridge)
@@ -178,7 +173,7 @@ class CoxRegression:
                     break
                 size /= 2
             else:  # nothing higher within rounding
-                return self._finished(beta, ridge)
+                return CoxFit(self.mean, self.scale, beta, ridge)
             beta = beta + size * step
             value, gradient, information = found
         what, fix = "the likelihood has no finite maximum", "use a ridge above 0"
@@ -192,13 +187,6 @@ class CoxRegression:
             information + ridge * np.eye(len(beta)),
         )
 
-    def _finished(self, beta: Floats, ridge: float) -> CoxFit:
-        theta = np.exp(self.z @ beta)
-        hazard = np.r_[0.0, np.cumsum(self.sets.events / self.sets.sums(theta))]
-        return CoxFit(
-            self.mean, self.scale, beta, StepFunction(self.sets.times_days, hazard), ridge
-        )
-
 
 def choose_ridge(
     train: CoxRows,
@@ -209,7 +197,7 @@ def choose_ridge(
     """The ridge that suits other subjects best; from strong to weak, until it is worse twice.
 
     Args:
-        train: Rows to fit; where none has an event, the hazard is 0.
+        train: Rows to fit; where none has an event, no covariate has an effect.
         tuning: Rows of other subjects. Without an event among them the ridge is `UNWATCHED_RIDGE_PER_EVENT`.
         score: How well a fit suits the tuning subjects.
     """
@@ -230,45 +218,3 @@ def choose_ridge(
             if falls == 2:
                 break
     return regression.fit(ridge=best.ridge, start=best.beta)
-
-
-def cox_incidence(fits: Sequence[CoxFit], x: ArrayLike, days: ArrayLike) -> Floats:
-    """Cumulative incidence of every cause, from one Cox regression per cause.
-
-        F_e(t | x) = Σ_{s ≤ t} S(s−) · (ΔH_e(s) / ΔH(s)) · (1 − exp(−ΔH(s))),    S(t) = exp(−Σ_e H_e(t | x))
-
-    The form of Aalen and Johansen with survival as an exponential, so that S + Σ F_e = 1 and no hazard, however large,
-    makes S negative. With more than `_MOST_TIMES` event times, neighbours share one step; H_e stays exact at `days`.
-
-    Args:
-        fits: One per cause.
-        x: (n, F).
-        days: (H,) in any order.
-
-    Returns:
-        (n, causes, H).
-    """
-    covariates, wanted = np.asarray(x, dtype=np.float64), np.asarray(days, dtype=np.float64)
-    times = np.unique(np.concatenate([fit.baseline.times_days for fit in fits]))
-    if len(times) > _MOST_TIMES:
-        times = times[np.linspace(0, len(times) - 1, _MOST_TIMES).astype(np.int64)]
-    grid = np.unique(np.r_[times, wanted])
-    grid = grid[grid <= wanted.max(initial=0.0)]
-    place = np.searchsorted(grid, wanted, side="right")
-    jumps = [np.diff(fit.baseline.at(grid), prepend=0.0) for fit in fits]
-    factors = [np.exp(fit.log_hazard(covariates)) for fit in fits]
-    out = np.zeros((len(covariates), len(fits), len(wanted)))
-    rows = max(1, 2_000_000 // max(len(grid), 1))
-    for first in range(0, len(covariates), rows):
-        part = slice(first, first + rows)
-        steps = [
-            np.multiply.outer(factor[part], jump)
-            for jump, factor in zip(jumps, factors, strict=True)
-        ]
-        total = np.sum(steps, axis=0)
-        before = np.exp(-(np.cumsum(total, axis=1) - total))
-        leaving = before * divide(-np.expm1(-total), total, undefined=1.0)
-        for e, step in enumerate(steps):
-            sums = np.cumsum(leaving * step, axis=1)
-            out[part, e] = np.concatenate([np.zeros((len(step), 1)), sums], axis=1)[:, place]
-    return out

@@ -19,7 +19,7 @@ from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen
+from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import cohort_hazards, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -59,10 +59,16 @@ class MarginalIncidence(HazardBaseline):
         nearest: Ints = np.abs(since[:, None] - np.array(self.landmarks)).argmin(axis=1)
         return nearest
 
-    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
-        """See `HazardBaseline`."""
-        nearest = self._nearest(records, chosen)
-        return lambda days: np.stack([curve.at(days) for curve in self.incidences])[nearest]
+    def risk(
+        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
+        """See `Baseline`."""
+        risk = conditional_risk(
+            lambda days: np.stack([curve.at(days) for curve in self.incidences]),
+            horizons_days,
+            start_days=start_days,
+        )
+        return risk[self._nearest(records, chosen)]
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `HazardBaseline`."""
@@ -121,18 +127,16 @@ class AgeAndSex(HazardBaseline):
         decades = np.concatenate([age, *spline], axis=1) / 10.0
         return np.concatenate([decades, unknown, design[:, 1:]], axis=1)
 
-    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """The factor f, (r, causes, 1)."""
-        return self._factor(self._filled(self._design(records, chosen)))
-
     def _factor(self, x: Floats) -> Floats:
-        flat = np.ones(len(x))  # a cause without a training event keeps the cohort's own hazard
+        """The factor f (r, causes, 1) of covariates (r, ·)."""
+        flat = np.ones(len(x))  # of a cause without a training event
         factors = [flat if model is None else model.predict(x) for model in self.models]
         return np.stack(factors, axis=1)[:, :, None]
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `HazardBaseline`."""
-        return self.base[kind_of(records.rows, chosen)] * self.factor(records, chosen)
+        factor = self._factor(self._filled(self._design(records, chosen)))
+        return self.base[kind_of(records.rows, chosen)] * factor
 
 
 def _days_since_index(rows: TaskRows, chosen: Ints) -> Floats:
@@ -171,13 +175,6 @@ class Recalibrated(HazardBaseline):
         """See `HazardBaseline`."""
         log_hazards = np.log(self.inner.hazards(records, chosen))
         return np.asarray(np.exp(self.intercept + self.slope * log_hazards), dtype=np.float64)
-
-
-def with_last_step(model: HazardBaseline, data: FittingData) -> HazardBaseline:
-    """The baseline recalibrated, where our own training recalibrates and there are tuning subjects."""
-    if data.recalibration <= 0 or not len(data.tuning):
-        return model
-    return Recalibrated(model, data)
 
 
 BASELINES = (
@@ -256,8 +253,9 @@ def fit_baselines(
     for number, (name, fit) in enumerate(fits.items(), start=1):
         progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
-        if isinstance(model, HazardBaseline) and not isinstance(model, MarginalIncidence):
-            model = with_last_step(model, data)
+        may = data.recalibration > 0 and len(every) > 0 and name != MarginalIncidence.name
+        if may and isinstance(model, HazardBaseline):
+            model = Recalibrated(model, data)
         nll = float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
         out.append(Fitted(model, nll))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)

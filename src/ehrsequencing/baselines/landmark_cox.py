@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +12,6 @@ from ehrsequencing.baselines.cox import (
     CoxFit,
     CoxRows,
     choose_ridge,
-    cox_incidence,
 )
 from ehrsequencing.baselines.history import (
     AGE_KNOTS_YEARS,
@@ -80,18 +78,14 @@ class LinearDesign:
         marked = np.array(list(patterns.values()), dtype=np.int64)
         return cls(columns, used, fill[used], low[used], high[used], marked)
 
-    def logarithms(self, features: Floats32) -> Floats:
-        """(r, F) history features as the ranges are: counts and times as log(1 + ·)."""
-        return _logarithms(features, self.columns)
-
     def __call__(self, features: Floats32) -> Floats:
         """(r, F) history features → (r, D) finite covariates."""
-        values = self.logarithms(features)
+        values = _logarithms(features, self.columns)
         used = values[:, self.used]
         parts = [np.clip(np.where(np.isnan(used), self.fill, used), self.low, self.high)]
         parts.append(np.isnan(values[:, self.marked]).astype(np.float64))
         if 0 in self.used:
-            age = parts[0][:, list(self.used).index(0), None]
+            age = parts[0][:, :1]  # the first of all features, and so of those used
             parts.append(np.maximum(age - np.array(AGE_KNOTS_YEARS), 0.0))
         return np.concatenate(parts, axis=1)
 
@@ -179,8 +173,8 @@ class LandmarkCox(CoxHazards):
     subjects at all their prediction times, the number that reports compare. (One regression per landmark was worse on
     tuning subjects of PBC2 and NAFLD: docs/metrics.md.)
 
-    Risks come from Breslow's baseline, which has no grid. The likelihood needs one: in each bin of the run's grid the
-    baseline hazard is events over days at risk, a day of a row counting exp(β·z) times (`cohort_hazards`).
+    In each bin of the run's grid the baseline hazard is events over days at risk, a day of a row counting exp(β·z)
+    times (`cohort_hazards`): Breslow's (1974), constant in the bins.
     """
 
     def __init__(self, data: FittingData) -> None:
@@ -213,11 +207,6 @@ class LandmarkCox(CoxHazards):
             for name in ("mean", "scale", "beta")
         )
         super().__init__(data.vocabulary, self.design, mean, scale, beta, base, data.edges_days)
-
-    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
-        """See `HazardBaseline`."""
-        x = self.covariates(records, chosen)
-        return lambda days: cox_incidence(self.fits, x, days)
 
 
 def _log_likelihood(

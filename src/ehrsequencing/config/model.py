@@ -48,7 +48,6 @@ class ModelConfig(Settings):
     visit_layers: int = Field(default=1, ge=1)  # visit_encoder=transformer: number of layers
     # visit_encoder=transformer: mean of the codes, or a CLS token
     visit_pool: Literal["mean", "cls"] = "mean"
-    timeline: Literal["transformer"] = "transformer"  # what reads the visits in order
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     # width of the table branch, which sums the numbers of each visit and query; 0: none
     table_dim: int = Field(default=0, ge=0)

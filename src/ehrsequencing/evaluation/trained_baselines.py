@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from ehrsequencing.baselines.base import Baseline
+from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
@@ -21,7 +23,6 @@ from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.resolve import subjects_with_event
 from ehrsequencing.training.train import Trainer
 
@@ -30,34 +31,28 @@ FOLDER = "baselines"  # of a run
 
 
 class TrainedBaseline:
-    """The network of a run: another architecture, trained as the run was, or the network of a blend.
+    """A trained run as a baseline: another architecture, trained as the run was, or the network of a blend.
 
     Args:
         name: `flat BEHRT`, or what a blend's network is called.
-        run: Its folder.
+        answers: What it says of records.
     """
 
-    def __init__(self, name: str, run: Run) -> None:
-        self.name, self.run = name, run
+    def __init__(self, name: str, answers: RunAnswers) -> None:
+        self.name, self.answers = name, answers
 
     def risk(
         self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
     ) -> Floats:
         """See `Baseline`."""
         part, place = self._part(records, chosen)
-        risk = risk_of_rows(
-            self.run.model,
-            part,
-            horizons_days=horizons_days,
-            code_types=self.run.code_types,
-            start_days=start_days,
-        )
+        risk = self.answers.risk(part, horizons_days=horizons_days, start_days=start_days)
         return risk[place].astype(np.float64)
 
     def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
         part, place = self._part(records, chosen)
-        return nll_of_rows(self.run.model, part, code_types=self.run.code_types)[place]
+        return self.answers.nll(part)[place]
 
     @staticmethod
     def _part(records: TaskRecords, chosen: Ints) -> tuple[TaskRecords, Ints]:
@@ -96,7 +91,7 @@ def train_baseline(
             )  # what ours learns from, its rival does too
             Trainer(prepared, task_name, temporary, study=wanted, teacher=teacher).fit()
             shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
-    return TrainedBaseline(FLAT, Run(folder))
+    return TrainedBaseline(FLAT, Run(folder).answers)
 
 
 def _is_made(folder: Path, trainer: Trainer) -> bool:
@@ -124,13 +119,17 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> list[Baseline]:
         return []
     there = {one.model.name for one in fitted}
     parts: list[Baseline] = [run.blend.boosted, run.blend.cox]
-    return [TrainedBaseline(NETWORK, run), *(part for part in parts if part.name not in there)]
+    network = TrainedBaseline(NETWORK, replace(run.answers, blend=None))
+    return [network, *(part for part in parts if part.name not in there)]
 
 
 def likelihood_of_parts(
     run: Run | None, fitted: Sequence[Fitted], tuning: TaskRecords
 ) -> dict[str, float]:
-    """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing where the run is no blend."""
+    """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing where the run is no blend.
+
+    A part that is among the fitted baselines has the NLL of that baseline, whose hazards are recalibrated.
+    """
     if run is None or run.blend is None or not len(tuning):
         return {}
     every = np.arange(len(tuning))

@@ -2,8 +2,8 @@
 
     log λ_{c,k}(x) = ⟨W_k h(z), e_c⟩ + b_{c,k}
 
-z (d) is the state at a visit or query, h an MLP as in `head.py`, k a bin of the time after it, e_c (r) one vector a
-code. A dense head would need d · C · K weights for C codes and K bins; this one needs d · r · K + r · C + C · K, and
+z (d) is the state at a visit or query, h an MLP as in `SurvivalHead`, k a bin of the time after it, e_c (r) one vector
+a code. A dense head would need d · C · K weights for C codes and K bins; this one needs d · r · K + r · C + C · K, and
 codes that follow from the same states share what is learned about them.
 
 The likelihood is exact, and its memory does not grow with C: exposures are summed over blocks of rows, each with its
@@ -312,6 +312,31 @@ def _tangent_exp_(x: Tensor) -> tuple[Tensor, Tensor]:
     above = (x - LINEAR_ABOVE).clamp_(min=0).add_(1)
     slope = x.clamp_(max=LINEAR_ABOVE).exp_()
     return slope * above, slope
+
+
+def events_and_days(
+    edges_days: Sequence[float],
+    labels: OutcomeLabels,
+    *,
+    outcomes: int,
+    stop_days: Tensor,
+    entry_days: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Events (C, K), and days at risk (C, K), of each code in each bin of time.
+
+    Args:
+        edges_days: The K − 1 inner edges.
+        labels: Where a row's exposure to a code differs from its own; float64 days.
+        outcomes: C.
+        stop_days: (N,) float64, days to the end of each row's follow-up.
+        entry_days: (N,) float64, when its exposure starts.
+    """
+    whole = exposure(edges_days, entry_days, stop_days)  # as if no outcome had happened
+    own = exposure(edges_days, entry_days[labels.rows], labels.days) - whole[labels.rows]
+    exposed = whole.sum(0).expand(outcomes, -1).clone().index_add_(0, labels.codes, own)
+    bins = torch.bucketize(labels.days, torch.tensor(edges_days, dtype=torch.float64))
+    at = (labels.codes * exposed.shape[1] + bins)[labels.days > 0]
+    return at.bincount(minlength=exposed.numel()).view(exposed.shape), exposed
 
 
 def starting_rates(events: Tensor, exposed_days: Tensor) -> Tensor:

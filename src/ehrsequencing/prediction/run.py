@@ -150,7 +150,7 @@ class Run:
         horizons_days: Sequence[float] | Floats,
         start_days: float = 0.0,
     ) -> Floats32:
-        """Risk at every prediction time; see `answers.risk_of_rows`."""
+        """Risk at every prediction time; see `RunAnswers.risk`."""
         return self.answers.risk(records, horizons_days=horizons_days, start_days=start_days)
 
     def nll(self, records: TaskRecords) -> Floats:

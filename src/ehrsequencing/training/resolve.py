@@ -1,4 +1,4 @@
-"""Settings that the data decides: defaults for small cohorts, vocabulary, causes, the time grid, initial hazards."""
+"""What the data decides: defaults for small cohorts, vocabulary, causes, the time grid, where outcomes start."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +17,7 @@ from ehrsequencing.config import (
 )
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazard_model import refuse_bidirectional
-from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.outcomes import starting_rates
-from ehrsequencing.records.hazards import cohort_hazards
+from ehrsequencing.models.outcomes import OutcomeLabels, events_and_days, starting_rates
 from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels, with_outcome_events
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import grid_edges
@@ -66,8 +64,8 @@ def resolve_model(
     task: TaskConfig,
     rows: TaskRows,
     settings: TrainingConfig,
-) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
+) -> ModelConfig:
+    """Fill in what the data decides: vocabulary, causes and the hazard's grid."""
     refuse_bidirectional(model)
     if model.members not in (1, settings.members):
         raise EhrseqError(
@@ -86,14 +84,13 @@ def resolve_model(
                 where=f"task {task.name}",
                 fix=fix,
             )
-        return _filled(model, filled, prepared), np.zeros((1, 1))
+        return _filled(model, filled, prepared)
     filled |= {
         "causes": len(task.causes),
         "edges_days": training_edges(prepared, task, rows, bins=settings.grid_bins),
         "outcomes": len(prepared.outcomes(task.name)),
     }
-    resolved = _filled(model, filled, prepared)
-    return resolved, starting_hazards(resolved, rows)
+    return _filled(model, filled, prepared)
 
 
 def training_edges(
@@ -114,24 +111,11 @@ def training_edges(
     )
 
 
-def starting_hazards(config: ModelConfig, rows: TaskRows) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The level (E, K) that the head of a resolved model starts at: the hazards of these rows."""
-    if config.head == "visit":
-        return np.zeros((1, 1))
-    return cohort_hazards(
-        config.edges_days, rows.entry_days, rows.duration_days, rows.cause, n_causes=config.causes
-    )
-
-
 def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
     """Hazards (C, K) that the outcomes start at: the training rates of their codes."""
     assert records.outcomes is not None
     rows, shape = records.rows, (config.outcomes, config.bins)
-    events, exposed = (
-        torch.zeros(shape, dtype=torch.float64),
-        torch.zeros(shape, dtype=torch.float64),
-    )
-    edges = torch.tensor(config.edges_days, dtype=torch.float64)
+    events, exposed = torch.zeros(2, *shape, dtype=torch.float64)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         chosen = np.arange(start, min(start + ROWS_AT_ONCE, len(rows)))
         listed = outcome_labels(records.outcomes, rows, chosen)
@@ -139,14 +123,12 @@ def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tenso
             torch.from_numpy(np.asarray(x, dtype=np.float64))
             for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
         )
-        row, code = torch.from_numpy(listed.row), torch.from_numpy(listed.code)
-        # as if no outcome had happened; corrected pair by pair
-        whole = exposure(config.edges_days, entry, stop)
-        exposed += whole.sum(0)
-        exposed.index_add_(0, code, exposure(config.edges_days, entry[row], days) - whole[row])
-        happened = days > 0
-        at = (code * config.bins + torch.bucketize(days, edges))[happened]
-        events += at.bincount(minlength=events.numel()).view(shape)
+        labels = OutcomeLabels(torch.from_numpy(listed.row), torch.from_numpy(listed.code), days)
+        found = events_and_days(
+            config.edges_days, labels, outcomes=config.outcomes, stop_days=stop, entry_days=entry
+        )
+        events += found[0]
+        exposed += found[1]
     return starting_rates(events, exposed.clamp(min=0))
 
 

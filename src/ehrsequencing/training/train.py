@@ -19,6 +19,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble, build_model, load_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.hazards_objective import HazardsObjective
@@ -26,7 +27,7 @@ from ehrsequencing.training.loop import Progress, ShowProgress, Training, show_n
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.processes import ALONE, Processes, training_device
 from ehrsequencing.training.recalibration import recalibrate_head
-from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
+from ehrsequencing.training.resolve import resolve_model, starting_outcome_hazards
 from ehrsequencing.training.run_folder import RunFolder, write_run_files
 from ehrsequencing.training.transfer import Pretrained, Transfer
 
@@ -54,7 +55,8 @@ class Trainer:
         task_name: Which of its tasks.
         out: Folder of the run.
         study: Settings; `model` and `training` are used. With `training.blend` this is the network of the blend.
-        leave_out: Training subjects (numbers) that nothing is fitted to but the grid: a fold of the blend.
+        leave_out: Training subjects (numbers) whom no weight is fitted to: a fold of the blend. The vocabulary, the
+            scales of numbers and the grid are those of all.
         init: A model to start from, used as `study.transfer` says.
         teacher: With `training.distillation` what it learns from, beside the events (`baselines/teacher.py`).
         processes: Those that train together; each has a trainer with the same arguments, and process 0 writes.
@@ -82,9 +84,7 @@ class Trainer:
         self.train_rows, self.tuning_rows = train.rows, tuning.rows
         self._refuse_hopeless()
         model = study.model if self.transfer is None else self.transfer.config(study.model)
-        self.config, hazards = resolve_model(
-            model, prepared, self.task, self.train_rows, self.settings
-        )
+        self.config = resolve_model(model, prepared, self.task, self.train_rows, self.settings)
         made_with = {
             "task": self.task,
             "evaluation": study.evaluation,
@@ -102,7 +102,6 @@ class Trainer:
             kept = np.setdiff1d(np.arange(len(train.timelines)), leave_out)
             self.train_rows = train.rows.take(kept)
             self._refuse_hopeless()
-            hazards = starting_hazards(self.config, self.train_rows)
             self.loader.subjects = np.setdiff1d(self.loader.subjects, leave_out)
         if self.settings.bootstrap:
             self.loader.subjects = bootstrap_sample(self.loader.subjects, seed=self.settings.seed)
@@ -117,6 +116,14 @@ class Trainer:
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config.model_copy(update={"members": 1}))
         if self.config.head == "horizon":
+            rows = self.train_rows
+            hazards = cohort_hazards(
+                self.config.edges_days,
+                rows.entry_days,
+                rows.duration_days,
+                rows.cause,
+                n_causes=self.config.causes,
+            )
             self.model.head.set_bias(torch.from_numpy(hazards))
         if self.model.table is not None:
             vocabulary = prepared.vocabulary
@@ -257,12 +264,8 @@ class Trainer:
             visit_budget=4 * self.settings.visit_budget,
             device=self.training.device,
         )
-        nll = self.tuning_nll(model)
+        nll = self.objective.tuning_nll(model)
         return {"tuning_nll": nll, "recalibration": fitted.as_json(self.task.causes)}
-
-    def tuning_nll(self, model: SurvivalModel) -> float:
-        """Mean NLL of a model at the tuning split's prediction times that decide the early stop, in this process."""
-        return self.objective.tuning_nll(model)
 
     def write_run(
         self,
@@ -325,7 +328,7 @@ def fit_members(whole: Trainer, on_progress: ShowProgress = show_nothing) -> Non
         kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
         facts.append({key: manifest[key] for key in kept if key in manifest})
     if whole.processes.is_first:
-        nll = whole.tuning_nll(ensemble.to(whole.training.device))
+        nll = whole.objective.tuning_nll(ensemble.to(whole.training.device))
         results = {"members": facts, "tuning_nll": nll}
         whole.write_run(ensemble.cpu(), history, results)
 

@@ -143,10 +143,6 @@ class BlendRows:
             parts[0].edges_days,
         )
 
-    def nll(self, cause: int, weights: Floats) -> Floats:
-        """(R,) the terms of a cause, 1 .. E, in the likelihood."""
-        return self._terms(cause, weights)[0]
-
     def _terms(self, cause: int, weights: Floats) -> tuple[Floats, Floats]:
         """Value (R,) and gradient (R, M) of each row's NLL by the weights of one cause."""
         value, gradient = _cumulative(

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config.base import objective
-from ehrsequencing.core.arrays import Floats
-from ehrsequencing.models.hazards import exposure
-from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates
+from ehrsequencing.models.outcomes import (
+    OutcomeHead,
+    OutcomeLabels,
+    events_and_days,
+    outcomes_nll,
+    starting_rates,
+)
 from ehrsequencing.models.segments import gather_rows, to_device
 from ehrsequencing.records.hazards import event_bin
 from ehrsequencing.training.pretraining.objective import (
@@ -192,7 +196,12 @@ class TimeToCode(CodeObjective):
         self.head = OutcomeHead(
             dim, outcomes=n, rank=min(RANK, dim), edges_days=edges, dropout=inputs.config.dropout
         )
-        self.head.set_bias(starting_rates(*_counts(waits, edges, n)))
+        labels = OutcomeLabels(*map(torch.from_numpy, (waits.row, waits.code, waits.days)))
+        stop = torch.from_numpy(waits.stop_days)
+        counted = events_and_days(
+            edges, labels, outcomes=n, stop_days=stop, entry_days=torch.zeros_like(stop)
+        )
+        self.head.set_bias(starting_rates(*counted))
         self.register_buffer("start", self.head.bias.detach().clone(), persistent=False)
         self.start: Tensor
         self.most = max(16, inputs.most_visits // self.head.bins)
@@ -245,20 +254,3 @@ class TimeToCode(CodeObjective):
         guesses = {"model": ours, "frequency": by_frequency}
         ranks = {name: ranks_of(guess, row, code) for name, guess in guesses.items()}
         measures.add_recalls(ranks, subjects_of(batch, batch.step.rows[found.chosen])[row])
-
-
-def _counts(waits: TimesToCodes, edges: tuple[float, ...], n: int) -> tuple[Tensor, Tensor]:
-    """(C, K) events, and days at risk, of each code in each bin of time."""
-    bins = len(edges) + 1
-    zero = torch.zeros(1, dtype=torch.float64)
-
-    def days_in_bins(stop: Floats) -> Tensor:
-        return exposure(edges, zero.expand(len(stop)), torch.from_numpy(stop))
-
-    events = np.bincount(
-        waits.code * bins + event_bin(edges, waits.days), minlength=n * bins
-    ).reshape(n, bins)
-    whole = days_in_bins(waits.stop_days).sum(0)  # of a code that never comes
-    missed = days_in_bins(waits.stop_days)[waits.row] - days_in_bins(waits.days)
-    exposed = whole.expand(n, -1).clone().index_add_(0, torch.from_numpy(waits.code), -missed)
-    return torch.from_numpy(events), exposed
