@@ -214,8 +214,7 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
             for metric, values in columns.items()
         ]
         mark = " (strongest)" if model == rival else ""
-        label = own[model] if model in own and len(own) > 1 else model
-        lines.append(f"| {label}{mark} | {means[model]:.4f} | {' | '.join(cells)} |")
+        lines.append(f"| {own.get(model, model)}{mark} | {means[model]:.4f} | {' | '.join(cells)} |")
     lines += [
         "",
         f"| difference | {' | '.join(COLUMNS[metric] for metric in COMPARED)} |",
@@ -286,7 +285,8 @@ def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConf
                 if is_own
                 else " | "
             )
-            place = f"{name} | {format_days(days)} | {model} | {len(splits)} | {own}"
+            label = ours_of(splits).get(model, model)
+            place = f"{name} | {format_days(days)} | {label} | {len(splits)} | {own}"
             lines.append(f"| {place} | {cell('oe', value)} | {cell('oe', cohort)} |")
     return "\n".join(lines)
 
