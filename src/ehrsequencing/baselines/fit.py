@@ -253,8 +253,8 @@ def fit_baselines(
     for number, (name, fit) in enumerate(fits.items(), start=1):
         progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
-        may = data.recalibration > 0 and len(every) > 0 and name != MarginalIncidence.name
-        if may and isinstance(model, HazardBaseline):
+        is_last_step = data.recalibration > 0 and len(every) > 0 and name != MarginalIncidence.name
+        if is_last_step and isinstance(model, HazardBaseline):
             model = Recalibrated(model, data)
         nll = float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
         out.append(Fitted(model, nll))

@@ -189,7 +189,7 @@ def _add_moves(
 ) -> None:
     """Add `moves`: the largest changes of the risk in question up to `now`, and which codes made them.
 
-    The parts of a change add up to it (`explain/record.py`). Without the records there are no moves.
+    The parts of a change add up to it (`explain/deletions.py`). Without the records there are no moves.
     """
     ids = [int(records.timelines.subject_id[subject]) for subject in chosen]
     try:

@@ -118,9 +118,8 @@ class Blend:
         text, arrays = read_json(folder / BLEND_FILE), load_file(folder / ARRAYS_FILE)
         features = {part: _spec(saved) for part, saved in text["features"].items()}
         edges, cut_offsets = tuple(edges_days), arrays["boosted.cut_offsets"]
-        columns = (
-            int((np.diff(cut_offsets) > 0).sum()) + 1
-        )  # of features with a cut, and the part of time
+        # of features with a cut, and the part of time
+        columns = int((np.diff(cut_offsets) > 0).sum()) + 1
         _require_trees(arrays, columns, folder)
         _require(arrays, "cox.design.used", len(features["cox"]), folder)
         weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
