@@ -214,7 +214,9 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
             for metric, values in columns.items()
         ]
         mark = " (strongest)" if model == rival else ""
-        lines.append(f"| {own.get(model, model)}{mark} | {means[model]:.4f} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {own.get(model, model)}{mark} | {means[model]:.4f} | {' | '.join(cells)} |"
+        )
     lines += [
         "",
         f"| difference | {' | '.join(COLUMNS[metric] for metric in COMPARED)} |",
