@@ -14,7 +14,10 @@ import pytest
 
 import ehrsequencing as eh
 from ehrsequencing.api import plots
+from ehrsequencing.api.data import _content
 from ehrsequencing.api.evaluation import EvaluationResult
+from ehrsequencing.config import load_study
+from ehrsequencing.config.files import load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import predict
@@ -115,6 +118,14 @@ def test_prepare_is_cached_by_content(here: Path, tmp_path: Path) -> None:
     other = eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)
     assert other.manifest["content"] != first.manifest["content"]
     assert len(other.vocabulary) < tokens
+    index = tmp_path / "index" / "a.parquet"  # a folder of files, as other tools write them
+    index.parent.mkdir()
+    task = load_task(here / "task.yaml").model_dump() | {"index": {"file": str(index.parent)}}
+    cached = []
+    for text in (b"x", b"x", b"y"):
+        index.write_bytes(text)
+        cached.append(_content(here / "meds", load_study(None), [eh.TaskConfig.model_validate(task)]))
+    assert cached[0] == cached[1] != cached[2]
     (other.folder / "vocabulary.json").write_text("{}")  # damaged: neither believed nor replaced
     with pytest.raises(EhrseqError, match="has changed since it was written"):
         eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)

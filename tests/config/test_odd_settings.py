@@ -1,5 +1,6 @@
 """Settings that are not what they should be: odd shapes, hostile sizes, keys twice, and settings of another command."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +206,24 @@ SETTINGS = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["splits.from=2018-01-01"], "splits.from is for splits.by=date, and splits.by is file"),
+        (["splits.by=hash", "splits.column=site"], "splits.column is for splits.by=site"),
+        (["splits.held_out_sites=[north]"], "splits.held_out_sites is for splits.by=site"),
+        (["splits.by=hash", "splits.train=.9", "splits.tuning=.4"], "leave nobody to hold out"),
+        (["visits.window=12h"], "visits.window is for visits.by=window, and visits.by is day"),
+        (["visits.by=window", "visits.gap=3d"], "visits.gap is for visits.by=gap"),
+        (["visits.column=stay"], "visits.column is for visits.by=encounter"),
+    ],
+)
+def test_a_setting_of_another_rule_is_refused(given: list[str], says: str) -> None:
+    """Whoever names a date to split at believes that the split is by date."""
+    with pytest.raises(EhrseqError, match=re.escape(says)):
+        load_study(None, given)
+
+
 def test_every_section_of_a_study_belongs_to_a_command() -> None:
     assert {s.partition("=")[0].partition(".")[0] for s in SETTINGS} == {*StudyConfig.model_fields, "dialect"}
     assert {section for sections in COMMANDS.values() for section in sections} == {*StudyConfig.model_fields, "dialect"}
@@ -240,7 +259,7 @@ def test_what_a_prepared_set_or_a_run_has_settled_cannot_be_changed_by_a_file(
     assert f"{study}: values.mode is 'none', but {sim_prepared} was made with 'polynomial'" in line(
         "values: {mode: none}", *train
     )
-    assert "splits.from_date is" in line("splits: {from: 2015-01-01}", *train)
+    assert "splits.by is 'date', but" in line("splits: {by: date, from: 2015-01-01}", *train)
     assert "data.dialect is" in line("dialect: {time: when}", *train)
     assert "has no task 't'" in line(f"task: {{{TASK.strip().replace(chr(10), ', ')}}}", *train)
     evaluate = ("evaluate", sim_run)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.audit.data import Source
-from ehrsequencing.config import TaskConfig, load_study
+from ehrsequencing.config import CensoringConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
@@ -172,7 +172,48 @@ def test_a_declared_end_refuses_later_rows_and_calls_none_late(tmp_path: Path) -
     manifest = read_json(tmp_path / "set" / MANIFEST)
     assert manifest["late_rows"] is None
     assert "after_end" not in manifest["fixes"]
-    assert manifest["dataset_end_us"] == us("2100-01-01")
+    assert manifest["dataset_end_us"] == us("2100-01-02") - 1  # all of that day
+
+
+def test_an_event_of_the_declared_day_is_an_event(tmp_path: Path) -> None:
+    """The day of extraction is the last one that was recorded, and all of it was."""
+    rows = [*people(), Row(1, START + 600 * DAY_US + DAY_US // 2, "MEDS_DEATH")]
+    data, declared = written(tmp_path / "data", rows), str(np.datetime64(START + 600 * DAY_US, "us"))[:10]
+    ends = {}
+    for name, settings in (("declared", [f"data.extracted={declared}"]), ("found", [])):
+        prepare(data, tmp_path / name, study=load_study(None, settings), tasks=[TASK])
+        kept = Prepared(tmp_path / name)
+        ends[name] = sum(int(kept.rows("t", split).cause.sum()) for split in ("train", "tuning", "held_out"))
+    assert ends["declared"] == ends["found"] > 0
+
+
+def test_nobody_is_followed_past_the_datas_end(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", people())
+    later = TASK.model_copy(update={"censoring": CensoringConfig(date="2030-01-01")})
+    prepare(data, tmp_path / "set", study=load_study(None), tasks=[later])
+    rows = Prepared(tmp_path / "set").rows("t", "train")
+    end_us = START + 600 * DAY_US
+    assert float((rows.prediction_us + rows.duration_days * DAY_US).max()) == pytest.approx(end_us, abs=1e6)
+
+
+def test_open_deaths_hide_no_stray_row_and_stray_rows_no_open_deaths() -> None:
+    far = 30_000  # 2052
+    of = {"births": np.zeros(5, np.int64), "last_us": far * DAY_US, "static": 0, "with_number": 0}
+
+    def days(*day: int, rows: Sequence[int], deaths: Sequence[int], leaving: Sequence[int]) -> DayCounts:
+        columns = (np.array(one) for one in (day, rows, deaths, leaving))
+        (at, counted, died, left), none = columns, np.zeros(len(day), np.int64)
+        return DayCounts(day=at, rows=counted, deaths=died, leaving=left, **of | {"births": none})
+
+    stray = days(0, 10, 26_000, far, rows=[500, 500, 1, 1], deaths=[0, 0, 0, 1], leaving=[150, 48, 1, 1])
+    found = find_late_rows(stray)
+    assert found is not None
+    assert found.rows == 2, "the row of 2041 and the death of 2052"
+    many = days(0, 10, far - 365, far, rows=[500, 500, 1, 150], deaths=[0, 0, 0, 150], leaving=[0, 49, 1, 150])
+    found = find_late_rows(many)
+    assert found is not None
+    assert found.rows == 151
+    assert found.until_us == 11 * DAY_US - 1
 
 
 def test_the_audit_reads_the_records_as_they_were_prepared(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def fixed(rows: list[Row], tmp_path: Path) -> tuple[list[str], Counter[str]]:
     path, counts = tmp_path / "0.parquet", Counter[str]()
     pq.write_table(table(rows), path)
     dialect = DialectConfig()
-    events = fix(read_events(path, counts, dialect=dialect), path, counts, dialect=dialect, extracted_us=None)
+    events = fix(read_events(path, counts, dialect=dialect), path, counts, dialect=dialect, declared_us=None)
     return [events.codes[code] for code in events.code], +counts
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,10 +18,11 @@ from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_st
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.records import parquet_rows
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepare import prepare
-from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, write_meds
+from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, us, write_meds
 
 TASK = TaskConfig.model_validate(
     {"name": "t", "index": {"code": "A"}, "outcome": {"death": ["MEDS_DEATH"]}, "horizons": ["10d"]}
@@ -198,6 +200,25 @@ def test_encounter_ids_may_be_text_or_numbers(tmp_path: Path, kind: Any) -> None
 
     rewrite(data, change)
     assert prepared(data, *by) == (files, {})
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.float64()], ids=str)
+def test_a_blank_encounter_is_none(kind: Any) -> None:
+    """Rows without an encounter must not become one visit of many years."""
+    text = ["", "x", " ", None, "x"]
+    ids = [{"x": 7.0, None: None}.get(one, np.nan) for one in text] if kind == pa.float64() else text
+    found = parquet_rows._encounters(pa.chunked_array([pa.array(ids, kind)]), "enc", Path("x"))
+    assert found.tolist() == [-1, found[1], -1, -1, found[1]]
+    assert found[1] >= 0
+
+
+def test_a_dated_birth_of_another_name_is_at_the_start_of_its_day(tmp_path: Path) -> None:
+    table = pa.table({
+        "subject_id": [1, 1], "time": pa.array([us("2010-01-01"), us("2010-01-01")], pa.timestamp("us")),
+        "code": ["MEDS_BIRTH//F", "A"], "numeric_value": pa.nulls(2, pa.float32()), "date_only": [True, True],
+    })  # fmt: skip
+    events = parquet_rows.events_of_table(table, tmp_path, Counter(), dialect=DialectConfig())
+    assert events.time_us[0] == us("2010-01-01") < events.time_us[1]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class Records(VisitRecords):
     def indexes(self, subject: int, task: TaskConfig) -> list[int]:
         """All index times: of an event, `after` it; the end of the first visit; birth + age; a date at midnight.
 
-        Without a birth there is no index by age, without a visit none by first visit. Silent codes can be an index.
+        Without a birth there is no index by age, without a visit none by first visit, by date none before birth. Silent
+        codes can be an index.
         """
         index = task.index
         if index.code is not None:
@@ -56,7 +57,8 @@ class Records(VisitRecords):
         if index.age is not None:
             birth = self.birth(subject)
             return [] if birth is None else [birth + round(index.age * DAY_US)]
-        return [us(index.date or "")]
+        birth, moment = self.birth(subject), us(index.date or "")
+        return [] if birth is not None and moment < birth else [moment]
 
     def chosen(self, times: list[int], which: str) -> list[int]:
         """`first` or `every`: the first is taken before any exclusion, and never replaced by the next."""
@@ -103,7 +105,7 @@ class Records(VisitRecords):
             ends = [time for time, row in self.timed(subject) if self.matches(row.code, settings.code)]
             ends = [time for time in ends if self.censors(time, index)]
         if settings.date is not None:
-            return min([us(settings.date), *ends])
+            return min([us(settings.date), self.dataset_end(subject), *ends])
         if settings.dataset_end:
             return min([self.dataset_end(subject), *ends])
         if settings.age is not None and self.birth(subject) is not None:

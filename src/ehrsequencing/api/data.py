@@ -18,7 +18,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, sha256, write_json
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
 from ehrsequencing.core.version import __version__
-from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards
+from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards, parquet_files
 from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 
@@ -295,7 +295,10 @@ def _known(folder: Path, content: str) -> PreparedData | None:
 def _content(data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> str:
     """Digest of everything that a prepared set is made of."""
     metadata = [path for path in sorted((data / "metadata").glob("*")) if path.is_file()]
-    indexes = [Path(task.index.file) for task in tasks if task.index.file is not None]
+    named = [Path(task.index.file) for task in tasks if task.index.file is not None]
+    indexes = [
+        file for path in named for file in (parquet_files(path) if path.is_dir() else [path])
+    ]
     files = [
         (str(path.relative_to(data)), sha256(path)) for path in (*find_shards(data), *metadata)
     ]

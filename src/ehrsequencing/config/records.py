@@ -1,6 +1,6 @@
 """Settings of `prepare`: visits, numbers, vocabulary, splits, and how a data set's files differ from MEDS."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -10,6 +10,17 @@ from pydantic import (
 )
 
 from ehrsequencing.config.base import Days, Settings, TimeZone, as_list, check_date
+
+
+def _refuse_of_others(section: Any, name: str, **owners: str) -> None:
+    """Refuse a setting that only another `by` would use: whoever gives it believes that it does something."""
+    for setting, by in owners.items():
+        if (
+            by != section.by
+            and getattr(section, setting) != type(section).model_fields[setting].default
+        ):
+            key = setting.removesuffix("_date")
+            raise ValueError(f"{name}.{key} is for {name}.by={by}, and {name}.by is {section.by}")
 
 
 class VisitsConfig(Settings):
@@ -23,6 +34,11 @@ class VisitsConfig(Settings):
     gap: Days = Field(default=1.0, gt=0)  # by=gap: so long without an event starts a new visit
     column: str = "hadm_id"  # by=encounter: the column that names the encounter
     ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
+
+    @model_validator(mode="after")
+    def _of_one_rule(self) -> "VisitsConfig":
+        _refuse_of_others(self, "visits", window="window", gap="gap", column="encounter")
+        return self
 
 
 class ValuesConfig(Settings):
@@ -72,6 +88,11 @@ class SplitsConfig(Settings):
                 "splits.by=site needs splits.column and splits.held_out_sites, as in [north]"
             )
         check_date(self.from_date)
+        _refuse_of_others(self, "splits", from_date="date", column="site", held_out_sites="site")
+        if self.by == "hash" and self.train + self.tuning >= 1:
+            raise ValueError(
+                "splits.train and splits.tuning leave nobody to hold out; let their sum be below 1"
+            )
         return self
 
 

@@ -147,10 +147,7 @@ class NewRecords:
             self.reader, lambda: TokenRows(self.run.vocabulary, self.excluded), self._tick
         )
         self.rows = found.part
-        if self.reader.declared_us is not None:  # all of that day
-            self.end_us = self.reader.declared_us + DAY_US - 1
-        else:
-            self.end_us = found.days.last_us
+        self.end_us = found.end_us
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
         """Visits and prediction times that have an answer, shard by shard."""

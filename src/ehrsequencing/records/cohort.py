@@ -49,14 +49,14 @@ def designed_end(rule: CensoringConfig, birth_us: Ints, dataset_end_us: int) -> 
     Args:
         rule: Of the task.
         birth_us: (S,) `STATIC` where unknown: an age then ends nothing.
-        dataset_end_us: Last timestamp of the data set; nobody reaches an age after it.
+        dataset_end_us: End of the data set; nobody is followed for longer.
 
     Returns:
         (S,) microseconds.
     """
     out = np.full(len(birth_us), NEVER)
     if rule.date is not None:
-        out[:] = parse_date_us(rule.date)
+        out[:] = min(parse_date_us(rule.date), dataset_end_us)
     elif rule.dataset_end:
         out[:] = dataset_end_us
     elif rule.age is not None:
@@ -285,7 +285,12 @@ class CohortBuilder:
         return int(np.sum(t_us[with_event] > last_other[with_event]))
 
     def _candidates(self, record: Record) -> tuple[Ints, Ints]:
-        """Index candidates (subject row, time), sorted and distinct."""
+        """Index candidates (subject row, time) after birth, sorted and distinct."""
+        owner, moment = self._moments(record)
+        born = moment >= record.birth_us[owner]  # `STATIC`, where it is unknown, is before all
+        return owner[born], moment[born]
+
+    def _moments(self, record: Record) -> tuple[Ints, Ints]:
         index, birth_us, visits = self.task.index, record.birth_us, record.visits
         if index.first_visit:
             owner, first_visit = np.unique(visits.subject, return_index=True)

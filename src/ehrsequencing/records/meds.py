@@ -38,7 +38,7 @@ from ehrsequencing.records.events import (
     opens_run,
     parse_date_us,
 )
-from ehrsequencing.records.parquet_rows import check_schemas, read_events
+from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
 
 SPLITS = ("train", "tuning", "held_out")
 IMPORT_SETTINGS = (
@@ -185,7 +185,9 @@ class MedsReader:
         check_schemas(self.shards, self.dialect)
         self.fixes = Counter[str]()
         self.late: LateRows | None = None
-        self.declared_us = parse_date_us(settings.extracted) if settings.extracted else None
+        # all of that day
+        day_us = None if settings.extracted is None else parse_date_us(settings.extracted)
+        self.declared_us = None if day_us is None else day_us + DAY_US - 1
 
     def __iter__(self) -> Iterator[Events]:
         ids: list[Ints] = []
@@ -207,7 +209,7 @@ class MedsReader:
             path,
             self.fixes,
             dialect=self.dialect,
-            extracted_us=None if self.declared_us is None else self.declared_us + DAY_US,
+            declared_us=self.declared_us,
             until_us=None if self.late is None else self.late.until_us,
         )
 
@@ -251,7 +253,7 @@ def fix(
     fixes: Counter[str],
     *,
     dialect: DialectConfig,
-    extracted_us: int | None,
+    declared_us: int | None,
     until_us: int | None = None,
 ) -> Events:
     """Fix the events of one shard.
@@ -261,7 +263,7 @@ def fix(
         path: The file, for messages.
         fixes: How often each of `FIXES` was applied; counted on.
         dialect: Other names of birth and death.
-        extracted_us: Rows from this moment on are refused; None where the date of extraction is unknown.
+        declared_us: Rows after this moment are refused; None where the date of extraction is unknown.
         until_us: Rows after this moment are dropped; None where the data has no late rows.
 
     Returns:
@@ -272,9 +274,9 @@ def fix(
     """
     events = _rename(events, BIRTH, dialect.birth, fixes, "birth_name")
     events = _rename(events, DEATH, dialect.death, fixes, "death_name")
-    if extracted_us is not None:
+    if declared_us is not None:
         # a year of 9999 means unknown, and is dropped later; static rows are early
-        late = np.flatnonzero((events.time_us >= extracted_us) & (events.time_us < MAX_US))
+        late = np.flatnonzero((events.time_us > declared_us) & (events.time_us < MAX_US))
         if len(late):
             raise EhrseqError(
                 f"{len(late)} rows are after the date of extraction",
@@ -293,14 +295,12 @@ def _rename(
     events: Events, name: str, others: Sequence[str], fixes: Counter[str], label: str
 ) -> Events:
     """Give codes with another name for birth or death the MEDS name, in subjects who have no row of that name."""
-    exact = set(others) - {name}
-    prefixes = tuple(other[:-1] for other in others if other.endswith("*"))
-    is_other = [code in exact or code.startswith(prefixes) for code in events.codes]
-    if not any(is_other):
+    is_other = are_named(events.codes, [other for other in others if other != name])
+    if not is_other.any():
         return events
     timed = events.time_us != STATIC
     named = events.subject_id[events.is_code(name) & timed]
-    chosen = np.array(is_other)[events.code] & timed & ~np.isin(events.subject_id, named)
+    chosen = is_other[events.code] & timed & ~np.isin(events.subject_id, named)
     if not chosen.any():
         return events
     fixes[label] += int(chosen.sum())

@@ -168,12 +168,18 @@ def events_of_table(
         value = _values(table[dialect.numeric_value], path, log)
     time_us = _times(table[dialect.time], path, log, dialect)
     if DATE_ONLY in names:
-        is_birth = np.array([name == BIRTH or name in dialect.birth for name in codes])[code]
+        is_birth = are_named(codes, (BIRTH, *dialect.birth))[code]
         time_us = _end_of_dates(time_us, table[DATE_ONLY], is_birth, path)
     encounter = None
     if encounter_column is not None:
         encounter = _encounters(table[encounter_column], encounter_column, path)
     return Events(subject_id.to_numpy(), time_us, code, codes, value, encounter)
+
+
+def are_named(codes: Sequence[str], names: Sequence[str]) -> Bools:
+    """(C,) which codes are among the names; one that ends with * is a prefix."""
+    prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
+    return np.array([code in names or code.startswith(prefixes) for code in codes], dtype=bool)
 
 
 def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path: Path) -> Ints:
@@ -396,7 +402,7 @@ def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
 
 
 def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:
-    """(n,) number of each row's encounter within the shard, -1 without one."""
+    """(n,) number of each row's encounter within the shard, -1 without one: null, blank or no number."""
     plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
     kind, types = plain.type, pa.types
     if types.is_null(kind):
@@ -407,5 +413,10 @@ def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:
             where=str(path),
             fix="encounter ids are text or integers",
         )
+    if not types.is_integer(kind):
+        is_none = (
+            pc.equal(pc.utf8_trim_whitespace(plain), "") if is_text(kind) else pc.is_nan(plain)
+        )
+        plain = pc.if_else(is_none, pa.scalar(None, kind), plain)
     numbers = plain.dictionary_encode().combine_chunks().indices.cast(pa.int32())
     return np.asarray(pc.fill_null(numbers, -1).to_numpy(), dtype=np.int32)

@@ -6,7 +6,7 @@ Every survey collects the subjects and the rows by day, which tell where the dat
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -101,13 +101,14 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
 
     Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
     """
-    recorded = days.day[days.rows > days.deaths]
-    if not len(recorded):
+    # deaths written as 2099-12-31, however many: nobody has died yet, and all else is judged without them
+    is_open = (days.day >= OPEN_DAY) & (days.deaths > 0)
+    others = days.rows - np.where(is_open, days.deaths, 0)
+    if not (days.rows > days.deaths).any():
         return None
-    # deaths written as 2099-12-31, however many: nobody has died yet
-    is_late = (days.day > recorded[-1] + SMALL_GAP_DAYS) & (days.day >= OPEN_DAY)
-    if not (is_late & (days.deaths > 0)).any():
-        is_late = _is_far_behind(days)
+    is_late = _is_far_behind(replace(days, rows=others), is_open)
+    last = days.day[(others > 0) & ~is_late][-1]
+    is_late |= is_open & (days.day > last + SMALL_GAP_DAYS)
     if not is_late.any():
         return None
     first = int(np.argmax(is_late))
@@ -122,8 +123,11 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
     )
 
 
-def _is_far_behind(days: DayCounts) -> Bools:
-    """(D,) which days hold few rows, of few subjects, after a gap that is longer than any usual one."""
+def _is_far_behind(days: DayCounts, is_open: Bools) -> Bools:
+    """(D,) which days hold few rows, of few subjects, after a gap that is longer than any usual one.
+
+    Whoever only leaves by a death on an open day (D,) is not counted as staying until then.
+    """
     n_subjects = int(days.leaving.sum())
     out = np.zeros(len(days.day), dtype=bool)
     if n_subjects < FEWEST_SUBJECTS:
@@ -136,7 +140,8 @@ def _is_far_behind(days: DayCounts) -> Bools:
     few = max(1, int(MOST_ROWS * rows[-1]))
     usual = int(gap[(before > few) & (after > few)].max(initial=0))
     enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else SMALL_GAP_DAYS, TIMES_LONGER * usual)
-    staying = (n_subjects - np.cumsum(days.leaving) + days.leaving)[kept[1:]]  # then or later
+    leaving = np.where(is_open, np.minimum(days.leaving, days.rows), days.leaving)
+    staying = np.cumsum(leaving[::-1])[::-1][kept[1:]]  # then or later
     few_subjects = max(1, int(MOST_SUBJECTS * n_subjects))
     out[kept[1:]] = (after <= few) & (staying <= few_subjects) & (gap > enough)
     return out

@@ -127,7 +127,7 @@ class Predictor:
         events = events_of_table(
             table, REQUEST, log, dialect=dialect, encounter_column=self.encounter_column
         )
-        return fix(events, REQUEST, log, dialect=dialect, extracted_us=None)
+        return fix(events, REQUEST, log, dialect=dialect, declared_us=None)
 
     def answer(
         self,
