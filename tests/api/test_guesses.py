@@ -21,6 +21,8 @@ WORKS = {
     "data, task = eh.from_table(polars, subject='id', time='day', event='status', out='t')": "(data / 'data').is_dir()",
     "data, task = eh.from_table(named, subject='id', time='date', event='status', out='t', horizons=['1y'])":
         "task.causes == ('relapse', 'death')",
+    "data, task = eh.from_table(rare, subject='id', time='day', event='died', interest='died_2', out='t')":
+        "task.causes == ('died_2', 'died')",
     "ev.table2().to_latex()": "value.startswith(r'\\begin{tabular}')",
     "ev.table2().to_markdown()": "value.startswith('|')",
     # ---- scikit-learn and scikit-survival: an estimator with frames ----
@@ -77,6 +79,7 @@ def names(example_folder: Path) -> dict[str, Any]:
     )
     return {
         "eh": eh, "np": np, "torch": torch, "flat": flat, "polars": polars.from_pandas(flat), "named": named,
+        "rare": flat.assign(died=flat["status"] * (1 + (flat["id"] % 5 == 0))).drop(columns="status"),
         "rows": rows, "tiny": tiny,
         "run": run, "ev": run.evaluation, "model": run.model, "config": eh.ModelConfig(**MODEL), "prepared": prepared,
         "batch": next(iter(prepared.batches("tuning"))), "EHRSurvival": eh.EHRSurvival, "Pipeline": Pipeline,

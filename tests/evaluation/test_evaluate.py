@@ -1,6 +1,7 @@
 """Evaluation: the oracle against plain loops, the protocol at landmarks, and a run that stays valid."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import ORACLE, OURS
-from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.oracle import Truth, beside_the_truth
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -208,3 +211,23 @@ def test_records_that_say_little_are_evaluated(births: bool, visits: int, conten
     unknown = metrics["inputs"]["by_split"]["held_out"]["unknown_age_rate"]
     assert unknown == (0.0 if births else 1.0)
     assert "boosted visits" in (run / "report-details.html").read_text()
+
+
+def test_baselines_are_fitted_to_everybody_whoever_is_judged(sim_run: Path, sim_prepared: Path) -> None:
+    """`--split train` with `evaluation.subjects` judges a sample; the rivals had all training people, as it had."""
+    run, store = Run(sim_run), Prepared(sim_prepared)
+    settings = QUICK.model_copy(update={"subjects": 50})
+    for split in ("train", "tuning"):
+        judged = Population.of_split(store, run.task, split).drawn(settings)
+        data = Evaluation(RunRisks(run), judged, prepared=store, settings=settings)._fitting_data
+        for name, found in (("train", data.train), ("tuning", data.tuning)):
+            assert len(found) == len(store.records(run.task.name, name))
+
+
+def test_what_a_recalibration_keeps_tells_no_small_count(sim_run: Path, tmp_path: Path) -> None:
+    """Calibration before and after stands in `metrics.json`, where little is told of few people."""
+    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
+    evaluate(run, settings=QUICK.model_copy(update={"bootstrap": 0, "recalibrate": True}))
+    kept = json.loads((run / "recalibration.json").read_text())
+    assert list(kept) == ["fitted"]
+    assert kept["fitted"][Run(run).task.causes[1]]["events"] == "<11"

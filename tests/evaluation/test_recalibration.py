@@ -103,6 +103,10 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     found = before_and_after(run, fitted, judged, landmark_days=run.task.landmarks[0])
     assert found["fitted_on"] == "tuning"
     assert fitted.subjects[0] >= FEWEST > fitted.subjects[1]
+    rows = store.records("simulated", "tuning").rows
+    asked = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
+    people = [len(np.unique(rows.subject[asked & (rows.cause == e)])) for e in (1, 2)]
+    assert fitted.subjects.tolist() == people, "people, however often each is asked"
     first, second = run.task.causes
     before, after = (found[key][first]["oe"][0] for key in ("before", "after"))
     assert before < 0.5

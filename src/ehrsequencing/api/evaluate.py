@@ -119,6 +119,7 @@ def evaluate(
                     progress=tick,
                     **given,
                 )
+            result = add_splits(folder, result)
             if report:
                 report_evaluation(folder, result)
                 every_outcome = report_outcomes(folder, split=split, progress=tick, **given)

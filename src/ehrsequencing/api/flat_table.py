@@ -74,7 +74,7 @@ def from_table(
     table = table.dropna(subset=[subject, time])
     names = _event_names(table[event], event)
     frequent = list(names.dropna().value_counts().index)
-    causes = sorted(frequent, key=lambda name: name not in (event, interest))
+    causes = sorted(frequent, key=lambda name: (name != interest, name != event))
     if not causes or (interest is not None and interest != causes[0]):
         fix = f"its events are {', '.join(causes) or 'none'}"
         raise EhrseqError(f"nobody has the event in {event!r}", where="from_table", fix=fix)

@@ -134,7 +134,7 @@ class Context:
         return {**made, self.population.split: self.population.counts}
 
     def records(self, split: str) -> TaskRecords:
-        """Visits and prediction times of one of the splits."""
+        """Visits and prediction times of one of the splits; of the one that is evaluated, whatever was drawn of it."""
         if split == self.population.split or self.prepared is None:
             return self.population.records
         return self.prepared.records(self.source.task.name, split)

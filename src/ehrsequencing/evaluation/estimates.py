@@ -377,6 +377,7 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
         duration_days=rows.duration_days[chosen],
         cause=rows.cause[chosen],
         entry_days=rows.entry_days[chosen],
+        subject=rows.subject[chosen],
     )
 
 

@@ -162,8 +162,8 @@ class Evaluation:
         return FittingData(
             self.task,
             self.source.vocabulary,
-            self.context.records("train"),
-            self.context.records("tuning"),
+            self.prepared.records(self.task.name, "train"),
+            self.prepared.records(self.task.name, "tuning"),
             self.source.edges_days,
             self.settings.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
@@ -215,7 +215,9 @@ class Evaluation:
 
     @cached_property
     def _weights(self) -> follow_up.Weights:
-        train = self.context.records("train") if self.train_censoring else None
+        train = None
+        if self.train_censoring and self.prepared is not None:
+            train = self.prepared.records(self.task.name, "train")
         return follow_up.Weights(self.population, self.task, train=train)
 
     # ---- from the rows to the numbers ------------------------------------------------------------------------------
@@ -291,7 +293,8 @@ class Evaluation:
         """Part of a blend → mean NLL of tuning subjects; nothing without them, or of another source."""
         if self.prepared is None:
             return {}
-        return likelihood_of_parts(self.run, self.fitted, self.context.records("tuning"))
+        tuning = self.prepared.records(self.task.name, "tuning")
+        return likelihood_of_parts(self.run, self.fitted, tuning)
 
     # ---- the result ------------------------------------------------------------------------------------------------
 
@@ -429,6 +432,8 @@ def evaluate(
         landmark = result["main"]["landmark_days"]
         recalibration = before_and_after(run, fitted, population, landmark_days=landmark)
         result["recalibration"] = recalibration
-        add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
+        # before and after are in `metrics.json`, where small numbers of people are hidden
+        kept = {"fitted": recalibration["fitted"]}
+        add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, kept))
     results.add_result(result, run_folder)
     return result
