@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import Block, parse_times
+from ehrsequencing.readers.cells import Block, as_whole, parse_times
 from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
@@ -87,6 +88,18 @@ def test_every_cell_of_a_column_is_a_value_or_empty_or_unread(
     assert len(made) - made.null_count == len(good)
     assert (found.values, found.unread) == (len(good), len(filled) - len(good))
     assert found.values + found.unread + found.empty == len(texts)
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(38, 0), pa.decimal128(38, 10), pa.decimal256(76, 2)])
+def test_decimal_ids_are_exact(kind: pa.DataType) -> None:
+    ids = [2**53, 2**53 + 1, 0, -12, 2**63 - 1, 2**63, None]
+    cells = pa.chunked_array([pa.array([None if i is None else Decimal(i) for i in ids], kind)])
+    assert as_whole(cells).to_pylist() == [*ids[:5], None, None]
+
+
+def test_a_float_that_is_no_whole_number_of_64_bits_is_none() -> None:
+    cells = pa.chunked_array([[12.0, 1.5, 2.0**63, -1e19, float("inf"), float("nan")]])
+    assert as_whole(cells).to_pylist() == [12, None, None, None, None, None]
 
 
 def table(data: st.DataObject, columns: dict[str, st.SearchStrategy[str]]) -> list[dict[str, str]]:

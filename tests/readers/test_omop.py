@@ -140,6 +140,20 @@ def test_the_same_bytes_from_postgresql(small: Path, tmp_path_factory: pytest.Te
     assert written(folder / "meds") == written(small)
 
 
+def test_neighbouring_decimal_ids_in_a_database_stay_two_persons(tmp_path: Path) -> None:
+    import duckdb
+
+    with duckdb.connect(tmp_path / "cdm.duckdb") as connection:
+        rows = "(9007199254740992, 8507, 1950), (9007199254740993, 8532, 1960)"
+        columns = "person_id DECIMAL(38, 0), gender_concept_id DECIMAL(38, 10), year_of_birth DECIMAL(4, 0)"
+        connection.execute(f"CREATE TABLE person ({columns}); INSERT INTO person VALUES {rows}")
+        at = "SELECT person_id, 77 condition_concept_id, DATE '2010-01-01' condition_start_date FROM person"
+        connection.execute(f"CREATE TABLE condition_occurrence AS {at}")
+    import_omop(f"duckdb://{tmp_path / 'cdm.duckdb'}", tmp_path / "meds")
+    sexes = {(row[0], row[2]) for row in meds_rows(tmp_path / "meds") if row[1] is None}
+    assert sexes == {(2**53, "Gender//M"), (2**53 + 1, "Gender//F")}
+
+
 @pytest.mark.parametrize("left", [("person", "condition_occurrence"), tuple(n for n in SMALL if n != "concept")])
 def test_missing_tables_are_noted(tmp_path: Path, left: tuple[str, ...]) -> None:
     report = import_omop(str(write_csv({name: SMALL[name] for name in left}, tmp_path / "csv")), tmp_path / "meds")

@@ -140,16 +140,19 @@ def as_numbers(cells: pa.ChunkedArray, decimal: str = ".") -> pa.ChunkedArray:
 
 
 def as_whole(cells: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whole numbers of any type as int64; a text such as 12.0 is one, 12.7 is none.
+    """Whole numbers of any type as int64, decimals exactly; a text such as 12.0 is one, 12.7 is none.
 
     >>> as_whole(pa.chunked_array([["12", " 13.0", "1.5", "x", None]])).to_pylist()
     [12, 13, None, None, None]
     """
     if pa.types.is_integer(cells.type):
         return cells.cast(pa.int64())
+    if pa.types.is_decimal(cells.type):
+        whole = pc.if_else(pc.equal(pc.floor(cells), cells), cells, pa.scalar(None, cells.type))
+        cells = whole.cast(pa.decimal256(76, 0), safe=False).cast(pa.string())
     if not is_text(cells.type):
         numbers = cells.cast(pa.float64(), safe=False)
-        whole = pc.and_(pc.is_finite(numbers), pc.equal(pc.floor(numbers), numbers))
+        whole = pc.and_(pc.less(pc.abs(numbers), 2.0**63), pc.equal(pc.floor(numbers), numbers))
         return pc.if_else(whole, numbers, NO_NUMBER).cast(pa.int64(), safe=False)
     trimmed = pc.utf8_trim_whitespace(cells)
     good = pc.match_substring_regex(trimmed, _WHOLE)

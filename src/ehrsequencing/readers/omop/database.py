@@ -60,8 +60,8 @@ def _table(connection: Any, name: str, shown: list[str] | None) -> SourceTable:
 
 
 def _plain(column: Any) -> Any:
-    """A column that Arrow can hold: an exact decimal becomes a float."""
-    return column.cast("float64") if column.type().is_decimal() else column
+    """A column that Arrow can hold exactly: a decimal becomes its text."""
+    return column.cast("string") if column.type().is_decimal() else column
 
 
 def _silently(call: Callable[[], Any], what: str, where: str, fix: str) -> Any:
