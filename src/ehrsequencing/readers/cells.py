@@ -45,6 +45,12 @@ _NUMBER = {
     ",": r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT,
 }
 _WHOLE = r"^[+-]?\d{1,19}(\.0*)?$"
+_WANTED = {  # by the method of `Block`
+    "times": "dates",
+    "numbers": "numbers",
+    "whole": "whole numbers of 64 bits",
+    "text": "text",
+}
 _MOST = pa.scalar(str(np.iinfo(np.int64).max))
 NO_TEXT = pa.scalar(None, pa.string())
 NO_NUMBER = pa.scalar(None, pa.float64())
@@ -102,7 +108,14 @@ class Block:
         if name not in self.rows.column_names:
             return read(pa.chunked_array([pa.nulls(len(self), pa.string())]))
         if (name, kind) not in self._done:
-            found = self._done[name, kind] = read(self.rows[name])
+            try:
+                found = self._done[name, kind] = read(self.rows[name])
+            except pa.ArrowException:  # which may hold a cell
+                raise EhrseqError(
+                    f"its type {self.rows[name].type} cannot be read as {_WANTED[kind]}",
+                    where=f"table {self.counts.name}, column {name}",
+                    fix="store it in another type, or as text",
+                ) from None
             self._count(name, len(found) - found.null_count)
         return self._done[name, kind]
 

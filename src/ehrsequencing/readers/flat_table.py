@@ -19,7 +19,8 @@ from ehrsequencing.config.importing import (
     load_table_map,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, parse_times
+from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, parse_times
+from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -53,9 +54,10 @@ def import_csv(source: str, job: Import) -> None:
     table.check(*([name] for name in table_map.columns()))
     columns, subject = table_map.columns(), table_map.subject
     with job.writer(path, encounter=pa.string()) as writer:
-        book, names, form = CodeBook(), SubjectNames(), _Form(table_map)
+        name = path.name.partition(".")[0].lower()
+        book, names, form = CodeBook(), SubjectNames(), _Form(table_map, name)
         writer.code_facts = lambda seen: book.facts
-        for counts in job.tables([path.name.partition(".")[0].lower()]):
+        for counts in job.tables([name]):
             # what must hold something that can be read
             counts.columns["no_person"] = subject
             counts.required |= {subject, *table_map.number_columns()}
@@ -85,6 +87,7 @@ class _Form:
     """What a first pass over the table shows."""
 
     table_map: TableMap
+    name: str  # of the table
     # every subject is the whole number that it looks like, and stays as it is
     whole_ids: bool = True
     # columns of elapsed time that hold parts of days: clocks, no dates
@@ -95,19 +98,19 @@ class _Form:
     # columns of numbers that seem to have another decimal mark than the map says
     commas: set[str] = field(default_factory=set)
 
-    def look(self, block: pa.Table) -> None:
+    def look(self, rows: pa.Table) -> None:
         """Look at a block."""
-        ids = as_text(block[self.table_map.subject])
+        block = Block(rows, TableCounts(self.name, 0), decimal=self.table_map.decimal)
+        ids = block.text(self.table_map.subject)
         are_numbers = pc.all(pc.match_substring_regex(ids, _NUMBER_ID)).as_py()
         self.whole_ids &= are_numbers is not False
         for name in self.table_map.number_columns() if self.table_map.decimal == "." else ():
-            cells = block[name]
+            cells = rows[name]
             if is_text(cells.type) and pc.any(pc.match_substring_regex(cells, _COMMA)).as_py():
                 self.commas.add(name)
         for when in self.table_map.whens():
             if isinstance(when, Elapsed):
-                numbers = as_numbers(block[when.column], self.table_map.decimal)
-                days = pc.multiply(numbers, UNIT_DAYS[when.unit])
+                days = pc.multiply(block.numbers(when.column), UNIT_DAYS[when.unit])
                 if pc.any(pc.not_equal(pc.floor(days), days)).as_py():
                     self.clocks.add(when.column)
 

@@ -174,7 +174,7 @@ def _parquet_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable
 def _plain(column: pa.Array, missing: Sequence[str]) -> pa.Array:
     """A column, text as the type string, without the cells that mean null."""
     column = column.cast(pa.string()) if holds_text(column.type) else column
-    if not missing:
+    if not missing or pa.types.is_nested(column.type):
         return column
     is_missing = pc.is_in(column.cast(pa.string()), value_set=pa.array(missing))
     return pc.if_else(is_missing, pa.scalar(None, column.type), column)
