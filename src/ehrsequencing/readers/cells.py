@@ -46,7 +46,7 @@ _NUMBER = {
 }
 _WHOLE = r"^[+-]?\d{1,19}(\.0*)?$"
 _WANTED = {  # by the method of `Block`
-    "times": "dates",
+    "times": "dates or as yyyymmdd",
     "numbers": "numbers",
     "whole": "whole numbers of 64 bits",
     "text": "text",
@@ -134,13 +134,24 @@ class Block:
 def as_times(
     cells: pa.ChunkedArray, order: Order = "ymd", zone: tzinfo | None = None
 ) -> pa.ChunkedArray:
-    """Dates and times of any type as timestamp[us]; see `parse_times` for text."""
+    """Dates, timestamps and yyyymmdd of integers as timestamp[us], to the second; see `parse_times` for text.
+
+    Raises:
+        pa.ArrowException: The column is of another type, or holds an integer that has not 8 digits.
+    """
     kind = cells.type
+    if pa.types.is_integer(kind):
+        cells = cells.cast(pa.string())
+        if pc.all(pc.match_substring_regex(cells, r"^\d{8}$")).as_py() is False:
+            raise pa.ArrowInvalid("not all are yyyymmdd")
+        return parse_times(cells)
     if is_text(kind):
         return parse_times(cells, order, zone)
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        there = pa.timestamp("us", str(zone or "UTC"))
-        cells = pc.local_timestamp(cells.cast(there, safe=False))
+    if pa.types.is_timestamp(kind):
+        cells = pc.floor_temporal(cells, unit="second")
+        if kind.tz is not None:
+            there = pa.timestamp("us", str(zone or "UTC"))
+            cells = pc.local_timestamp(cells.cast(there, safe=False))
     return cells.cast(pa.timestamp("us"), safe=False)
 
 
