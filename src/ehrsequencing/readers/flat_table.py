@@ -1,4 +1,4 @@
-"""Any flat table → MEDS, by a map that says what its columns mean (`config/table_map.py`)."""
+"""Any flat table → MEDS, by a map that says what its columns mean (`config/importing.py`)."""
 
 from collections import Counter
 from dataclasses import dataclass, field
