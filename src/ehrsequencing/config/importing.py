@@ -73,9 +73,11 @@ def is_date(text: str) -> bool:
 
 def _as_texts(given: object) -> object:
     """Numbers of a list as the table writes them."""
-    if not isinstance(given, list):
-        return given
-    return [str(x) if type(x) in (int, float) else x for x in given]
+    return (
+        [str(item) if type(item) in (int, float) else item for item in given]
+        if isinstance(given, list)
+        else given
+    )
 
 
 class EventMap(Settings):

@@ -286,8 +286,7 @@ def _strptime(text: Any, form: str) -> Any:
 
 def _iso_times(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Times where every cell is an ISO day, minute or second without an offset; else None."""
-    filled = text.drop_null()
-    if not pc.all(pc.is_in(pc.utf8_length(filled), _ISO_LENGTHS)).as_py():
+    if not pc.all(pc.is_in(pc.utf8_length(text.drop_null()), _ISO_LENGTHS)).as_py():
         return None
     try:
         return text.cast(pa.timestamp("us"))

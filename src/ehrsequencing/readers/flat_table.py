@@ -20,7 +20,6 @@ from ehrsequencing.config.importing import (
 )
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, parse_times
-from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -54,10 +53,9 @@ def import_csv(source: str, job: Import) -> None:
     table.check(*([name] for name in table_map.columns()))
     columns, subject = table_map.columns(), table_map.subject
     with job.writer(path, encounter=pa.string()) as writer:
-        name = path.name.partition(".")[0].lower()
-        book, names, form = CodeBook(), SubjectNames(), _Form(table_map, name)
+        book, names, form = CodeBook(), SubjectNames(), _Form(table_map)
         writer.code_facts = lambda seen: book.facts
-        for counts in job.tables([name]):
+        for counts in job.tables([path.name.partition(".")[0].lower()]):
             # what must hold something that can be read
             counts.columns["no_person"] = subject
             counts.required |= {subject, *table_map.number_columns()}
@@ -65,9 +63,15 @@ def import_csv(source: str, job: Import) -> None:
                 named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
                 counts.required |= {name for name in table_map.date_columns() if name in named}
             looked_at = [subject, *table_map.number_columns()]
-            dates = job.survey([table], counts, table_map.date_columns(), form.look, looked_at)
-            decimal = table_map.decimal
-            for block in job.blocks([table], counts, columns, dates, decimal=decimal):
+            dates = job.survey(
+                [table],
+                counts,
+                table_map.date_columns(),
+                form.look,
+                looked_at,
+                decimal=table_map.decimal,
+            )
+            for block in job.blocks([table], counts, columns, dates, decimal=table_map.decimal):
                 ids = block.text(subject)
                 if not form.whole_ids:
                     names.add(ids)
@@ -87,7 +91,6 @@ class _Form:
     """What a first pass over the table shows."""
 
     table_map: TableMap
-    name: str  # of the table
     # every subject is the whole number that it looks like, and stays as it is
     whole_ids: bool = True
     # columns of elapsed time that hold parts of days: clocks, no dates
@@ -98,14 +101,13 @@ class _Form:
     # columns of numbers that seem to have another decimal mark than the map says
     commas: set[str] = field(default_factory=set)
 
-    def look(self, rows: pa.Table) -> None:
+    def look(self, block: Block) -> None:
         """Look at a block."""
-        block = Block(rows, TableCounts(self.name, 0), decimal=self.table_map.decimal)
         ids = block.text(self.table_map.subject)
         are_numbers = pc.all(pc.match_substring_regex(ids, _NUMBER_ID)).as_py()
         self.whole_ids &= are_numbers is not False
         for name in self.table_map.number_columns() if self.table_map.decimal == "." else ():
-            cells = rows[name]
+            cells = block.rows[name]
             if is_text(cells.type) and pc.any(pc.match_substring_regex(cells, _COMMA)).as_py():
                 self.commas.add(name)
         for when in self.table_map.whens():

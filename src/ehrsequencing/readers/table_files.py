@@ -302,8 +302,8 @@ def _csv_table(path: Path, name: str, missing: Sequence[str], plain_tabs: bool) 
     for batch in _batches(path, ["line"], parse, convert):
         lines.add(number, batch["line"])
         number += len(batch)
-    plain = plain_tabs and delimiter == "\t" and '"' not in line
-    table = _Csv(path, header, missing, delimiter, lines, plain)
+    is_plain = plain_tabs and delimiter == "\t" and '"' not in line
+    table = _Csv(path, header, missing, delimiter, lines, is_plain)
     return SourceTable(str(path), name, names, frozenset(names), table.read, table.lost_rows)
 
 

@@ -301,8 +301,7 @@ class Concepts:
     def _descriptions(self, ids: Ints) -> dict[int, str]:
         out = {number: description for number, (_, description) in KNOWN.items()}
         for table in self._tables.get("concept", []):
-            named = table.has("concept_name")
-            for rows in table.blocks(["concept_id", "concept_name"]) if named else ():
+            for rows in table.blocks(["concept_id", "concept_name"]):
                 block = Block(rows, TableCounts("concept", 0))
                 number = block.whole("concept_id")
                 wanted = pc.is_in(number, value_set=pa.array(ids))
