@@ -2,15 +2,20 @@
 
 import gzip
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.omop.reader import import_omop
 from ehrsequencing.readers.synthea import import_synthea
 from helpers.command_line import ehrseq
-from helpers.omop import SMALL, write_csv
+from helpers.omop import SMALL, write_csv, write_parquet
 from helpers.synthea import NEW, write_tables
 
 FILES: dict[str, tuple[str, str, str]] = {  # file of persons, another one, and what a good row of this is like
@@ -106,3 +111,44 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path, name: st
     (source / name).write_bytes(content)
     with pytest.raises(EhrseqError, match=f"{name}: {said}"):
         import_omop(str(source), tmp_path / "meds")
+
+
+MOMENTS = pa.array([datetime(2015, 1, 1), datetime(2016, 1, 1)])
+FLAT = """subject: who
+time: at
+events:
+  - {code: LAB, value: number}
+  - {code_from: what, time: {column: age, unit: y, since: at}}
+"""
+WRONG_TYPES = {
+    "number": (MOMENTS, "timestamp[us] cannot be read as numbers"),
+    "age": (MOMENTS, "timestamp[us] cannot be read as numbers"),
+    "what": (pa.array([["A"], ["B"]]), "list<element: string> cannot be read as text"),
+    "who": (pa.array([["A"], ["B"]]), "list<element: string> cannot be read as text"),
+}
+
+
+@pytest.mark.parametrize("column", WRONG_TYPES)
+def test_a_column_of_a_flat_table_of_a_wrong_type_is_named(column: str, tmp_path: Path) -> None:
+    cells, message = WRONG_TYPES[column]
+    table = {"who": [1, 2], "at": MOMENTS, "number": [1.0, 2.0], "what": ["A", "B"], "age": [1.0, 2.0]} | {
+        column: cells
+    }
+    pq.write_table(pa.table(table), tmp_path / "visits.parquet")
+    (tmp_path / "map.yaml").write_text(FLAT)
+    with pytest.raises(EhrseqError) as error:
+        import_csv(tmp_path / "visits.parquet", tmp_path / "meds", settings=ImportConfig(map=tmp_path / "map.yaml"))
+    assert (
+        str(error.value) == f"table visits, column {column}: its type {message} (store it in another type, or as text)"
+    )
+
+
+def test_a_person_id_beyond_64_bits_is_refused_and_not_printed(tmp_path: Path) -> None:
+    source = write_parquet(SMALL, tmp_path / "omop")
+    ids = pa.array([2**63 + 5, 7], pa.uint64())
+    pq.write_table(pa.table({"person_id": ids, "year_of_birth": [1950, 1960]}), source / "person.parquet")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
+    assert result.exit_code == 2
+    message = "table person, column person_id: its type uint64 cannot be read as whole numbers of 64 bits"
+    assert message in " ".join(result.output.split())
+    assert str(2**63 + 5) not in result.output

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import Block, as_whole, parse_times
+from ehrsequencing.readers.cells import Block, as_times, as_whole, parse_times
 from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
@@ -95,6 +95,19 @@ def test_decimal_ids_are_exact(kind: pa.DataType) -> None:
     ids = [2**53, 2**53 + 1, 0, -12, 2**63 - 1, 2**63, None]
     cells = pa.chunked_array([pa.array([None if i is None else Decimal(i) for i in ids], kind)])
     assert as_whole(cells).to_pylist() == [*ids[:5], None, None]
+
+
+@pytest.mark.parametrize("kind", ["us", "ns", "ms"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_a_fraction_of_a_second_means_the_same_in_text_and_in_timestamps(kind: str, zone: str | None) -> None:
+    texts = ["2015-01-02 00:00:00.4", "1960-01-02 00:00:00.4", "1969-12-31 23:59:59.999", "2015-06-01 10:11:12.5"]
+    ends = "Z" if zone else ""
+    cells = pa.array([datetime.fromisoformat(text) for text in texts]).cast(pa.timestamp(kind))
+    if zone:
+        cells = cells.cast(pa.timestamp(kind, "UTC"))
+    there = ZoneInfo(zone) if zone else None
+    written = pa.chunked_array([[f"{text}{ends}" for text in texts]])
+    assert as_times(pa.chunked_array([cells]), zone=there) == parse_times(written, zone=there)
 
 
 def test_a_float_that_is_no_whole_number_of_64_bits_is_none() -> None:

@@ -1,6 +1,8 @@
 """Dates of an import: one order over the whole column or none, headers that are expressions, zones, missing columns."""
 
+import re
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cells import count_dates, date_order, parse_times
+from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.synthea import import_synthea
 from helpers.command_line import ehrseq
 from helpers.meds import written
@@ -208,3 +211,49 @@ def test_no_order_is_chosen_by_majority(data: st.DataObject) -> None:
     texts = [day.strftime("%d/%m/%Y") for day in days[1:]] + [days[0].strftime("%m/%d/%Y")]
     with pytest.raises(EhrseqError, match="several ways"):
         date_order(count_dates(pa.chunked_array([texts])), None, where="x")
+
+
+CODED = "condition_concept_id", "condition_start_date"
+NO_DATES: dict[str, pa.Array] = {
+    "int64": pa.array([1425254400, 1425254401]),
+    "double": pa.array([20150302.0, 20160302.0]),
+    "bool": pa.array([True, False]),
+    "decimal128(8, 0)": pa.array([Decimal(20150302), Decimal(20160302)]),
+    "time32[ms]": pa.array([1, 2], pa.time32("ms")),
+}
+
+
+def dated(cells: pa.Array, folder: Path) -> tuple[Path, Path]:
+    """A table of conditions with these dates, as a flat table and as OMOP."""
+    (folder / "omop").mkdir()
+    people = pa.table({"person_id": [1, 2], "year_of_birth": [1950, 1960]})
+    pq.write_table(people, folder / "omop" / "person.parquet")
+    path = folder / "omop" / "condition_occurrence.parquet"
+    pq.write_table(pa.table({"person_id": [1, 2], CODED[0]: [77, 78], CODED[1]: cells}), path)
+    (folder / "map.yaml").write_text(
+        f"subject: person_id\ntime: {CODED[1]}\nevents:\n  - {{code: A, code_from: {CODED[0]}}}\n"
+    )
+    return path, folder / "map.yaml"
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint32()])
+def test_whole_numbers_of_8_digits_are_dates(kind: pa.DataType, tmp_path: Path) -> None:
+    path, table_map = dated(pa.array([20150302, 20160302], kind), tmp_path)
+    table = pq.read_table(path).append_column("condition_start_datetime", pa.nulls(2, kind))
+    pq.write_table(table, path)
+    import_csv(path, tmp_path / "flat", settings=ImportConfig(map=table_map))
+    import_omop(str(path.parent), tmp_path / "meds")
+    for folder in ("flat", "meds"):
+        rows = pa.concat_tables(pq.read_table(p) for p in (tmp_path / folder / "data").rglob("*.parquet")).to_pylist()
+        days = {row["time"].date() for row in rows if row["time"] is not None and row["code"] != "MEDS_BIRTH"}
+        assert days == {date(2015, 3, 2), date(2016, 3, 2)}
+
+
+@pytest.mark.parametrize("kind", NO_DATES)
+def test_a_column_of_dates_of_another_type_is_refused(kind: str, tmp_path: Path) -> None:
+    path, table_map = dated(NO_DATES[kind], tmp_path)
+    where = f"table condition_occurrence, column {CODED[1]}: its type {kind} cannot be read as dates"
+    with pytest.raises(EhrseqError, match=re.escape(where)):
+        import_csv(path, tmp_path / "flat", settings=ImportConfig(map=table_map))
+    with pytest.raises(EhrseqError, match=re.escape(where)):
+        import_omop(str(path.parent), tmp_path / "meds")

@@ -424,6 +424,25 @@ events:
     assert all(row["date_only"] for row in rows_)
 
 
+CODES = ["01", "010", "8", "250.00", "250.0", "1_000", "0x1F", "No", "null", "1e3"]
+
+
+def test_keys_of_a_map_are_codes_as_they_are_written(tmp_path: Path) -> None:
+    rows = "".join(f"1,2015-01-{day:02d} 10:00,{code}\n" for day, code in enumerate(CODES, 1))
+    (tmp_path / "t.csv").write_text(f"id,at,dx\n{rows}1,2015-02-01,009\n1,2015-02-02,9\n")
+    codes = ", ".join(f"{code}: CODE//{place}" for place, code in enumerate(CODES))
+    mapping = f"""subject: id
+time: at
+missing: [009]
+events:
+  - {{code_from: dx, codes: {{{codes}, 9: NINE}}}}
+"""
+    settings = ImportConfig(map=write_map(tmp_path, mapping))
+    import_csv(tmp_path / "t.csv", tmp_path / "meds", settings=settings)
+    rows_ = [r for p in (tmp_path / "meds/data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    assert [row["code"] for row in rows_] == [*(f"CODE//{place}" for place in range(len(CODES))), "NINE"]
+
+
 @pytest.mark.parametrize("ids", [["0012", "12", "00012"], ["12", "A7", "7"], ["1", "1.0", "01"]])
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_ids_that_are_written_differently_are_different_people(ids: list[str], form: str, tmp_path: Path) -> None:

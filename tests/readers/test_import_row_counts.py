@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.config import ImportConfig
+from ehrsequencing.readers.flat_table import import_csv
 from ehrsequencing.readers.table_files import open_table
 from helpers.command_line import ehrseq
 from helpers.omop import SMALL, Tables, write_csv
@@ -72,6 +74,50 @@ def test_a_stray_quote_in_a_file_without_quotes_loses_nothing(tmp_path: Path) ->
     import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
     made = row_counts(tmp_path / "meds")["condition_occurrence"]
     assert (made["rows_in"], made["rows_out"]) == (300, 300)
+
+
+QUOTING = {"R": csv.QUOTE_NONNUMERIC, "all": csv.QUOTE_ALL, "pandas": csv.QUOTE_MINIMAL}
+
+
+@pytest.mark.parametrize("quoting", QUOTING)
+def test_tabs_with_quotes_mean_the_same_as_commas(quoting: str, tmp_path: Path) -> None:
+    rows = [[1, "2015-01-01 10:00", 'I50 "acute"'], [2, "2016-01-01 10:00", "I51\t0"], [2, "2016-01-02 10:00", "I52"]]
+    (tmp_path / "map.yaml").write_text("subject: id\ntime: at\nevents:\n  - {code: DX, code_from: dx}\n")
+    for name, delimiter in (("tabs", "\t"), ("commas", ",")):
+        with open(tmp_path / name, "w", newline="") as file:
+            csv.writer(file, delimiter=delimiter, quoting=QUOTING[quoting]).writerows([["id", "at", "dx"], *rows])
+        import_csv(tmp_path / name, tmp_path / f"{name}_meds", settings=ImportConfig(map=tmp_path / "map.yaml"))
+    made, same = (
+        [r for p in sorted((tmp_path / f"{name}_meds/data").rglob("*.parquet")) for r in pq.read_table(p).to_pylist()]
+        for name in ("tabs", "commas")
+    )
+    assert made == same
+    assert {(r["subject_id"], r["code"]) for r in made} == {(1, 'DX//I50 "acute"'), (2, "DX//I51 0"), (2, "DX//I52")}
+
+
+def test_a_vocabulary_with_tabs_and_stray_quotes_keeps_every_concept(tmp_path: Path) -> None:
+    names = ['"Light" smoker', '5" needle', '"Sodium" 5" x', "plain", '"Quoted name"']
+    concepts = [f"{i}\t{name}\tLOINC\tL{i}" for i, name in enumerate(names, 1)]
+    head = "concept_id\tconcept_name\tvocabulary_id\tconcept_code"
+    rows = [f'"{i}"\t"{i}"\t"2010-01-0{i}"' for i in range(1, 6)]
+    people = [f"{i}\t1950" for i in range(1, 6)]
+    tables = {
+        "person": lines("person_id\tyear_of_birth", people),
+        "concept": lines(head, concepts),
+        "condition_occurrence": lines('"person_id"\t"condition_concept_id"\t"condition_start_date"', rows),
+    }
+    import_omop(str(write_tables(tables, tmp_path / "csv")), tmp_path / "meds")
+    facts = pq.read_table(tmp_path / "meds/metadata/codes.parquet").to_pylist()
+    described = {row["code"]: row["description"] for row in facts}
+    assert {f"LOINC//L{i}": name for i, name in enumerate(names, 1)}.items() <= described.items()
+    tables["concept"] = lines(
+        '"' + head.replace("\t", '"\t"') + '"', [f'{i}\t"n {i}"\t"LOINC"\t"L{i}"' for i in range(1, 6)]
+    )
+    import_omop(str(write_tables(tables, tmp_path / "r")), tmp_path / "r_meds")
+    facts = pq.read_table(tmp_path / "r_meds/metadata/codes.parquet").to_pylist()
+    assert {f"LOINC//L{i}": f"n {i}" for i in range(1, 6)}.items() <= {
+        r["code"]: r["description"] for r in facts
+    }.items()
 
 
 def quoted(i: int) -> str:

@@ -72,14 +72,12 @@ def is_date(text: str) -> bool:
 
 
 def _as_texts(given: object) -> object:
-    """Numbers of a list, or of the keys of a mapping, as the table writes them."""
-    if isinstance(given, dict):
-        return {_as_text(key): value for key, value in given.items()}
-    return [_as_text(item) for item in given] if isinstance(given, list) else given
-
-
-def _as_text(value: object) -> object:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    """Numbers of a list as the table writes them."""
+    return (
+        [str(item) if type(item) in (int, float) else item for item in given]
+        if isinstance(given, list)
+        else given
+    )
 
 
 class EventMap(Settings):
@@ -88,7 +86,7 @@ class EventMap(Settings):
     code: str | None = None  # the code; with code_from its beginning: CODE//TEXT
     code_from: str | None = None  # the column whose text ends the code
     # texts of code_from → whole codes; others make no event
-    codes: Annotated[dict[str, str], BeforeValidator(_as_texts)] = Field(default_factory=dict)
+    codes: dict[str, str] = Field(default_factory=dict)
     value: str | None = None  # the column with the number
     unit: str | None = None  # of all numbers; becomes the code's ending
     unit_from: str | None = None  # the column with each number's unit

@@ -1,4 +1,4 @@
-"""Parse YAML and JSON strictly: duplicate keys are errors, dates stay text, and size and depth are bounded."""
+"""Parse YAML and JSON strictly: duplicate keys are errors, dates and keys stay text, and size and depth are bounded."""
 
 import json
 import re
@@ -28,13 +28,15 @@ class BadText(ValueError):
 
 
 def parse_yaml(text: str) -> Any:
-    """Read YAML without tags that run code; `2015-01-01` stays text.
+    """Read YAML without tags that run code; `2015-01-01`, `010` and every key stay text.
 
     Raises:
         BadText: It is not valid, has a key twice or an alias, or is too long, too large or too deep.
 
     >>> parse_yaml("{from: 2015-01-01, seed: 3}")
     {'from': '2015-01-01', 'seed': 3}
+    >>> parse_yaml("{010: A, 250.00: B}")
+    {'010': 'A', '250.00': 'B'}
     """
     if len(text) > LONGEST_YAML:
         raise BadText(f"is longer than {LONGEST_YAML:,} characters")
@@ -81,7 +83,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Strict(yaml.SafeLoader):
-    """Safe YAML with text dates, distinct keys and no alias. `12:30` is text, not a number of base 60."""
+    """Safe YAML with text dates, distinct keys of text and no alias. `12:30` and `010` are text, no numbers."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """One node; refused where it stands for another one."""
@@ -92,21 +94,24 @@ class _Strict(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping with distinct keys; of two equal keys PyYAML would silently take the last."""
+        """A mapping with distinct keys, as written; of two equal keys PyYAML would silently take the last."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
+                key.tag = _AS_WRITTEN.get(key.tag, key.tag)
                 if (key.tag, key.value) in seen:
                     raise BadText(f"has the key {key.value!r} twice", key.start_mark.line + 1)
                 seen.add((key.tag, key.value))
         return node
 
 
-_NUMBERS = {  # as PyYAML's own, without base 60: 12:30 is text
-    "tag:yaml.org,2002:int": re.compile(
-        r"[-+]?(?:0b[0-1_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"
-    ),
+_AS_WRITTEN = {  # kinds of plain keys that become text: the code 250.00 is not 250.0, nor No false
+    f"tag:yaml.org,2002:{kind}": "tag:yaml.org,2002:str"
+    for kind in ("int", "float", "bool", "null")
+}
+_NUMBERS = {  # as PyYAML's own, without base 60 and 8: 12:30 and 010 are text
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0b[0-1_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
     "tag:yaml.org,2002:float": re.compile(
         r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"

@@ -45,6 +45,12 @@ _NUMBER = {
     ",": r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT,
 }
 _WHOLE = r"^[+-]?\d{1,19}(\.0*)?$"
+_WANTED = {  # by the method of `Block`
+    "times": "dates or as yyyymmdd",
+    "numbers": "numbers",
+    "whole": "whole numbers of 64 bits",
+    "text": "text",
+}
 _MOST = pa.scalar(str(np.iinfo(np.int64).max))
 NO_TEXT = pa.scalar(None, pa.string())
 NO_NUMBER = pa.scalar(None, pa.float64())
@@ -102,7 +108,14 @@ class Block:
         if name not in self.rows.column_names:
             return read(pa.chunked_array([pa.nulls(len(self), pa.string())]))
         if (name, kind) not in self._done:
-            found = self._done[name, kind] = read(self.rows[name])
+            try:
+                found = self._done[name, kind] = read(self.rows[name])
+            except pa.ArrowException:  # which may hold a cell
+                raise EhrseqError(
+                    f"its type {self.rows[name].type} cannot be read as {_WANTED[kind]}",
+                    where=f"table {self.counts.name}, column {name}",
+                    fix="store it in another type, or as text",
+                ) from None
             self._count(name, len(found) - found.null_count)
         return self._done[name, kind]
 
@@ -121,13 +134,24 @@ class Block:
 def as_times(
     cells: pa.ChunkedArray, order: Order = "ymd", zone: tzinfo | None = None
 ) -> pa.ChunkedArray:
-    """Dates and times of any type as timestamp[us]; see `parse_times` for text."""
+    """Dates, timestamps and yyyymmdd of integers as timestamp[us], to the second; see `parse_times` for text.
+
+    Raises:
+        pa.ArrowException: The column is of another type, or holds an integer that has not 8 digits.
+    """
     kind = cells.type
+    if pa.types.is_integer(kind):
+        cells = cells.cast(pa.string())
+        if pc.all(pc.match_substring_regex(cells, r"^\d{8}$")).as_py() is False:
+            raise pa.ArrowInvalid("not all are yyyymmdd")
+        return parse_times(cells)
     if is_text(kind):
         return parse_times(cells, order, zone)
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        there = pa.timestamp("us", str(zone or "UTC"))
-        cells = pc.local_timestamp(cells.cast(there, safe=False))
+    if pa.types.is_timestamp(kind):
+        cells = pc.floor_temporal(cells, unit="second")
+        if kind.tz is not None:
+            there = pa.timestamp("us", str(zone or "UTC"))
+            cells = pc.local_timestamp(cells.cast(there, safe=False))
     return cells.cast(pa.timestamp("us"), safe=False)
 
 
@@ -262,8 +286,7 @@ def _strptime(text: Any, form: str) -> Any:
 
 def _iso_times(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Times where every cell is an ISO day, minute or second without an offset; else None."""
-    filled = text.drop_null()
-    if not pc.all(pc.is_in(pc.utf8_length(filled), _ISO_LENGTHS)).as_py():
+    if not pc.all(pc.is_in(pc.utf8_length(text.drop_null()), _ISO_LENGTHS)).as_py():
         return None
     try:
         return text.cast(pa.timestamp("us"))

@@ -1,4 +1,4 @@
-"""Any flat table → MEDS, by a map that says what its columns mean (`config/table_map.py`)."""
+"""Any flat table → MEDS, by a map that says what its columns mean (`config/importing.py`)."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from ehrsequencing.config.importing import (
     load_table_map,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_TEXT, Block, as_numbers, as_text, parse_times
+from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, parse_times
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -63,9 +63,15 @@ def import_csv(source: str, job: Import) -> None:
                 named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
                 counts.required |= {name for name in table_map.date_columns() if name in named}
             looked_at = [subject, *table_map.number_columns()]
-            dates = job.survey([table], counts, table_map.date_columns(), form.look, looked_at)
-            decimal = table_map.decimal
-            for block in job.blocks([table], counts, columns, dates, decimal=decimal):
+            dates = job.survey(
+                [table],
+                counts,
+                table_map.date_columns(),
+                form.look,
+                looked_at,
+                decimal=table_map.decimal,
+            )
+            for block in job.blocks([table], counts, columns, dates, decimal=table_map.decimal):
                 ids = block.text(subject)
                 if not form.whole_ids:
                     names.add(ids)
@@ -95,19 +101,18 @@ class _Form:
     # columns of numbers that seem to have another decimal mark than the map says
     commas: set[str] = field(default_factory=set)
 
-    def look(self, block: pa.Table) -> None:
+    def look(self, block: Block) -> None:
         """Look at a block."""
-        ids = as_text(block[self.table_map.subject])
+        ids = block.text(self.table_map.subject)
         are_numbers = pc.all(pc.match_substring_regex(ids, _NUMBER_ID)).as_py()
         self.whole_ids &= are_numbers is not False
         for name in self.table_map.number_columns() if self.table_map.decimal == "." else ():
-            cells = block[name]
+            cells = block.rows[name]
             if is_text(cells.type) and pc.any(pc.match_substring_regex(cells, _COMMA)).as_py():
                 self.commas.add(name)
         for when in self.table_map.whens():
             if isinstance(when, Elapsed):
-                numbers = as_numbers(block[when.column], self.table_map.decimal)
-                days = pc.multiply(numbers, UNIT_DAYS[when.unit])
+                days = pc.multiply(block.numbers(when.column), UNIT_DAYS[when.unit])
                 if pc.any(pc.not_equal(pc.floor(days), days)).as_py():
                     self.clocks.add(when.column)
 

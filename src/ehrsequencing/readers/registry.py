@@ -89,8 +89,10 @@ class Import:
         tables: Sequence[SourceTable],
         counts: TableCounts,
         dates: Sequence[str],
-        look: Callable[[pa.Table], None] = lambda block: None,
+        look: Callable[[Block], None] = lambda block: None,
         others: Sequence[str] = (),
+        *,
+        decimal: str = ".",
     ) -> dict[str, Order]:
         """A first pass over a table: count its lost lines, and find the order of dates in its columns of text.
 
@@ -100,6 +102,7 @@ class Import:
             dates: Columns of dates.
             look: Looks at each block.
             others: Other columns that it looks at.
+            decimal: Decimal mark of numbers that it looks at.
 
         Raises:
             EhrseqError: The dates of a column are ambiguous, or the table cannot be read.
@@ -111,7 +114,7 @@ class Import:
             if not columns and table.lost_rows is not None:  # its rows are to be counted
                 columns = [*table.names][:1]
             for block in table.blocks(columns):
-                look(block)
+                look(Block(block, TableCounts(counts.name, 0), decimal=decimal))
                 for name in texts:
                     found.setdefault(name, Counter()).update(count_dates(block[name]))
             if table.lost_rows is not None:

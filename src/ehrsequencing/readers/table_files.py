@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,13 +96,20 @@ def one_file_each(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     return found
 
 
-def open_table(path: Path, *, name: str | None = None, missing: Sequence[str] = ()) -> SourceTable:
+def open_table(
+    path: Path,
+    *,
+    name: str | None = None,
+    missing: Sequence[str] = (),
+    plain_tabs: bool = False,
+) -> SourceTable:
     """Look at a file of a table: Parquet by its ending, else CSV, plain or gz.
 
     Args:
         path: The file.
         name: What the report calls it; default: its name.
         missing: Texts that mean null, besides empty text.
+        plain_tabs: Whether no field is quoted if there are tabs and no quotes in the header, as in Athena's files.
 
     Raises:
         EhrseqError: The file is empty, holds something else than its ending says, or cannot be read.
@@ -116,7 +124,7 @@ def open_table(path: Path, *, name: str | None = None, missing: Sequence[str] = 
         raise EhrseqError(
             f"holds {held}", where=str(path), fix="give the file the ending of what it holds"
         )
-    read = _parquet_table if expected == "Parquet" else _csv_table
+    read = _parquet_table if expected == "Parquet" else partial(_csv_table, plain_tabs=plain_tabs)
     return read(path, name or path.name, missing)
 
 
@@ -174,7 +182,7 @@ def _parquet_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable
 def _plain(column: pa.Array, missing: Sequence[str]) -> pa.Array:
     """A column, text as the type string, without the cells that mean null."""
     column = column.cast(pa.string()) if holds_text(column.type) else column
-    if not missing:
+    if not missing or pa.types.is_nested(column.type):
         return column
     is_missing = pc.is_in(column.cast(pa.string()), value_set=pa.array(missing))
     return pc.if_else(is_missing, pa.scalar(None, column.type), column)
@@ -197,13 +205,14 @@ class _Csv:
     missing: Sequence[str]
     delimiter: str
     lines: "_Lines"
+    plain: bool  # no field is quoted, whatever the lines show
     parsed: int = 0  # rows of the last reading, as the next one
     rejected: int = 0
 
     @property
     def has_quotes(self) -> bool:
-        """Whether fields may be quoted; Athena's files with tabs never are."""
-        return self.delimiter != "\t" and (self.lines.quoted or self.lines.first_uneven is not None)
+        """Whether fields may be quoted."""
+        return not self.plain and (self.lines.quoted or self.lines.first_uneven is not None)
 
     def read(self, columns: list[str]) -> Iterator[pa.Table]:
         """See `SourceTable`; counts the rows."""
@@ -270,7 +279,7 @@ class _Lines:
             self.quoted = bool(pc.any(pc.match_substring_regex(some, field)).as_py())
 
 
-def _csv_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
+def _csv_table(path: Path, name: str, missing: Sequence[str], plain_tabs: bool) -> SourceTable:
     """Scan the header and the lines of a CSV file."""
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     with _reading(path, _AS_CSV), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -293,7 +302,8 @@ def _csv_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable:
     for batch in _batches(path, ["line"], parse, convert):
         lines.add(number, batch["line"])
         number += len(batch)
-    table = _Csv(path, header, missing, delimiter, lines)
+    is_plain = plain_tabs and delimiter == "\t" and '"' not in line
+    table = _Csv(path, header, missing, delimiter, lines, is_plain)
     return SourceTable(str(path), name, names, frozenset(names), table.read, table.lost_rows)
 
 

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError, install
-from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, as_whole
+from ehrsequencing.readers.cells import NO_TEXT, Block
+from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import
 from ehrsequencing.readers.rows import END_SUFFIX, CodeFacts, clean_codes, joined
 from ehrsequencing.readers.table_files import BLOCK_ROWS, SourceTable, lower_names
@@ -300,11 +301,11 @@ class Concepts:
     def _descriptions(self, ids: Ints) -> dict[int, str]:
         out = {number: description for number, (_, description) in KNOWN.items()}
         for table in self._tables.get("concept", []):
-            named = table.has("concept_name")
-            for block in table.blocks(["concept_id", "concept_name"]) if named else ():
-                number = as_whole(block["concept_id"])
+            for rows in table.blocks(["concept_id", "concept_name"]):
+                block = Block(rows, TableCounts("concept", 0))
+                number = block.whole("concept_id")
                 wanted = pc.is_in(number, value_set=pa.array(ids))
-                names = as_text(block["concept_name"]).filter(wanted).to_pylist()
+                names = block.text("concept_name").filter(wanted).to_pylist()
                 pairs = zip(number.filter(wanted).to_pylist(), names, strict=True)
                 out |= {i: text for i, text in pairs if text is not None}
         return out

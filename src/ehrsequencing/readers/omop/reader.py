@@ -171,7 +171,15 @@ def _files(source: str, names: set[str]) -> Sequence[tuple[str, SourceTable]]:
         if name in names and (is_file or any(path.glob("*.parquet"))):
             paths.append((name, path))
     return [
-        (name, open_table(file, name=file.relative_to(folder).as_posix(), missing=_MISSING))
+        (
+            name,
+            open_table(
+                file,
+                name=file.relative_to(folder).as_posix(),
+                missing=_MISSING,
+                plain_tabs=name in VOCABULARY_TABLES,
+            ),
+        )
         for name, path in one_file_each(paths).items()
         for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])
     ]
