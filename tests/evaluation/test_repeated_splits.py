@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ehrsequencing as eh
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import AgeAndSex, Fitted
 from ehrsequencing.config import EvaluationConfig, TaskConfig
@@ -183,6 +184,14 @@ def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: p
     first, again, other = trained
     assert first == again != other
     assert [path.name for path in folder.iterdir()] == [other]
+
+
+def test_an_evaluation_in_python_holds_the_splits_of_its_run(run: Path, table: dict[str, object]) -> None:
+    """With a report and without one, in what is returned and in `metrics.json`."""
+    for report in (False, True):
+        found = eh.evaluate(run, bootstrap=0, baselines="none", explained_subjects=0, report=report, progress=False)
+        assert found.result["repeated_splits"] == table
+        assert json.loads((run / "metrics.json").read_text())["repeated_splits"] == table
 
 
 def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:

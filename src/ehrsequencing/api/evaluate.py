@@ -268,10 +268,8 @@ def score(
 
 
 def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
-    """Write the report of an evaluation, with the repeated splits and the audit that the run has."""
-    audit = saved_audit(run)
-    metrics = add_splits(run, metrics) | {"audit": audit}
-    _add_pages(run, metrics)
+    """Write the report of an evaluation, with the audit that the run has."""
+    _add_pages(run, metrics | {"audit": saved_audit(run)})
 
 
 def report_outcomes(
