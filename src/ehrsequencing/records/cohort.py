@@ -285,12 +285,13 @@ class CohortBuilder:
         return int(np.sum(t_us[with_event] > last_other[with_event]))
 
     def _candidates(self, record: Record) -> tuple[Ints, Ints]:
-        """Index candidates (subject row, time) after birth, sorted and distinct."""
+        """Index candidates (subject row, time), sorted and distinct, and none before birth."""
         owner, moment = self._moments(record)
         born = moment >= record.birth_us[owner]  # `STATIC`, where it is unknown, is before all
         return owner[born], moment[born]
 
     def _moments(self, record: Record) -> tuple[Ints, Ints]:
+        """What the task's rule for the index names (subject row, time), sorted and distinct."""
         index, birth_us, visits = self.task.index, record.birth_us, record.visits
         if index.first_visit:
             owner, first_visit = np.unique(visits.subject, return_index=True)
