@@ -1,12 +1,15 @@
-"""What a GPU does with this package: `python bench/gpu.py PREPARED OUT [--device cpu]`.
+"""What a GPU does with this package: `python bench/gpu.py PREPARED OUT [--numbers NUMBERS] [--device cpu]`.
 
-PREPARED is a prepared set: docs/performance.md took `delphi_sim_meds` with `examples/tasks/delphi_all.yaml`. Parts:
+PREPARED is a prepared set: docs/performance.md took `delphi_sim_meds` with `examples/tasks/delphi_all.yaml`. NUMBERS is
+one of records with numbers: `physionet2012_meds` with visits of 12 hours. Parts:
 
-- `equal`: loss and gradients of both architectures in float32, on the device and on the CPU.
+- `equal`: loss and gradients of both architectures in float32, on the device and on the CPU; with NUMBERS of a
+  model with a table branch as well, on subjects of that set.
 - `kernel`: the ragged attention kernel in bf16 against plain masks in float32, on the same rounded numbers.
 - `step`: forward, backward, clipping and fused AdamW of the default and the large model, on ragged records; their FLOPs
   per second over the best rate of an 8192 x 8192 matrix product on the device.
 - `epoch`: whole epochs of `ehrseq train` on PREPARED, tuning subjects and masked codes included, and the loader alone.
+- `run`: `ehrseq train` on NUMBERS with the default settings, without a blend: on the device, and on the CPU beside it.
 
 With `--device cpu` all of it runs with tiny sizes, and `kernel` is left out. Exits with 1 where numbers disagree.
 """
@@ -14,11 +17,13 @@ With `--device cpu` all of it runs with tiny sizes, and `kernel` is left out. Ex
 import argparse
 import json
 import math
+import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +37,8 @@ from _measure import flops_of, machine
 from ehrsequencing.batches.loader import Step
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, StudyConfig, TrainingConfig
-from ehrsequencing.core.files import write_json
+from ehrsequencing.core.files import read_json_lines, write_json
+from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.models.attention import attend, codes_plan, plain_attention, visits_plan
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
@@ -73,13 +79,34 @@ def model_of(**settings: Any) -> SurvivalModel:
 # ---- the same numbers --------------------------------------------------------------------------------------------
 
 
-def equal(device: torch.device, subjects: int) -> list[Row]:
-    """How far loss and gradients are from the CPU's, relative to their norms."""
-    rows: list[Row] = []
+def drawn(subjects: int) -> Iterator[tuple[str, SurvivalModel, VisitBatch]]:
+    """A new model of each architecture, and drawn records."""
     for architecture in ("hierarchical", "flat"):
         model = model_of(architecture=architecture, history_dropout=0.0)
         batch = labelled(subjects, seed=0)
         model.start_at_rates(batch)
+        yield architecture, model, batch
+
+
+def with_numbers(numbers: Path, out: Path) -> tuple[str, SurvivalModel, VisitBatch]:
+    """The model that `ehrseq train` starts with on NUMBERS, no weight zero, and its first batch."""
+    data = Prepared(numbers)
+    trainer = Trainer(data, data.only_task(), out, study=StudyConfig())
+    step = next(trainer.training.batches(trainer.training.steps_of_epoch(0)))
+    model = trainer.model
+    assert model.table is not None
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.05)
+    return "hierarchical with numbers", model.eval(), step.batch
+
+
+def equal(
+    device: torch.device, of: Iterable[tuple[str, SurvivalModel, VisitBatch]]
+) -> Iterator[Row]:
+    """How far loss and gradients are from the CPU's, relative to their norms."""
+    for name, model, batch in of:
         found = []
         for place in (torch.device("cpu"), device):
             model.zero_grad()
@@ -91,13 +118,12 @@ def equal(device: torch.device, subjects: int) -> list[Row]:
         (loss_here, here), (loss_there, there) = found
         off = [float((b - a).norm()) for a, b in zip(here, there, strict=True)]
         norms = [float(a.norm()) for a in here]
-        rows.append({
-            "section": "equal", "architecture": architecture, "loss": loss_here,
+        yield {
+            "section": "equal", "architecture": name, "loss": loss_here,
             "loss_off": abs(loss_there - loss_here) / abs(loss_here),
             "gradients_off": math.hypot(*off) / math.hypot(*norms),
             "worst_parameter_off": max(o / n for o, n in zip(off, norms, strict=True) if n > 1e-3 * max(norms)),
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
 def kernel(device: torch.device, subjects: int) -> list[Row]:
@@ -246,6 +272,26 @@ def epochs(prepared: Path, out: Path, sizes: tuple[str, ...], *, count: int) -> 
     shutil.rmtree(out, ignore_errors=True)
 
 
+def runs(numbers: Path, out: Path, *, on_gpu: bool) -> Iterator[Row]:
+    """Whole trainings, teacher included, by command: on the GPU if there is one, and without it."""
+    for device in ("cuda", "cpu") if on_gpu else ("cpu",):
+        folder = out / f"run-{device}"
+        shutil.rmtree(folder, ignore_errors=True)
+        command = ["train", str(numbers), "--out", str(folder), "training.blend=false"]
+        hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+        started = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "ehrsequencing", *command], check=True, env=os.environ | hidden
+        )
+        seconds = time.perf_counter() - started
+        history = read_json_lines(folder / HISTORY)
+        yield {
+            "section": "run", "device": device, "seconds": seconds, "epochs": len(history),
+            "seconds_of_epochs": sum(row["seconds"] for row in history),
+            "tuning_nll": min(row["tuning_nll"] for row in history),
+        }  # fmt: skip
+
+
 # ---- all of it ---------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +302,7 @@ def main() -> None:
     )
     parser.add_argument("prepared", type=Path)
     parser.add_argument("out", type=Path, help="folder for gpu.json")
+    parser.add_argument("--numbers", type=Path, help="a prepared set of records with numbers")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     asked = parser.parse_args()
     device, on_gpu = torch.device(asked.device), asked.device == "cuda"
@@ -277,13 +324,17 @@ def main() -> None:
             write_json(asked.out / "gpu.json", {"machine": about, "rows": rows})
 
     sizes = ("medium", "large") if on_gpu else ("small",)
-    keep(equal(device, 64 if on_gpu else 8))
+    keep(equal(device, drawn(64 if on_gpu else 8)))
+    if asked.numbers is not None:
+        keep(equal(device, [with_numbers(asked.numbers, asked.out / "start")]))
     if on_gpu:
         keep(kernel(device, 64))
     rates = peaks(device, 8192 if on_gpu else 512)
     keep([{"section": "peak", **{name: rate / 1e12 for name, rate in rates.items()}}])
     keep(steps(device, sizes, (64, 2048) if on_gpu else (8,), rates))
     keep(epochs(asked.prepared, asked.out / "run", sizes, count=3 if on_gpu else 1))
+    if asked.numbers is not None:
+        keep(runs(asked.numbers, asked.out, on_gpu=on_gpu))
     off = max(
         max(row["loss_off"], row["gradients_off"]) for row in rows if row["section"] == "equal"
     )

@@ -324,7 +324,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 @needs_gpu
-@pytest.mark.parametrize("kind", ["query", "transformer", "cls"])
+@pytest.mark.parametrize("kind", ["query", "transformer", "cls", "table"])
 def test_the_kernel_equals_its_twin(kind: str) -> None:
     model = make_model(**MODELS[kind], dim=32, max_visits=4).float()
     batch = pack(sample_records(lengths=(40, 0, 1, 90, 3)), dtype=torch.float32)
@@ -342,7 +342,7 @@ def test_the_kernel_equals_its_twin(kind: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["query", "flat"])
+@pytest.mark.parametrize("kind", ["query", "flat", "table", "flat table"])
 def test_no_step_waits_for_a_gpu(kind: str, precision: torch.dtype) -> None:
     model = make_model(**MODELS[kind], dim=32).float().cuda()
     host = pack(SAMPLE, dtype=torch.float32).pin_memory()
