@@ -89,9 +89,10 @@ def drawn(subjects: int) -> Iterator[tuple[str, SurvivalModel, VisitBatch]]:
 
 
 def with_numbers(numbers: Path, out: Path) -> tuple[str, SurvivalModel, VisitBatch]:
-    """The model that `ehrseq train` starts with on NUMBERS, no weight zero, and its first batch."""
+    """A new model with a table branch for NUMBERS, no weight of it zero, and its first batch."""
     data = Prepared(numbers)
-    trainer = Trainer(data, data.only_task(), out, study=StudyConfig())
+    study = StudyConfig(model=ModelConfig(table_dim=128))
+    trainer = Trainer(data, data.only_task(), out, study=study)
     step = next(trainer.training.batches(trainer.training.steps_of_epoch(0)))
     model = trainer.model
     assert model.table is not None

@@ -22,6 +22,8 @@ from helpers.browser import a_browser
 from helpers.settings import EXAMPLES, TINY
 from helpers.simulate import busy_world
 
+if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -18,6 +18,7 @@ from ehrsequencing.cli.console import bar, output_of
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines
+from ehrsequencing.training.loop import Progress
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 
@@ -267,6 +268,10 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
         stage("risk curves")
         time.sleep(0.15)
     assert capsys.readouterr().err.startswith("risk curves: ")
+    with progress.training_bar() as show:  # a GPU's losses come back some steps later
+        show(Progress(1, 3, 1, 2, loss=None, tuning_nll=None, subjects_per_second=9.0))
+        time.sleep(0.15)
+    assert capsys.readouterr().err.startswith("epoch 1 of 3, 9 subjects/s: ")
     with output_of("x", as_json=False, quiet=True), bar("fitting") as tick:
         time.sleep(0.15)
     assert capsys.readouterr() == ("", "")

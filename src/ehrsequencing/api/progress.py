@@ -180,7 +180,9 @@ def training_bar(
 
         def report(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
-            text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
+            text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}"
+            if p.loss is not None:
+                text += f": loss {p.loss:.4f}"
             if p.ended and show:
                 best = ", best so far" if p.best else ""
                 print_line(f"{text}, {tuning} {p.tuning_nll:.4f}{best}")

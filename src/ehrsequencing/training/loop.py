@@ -72,7 +72,9 @@ class Progress:
     epochs: int
     step: int
     steps: int
-    loss: float  # mean training loss of the epoch so far
+    loss: (
+        float | None
+    )  # mean training loss of the epoch so far; None: no loss has come back from the device
     tuning_nll: float | None  # of the last epoch that has ended
     subjects_per_second: float
     member: int = 1
@@ -190,7 +192,7 @@ class Training:
                         losses.read(state)
                         self.save_when_due(state)
                     rate = subjects_seen / max(time.monotonic() - started, 1e-9)
-                    mean = state.loss_sum / max(state.row_count, 1)
+                    mean = state.loss_sum / state.row_count if state.row_count else None
                     counts = state.epoch + 1, settings.epochs, state.step, len(steps)
                     on_progress(Progress(*counts, mean, last_tuning, rate))
                     stop.leave_if_asked(partial(losses.read, state))
