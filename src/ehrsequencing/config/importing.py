@@ -20,6 +20,8 @@ class ImportConfig(Settings):
     dates: Literal["dmy", "mdy", "ymd"] | None = None
     # Clock of the hospital, for times that are written in UTC: Europe/Berlin.
     time_zone: TimeZone | None = None
+    # Of several dates of a row the one at which its content was known, or the earliest that its source gives.
+    known: Literal["latest", "earliest"] = "latest"
     # What the columns of a flat table mean, for `ehrseq import csv`.
     map: Path | None = None
 

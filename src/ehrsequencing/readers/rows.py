@@ -49,6 +49,10 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
             "numeric_value": pa.float32(),
             "text_value": pa.large_string(),
             "encounter_id": encounter,
+            # of a visit: of an inpatient, emergency, observation or intensive-care class
+            "acute": pa.bool_(),
+            # of a visit: whether its end was a death, as the source says; null where it does not say
+            "died": pa.bool_(),
             "source": pa.int64(),  # the number of the source's row, from `TableCounts.take`
         }
     )
