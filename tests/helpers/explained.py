@@ -3,8 +3,8 @@
 from ehrsequencing.explain import SubjectRecord
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.cohort import NEVER, CohortBuilder
-from ehrsequencing.records.events import Events
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.events import NEVER, Events
 from ehrsequencing.records.visits import make_record
 
 

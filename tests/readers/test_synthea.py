@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ehrsequencing.readers import cleaning_rules as rules
 from ehrsequencing.readers.meds_writer import FLUSH_ROWS
-from ehrsequencing.readers.rows import PERIOD_START, Role
+from ehrsequencing.readers.rows import Role
 from ehrsequencing.readers.synthea import import_synthea, subject_ids
-from ehrsequencing.records.events import DAY_US, SECOND_US
+from ehrsequencing.records.events import DAY_US, PERIOD_START, SECOND_US
 from helpers.cleaning import clean_rows
 from helpers.meds import meds_rows, written
 from helpers.synthea import NEW, write_tables

@@ -18,7 +18,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.events import STATIC, Events
 from ehrsequencing.records.labels import IndexTimes
-from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader
+from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader, last_row_us
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, Timelines, joined
 from ehrsequencing.records.visits import make_record
@@ -58,7 +58,7 @@ class Source:
             ids, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.isin(ids, training)[row])
             subjects += len(ids)
-            end_us = max(end_us, int(events.time_us.max(initial=STATIC)))
+            end_us = max(end_us, last_row_us(events, reader.late))
             some = events.take(np.isin(events.subject_id, wanted))
             ids, first = np.unique(some.subject_id, return_index=True)
             bounds = np.r_[first, len(some)].tolist()

@@ -37,6 +37,17 @@ class IndexConfig(Settings):
         check_date(self.date)
         return self
 
+    @property
+    def words(self) -> str:
+        """The index in words: `the first ICU_ADMISSION`."""
+        if self.first_visit:
+            return "the first visit"
+        if self.age is not None or self.date is not None:
+            return f"age {format_days(self.age)}" if self.age is not None else str(self.date)
+        code = " or ".join(self.code or ("index time of the file",))
+        start = f"{'each' if self.which == 'every' else 'the first'} {code}"
+        return f"{format_days(self.after)} after {start}" if self.after else start
+
 
 class CensoringConfig(Settings):
     """End of follow-up: the first of a code and of an end by design; none means the subject's last event.
@@ -45,6 +56,8 @@ class CensoringConfig(Settings):
     """
 
     code: CodeList | None = None  # follow-up ends at the first of these codes from the index on
+    # a period under observation begins at these codes and ends at `code`; an index outside of any is none
+    start: CodeList | None = None
     date: str | None = None  # ISO date at which everybody's follow-up ends
     age: Days | None = None  # age at which it ends, as in 80y; at the data's end if that is earlier
     dataset_end: bool = False  # it ends at the last time stamp of the data set
@@ -55,6 +68,8 @@ class CensoringConfig(Settings):
             raise ValueError(
                 "give at most one of date, age, dataset_end; a code may stand beside it"
             )
+        if self.start is not None and self.code is None:
+            raise ValueError("start belongs to a code: name the end of a period in code")
         check_date(self.date)
         return self
 

@@ -294,7 +294,7 @@ def time_zero(task: TaskConfig) -> str:
     clock = "durations and horizons count from the moment of prediction"
     if task.blanking:
         clock += f", given no event in the {format_days(task.blanking)} that follow it"
-    return f"Time zero is {index_words(task)}. Models are compared {when}, among those still at risk; {clock}."
+    return f"Time zero is {task.index.words}. Models are compared {when}, among those still at risk; {clock}."
 
 
 def question(task: TaskConfig) -> str:
@@ -304,15 +304,4 @@ def question(task: TaskConfig) -> str:
         f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
     )
     what = f"How likely is {' or '.join(task.outcome)} within {horizons}"
-    return f"{what}, predicted from {index_words(task)} on and at every later visit{competing}?"
-
-
-def index_words(task: TaskConfig) -> str:
-    """The index in words: `the first ICU_ADMISSION`."""
-    index = task.index
-    if index.code is not None:
-        start = f"{'each' if index.which == 'every' else 'the first'} {' or '.join(index.code)}"
-        return f"{format_days(index.after)} after {start}" if index.after else start
-    if index.first_visit:
-        return "the first visit"
-    return f"age {format_days(index.age)}" if index.age is not None else str(index.date)
+    return f"{what}, predicted from {task.index.words} on and at every later visit{competing}?"

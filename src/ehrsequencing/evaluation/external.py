@@ -95,7 +95,7 @@ def read_external(
             record = make_record(events, excluded=encoder.excluded, settings=run.study.visits)
             cohort = encoder.builder.build(record, dataset_end_us=end_us)
             no_split = np.zeros(len(record.subject_id), dtype=np.int8)
-            tally.add_cohort(cohort, no_split, record.visits)
+            tally.add_cohort(cohort, no_split, record)
             yield replace(encoder.encode(record, cohort.rows), outcomes=None)
 
     with private_folder() as folder:  # its files may be removed while they are mapped
@@ -133,6 +133,7 @@ def _unmatched(
 ) -> list[str]:
     """Settings of the task whose codes match nothing here, as `outcome.death: CODE`."""
     named = {"index.code": task.index.code, "censoring.code": task.censoring.code}
+    named["censoring.start"] = task.censoring.start
     named |= {f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()}
     named |= {f"competing.{cause}": patterns for cause, patterns in task.competing.items()}
     known = (*codes, *parents, BIRTH, DEATH)

@@ -23,9 +23,9 @@ from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, offsets
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Moment, NewRecords, horizons_of, start_days_of
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.cohort import NEVER, CohortRows
+from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import STATIC, opens_run
+from ehrsequencing.records.events import NEVER, STATIC, opens_run
 from ehrsequencing.records.hazards import cumulative_incidence, exposure
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, Visits, make_record

@@ -24,9 +24,9 @@ from ehrsequencing.prediction.prediction_file import (
 )
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRows
+from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import DAY_US, Events, parse_date_us
+from ehrsequencing.records.events import DAY_US, NEVER, Events, parse_date_us
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
 from ehrsequencing.records.timelines import TaskRecords

@@ -11,16 +11,14 @@ from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.readers.import_report import FATES, ImportReport, RuleCounts
 from ehrsequencing.readers.rows import (
     END_SUFFIX,
-    PERIOD_START,
     Role,
     clean_codes,
     encoded,
     packed,
     places,
 )
-from ehrsequencing.records.events import DAY_US, SECOND_US
+from ehrsequencing.records.events import DAY_US, PERIOD_END, PERIOD_START, SECOND_US
 
-PERIOD_END = "OBSERVATION_PERIOD_END"
 NO_TIME = np.iinfo(np.int64).min
 OPEN = np.iinfo(np.int64).max - DAY_US  # the end of what has not ended
 VISITS = (Role.VISIT, Role.NAMED_VISIT)

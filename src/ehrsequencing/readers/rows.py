@@ -15,7 +15,6 @@ from ehrsequencing.core.arrays import Ints, Ints32
 
 SUBJECT_IDS = "metadata/subject_ids.parquet"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
-PERIOD_START = "OBSERVATION_PERIOD_START"
 _MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
 

@@ -7,11 +7,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.records.cohort import NEVER, Cohort, cohort_steps
-from ehrsequencing.records.events import DAY_US, opens_run
+from ehrsequencing.core.disclosure import count_text
+from ehrsequencing.records.cohort import ENDINGS, Cohort, cohort_steps
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    DEATH,
+    NEVER,
+    PERIOD_END,
+    first_time,
+    last_time,
+    opens_run,
+)
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.visits import Visits
+from ehrsequencing.records.visits import Record, count_at_or_before
 
 FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50  # of an interval or a comparison
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
@@ -42,27 +53,58 @@ class Tally:
             # subjects with a query, without a visit before it, and with one only after it
             "records_before": (n, len(task.landmarks), 3),
             "ends_record": (),  # outcomes that are their subject's last event, where that ends the follow-up
-            "ended_by_death": (),  # subjects whose follow-up a death that is no cause ends
+            # how the follow-up ends of each subject's first index that is in use
+            "followed": (n, len(ENDINGS)),
+            "deaths_alone": (
+                n,
+            ),  # subjects with an event who have no row but death after that index
+            # subjects with an index: alive or dead, without and with a code of `censoring` or the start of a period
+            "codes": (n, 4),
+            "with_records_before": (
+                n,
+            ),  # subjects with a row more than a day before their first index
+            "rows_unobserved": (
+                n,
+            ),  # subjects not observed at the index, with rows other than a death later
         }
         self.counts = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
 
-    def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
-        """Add a shard: its cohort, each subject's split (S,), and the visits."""
-        rows = cohort.rows
+    def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], record: Record) -> None:
+        """Add a shard: its cohort, each subject's split (S,), and the records."""
+        rows, owner, events = cohort.rows, cohort.index_owner, record.events
         first = np.flatnonzero(opens_run(rows.subject))
         row_split = split[rows.subject]
+        is_row = ~(cohort.is_mark | events.is_code(BIRTH) | events.is_code(DEATH))
+        start_us = first_time(events, is_row, record.subject, len(split))
+        last_us = last_time(events, is_row, record.subject, len(split))
+        indexed, at = np.unique(owner, return_index=True)
+        index_us = cohort.index_us[at] - round(self.task.index.after * DAY_US)
+        before = indexed[start_us[indexed] < index_us - DAY_US]
+        died = np.isin(indexed, record.subject[events.is_code(DEATH)])
+        has_code = np.isin(indexed, record.subject[cohort.is_mark])
+        is_missed = (cohort.index_reached == 1) & (cohort.reached[owner] == 1)
+        missed = np.unique(owner[is_missed & (last_us[owner] > cohort.index_us)])
+        # of each subject's first prediction time
+        subject, is_event = rows.subject[first], rows.cause[first] > 0
+        count, own = count_at_or_before(owner, cohort.index_us, subject, rows.index_us[first])
+        ending = np.where(is_event, 0, cohort.index_ending[own + count - 1])
+        alone = subject[is_event & (last_us[subject] <= rows.index_us[first])]
         for name, places in {
             "subjects": (split, cohort.reached),
             "indexes": (split[cohort.index_owner], cohort.index_reached),
             "rows": (row_split,),
             "queries": (row_split[rows.is_query],),
             "outcomes": (row_split[first], rows.cause[first]),
+            "followed": (row_split[first], ending),
+            "deaths_alone": (split[alone],),
+            "codes": (split[indexed], 2 * died + has_code),
+            "with_records_before": (split[before],),
+            "rows_unobserved": (split[missed],),
         }.items():
             np.add.at(self.counts[name], places, 1)
         self.counts["ends_record"] += cohort.ends_record
-        self.counts["ended_by_death"] += cohort.ended_by_death
         start_us = np.full(len(split), NEVER)
-        np.minimum.at(start_us, visits.subject, visits.start_us)
+        np.minimum.at(start_us, record.visits.subject, record.visits.start_us)
         start_us = start_us[rows.subject]
         for place, days in enumerate(self.task.landmarks):
             asked = rows.is_query & (rows.prediction_us - rows.index_us == round(days * DAY_US))
@@ -83,7 +125,7 @@ class Tally:
         return {
             **every,
             "outcomes_that_end_the_record": int(self.counts["ends_record"]),
-            "ended_by_death": int(self.counts["ended_by_death"]),
+            "ended_by_death": every["followed"]["death"],
             "records_before": before,
             "events": events,
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
@@ -101,10 +143,21 @@ class Tally:
         for days, counts in zip(self.task.landmarks, found["records_before"], strict=True):
             names = ("subjects", "without_record_before", "first_record_later")
             before.append({"landmark_days": days, **dict(zip(names, counts, strict=True))})
+        alive, _, died, died_with_code = found["codes"]
         return {
             "steps": steps,
             "prediction_times": found["rows"],
             "queries": found["queries"],
+            "followed": {
+                **dict(zip(ENDINGS, found["followed"], strict=True)),
+                "deaths_alone": found["deaths_alone"],
+                "alive_without_code": alive,
+                "died_without_code": died,
+                "died_with_code": died_with_code,
+                "with_index": sum(found["codes"]),
+                "with_records_before": found["with_records_before"],
+                "rows_unobserved": found["rows_unobserved"],
+            },
             "events": dict(zip(["censored", *self.task.causes], found["outcomes"], strict=True)),
             "records_before": before,
         }
@@ -115,7 +168,11 @@ def attrition_lines(
 ) -> list[str]:
     """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
     first, *steps = attrition["steps"]
-    lines = [f"task {task.name}", f"{first['subjects']:>10,}  {first['step']}"]
+    lines = [
+        f"task {task.name}",
+        followed_line(task, attrition),
+        f"{first['subjects']:>10,}  {first['step']}",
+    ]
     for s in steps:
         if s["excluded"]:
             lines.append(f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})")
@@ -130,8 +187,9 @@ def attrition_lines(
             f"{'':>10}  outcomes: {outcomes['kept']:,} kept; left out: {outcomes['rare']:,} with too few events, "
             f"{outcomes['ends']:,} that are births, deaths, causes or censoring"
         )
-    if died := attrition.get("ended_by_death"):
-        lines.append(f"{died:>10,}  follow-up ended by a death that is no cause")
+    if later := attrition.get("followed", {}).get("rows_unobserved"):
+        text = "of those not observed at the index have rows other than a death after it"
+        lines.append(f"{later:>10,}  {text}")
     for row in attrition.get("records_before", []):
         if none := row["without_record_before"]:
             lines.append(
@@ -142,6 +200,28 @@ def attrition_lines(
     return lines + [f"warning: {text}" for text in warnings]
 
 
+def followed_line(task: TaskConfig, attrition: Mapping[str, Any]) -> str:
+    """Who is followed from when until when, and how many until what, in one line."""
+    rule, counts, events = task.censoring, attrition["followed"], dict(attrition["events"])
+    people, code = sum(events.values()), " or ".join(rule.code or ())
+    other = rule.date or ("the last event" if rule.age is None else f"age {format_days(rule.age)}")
+    del events["censored"]
+    ends = {
+        code: counts["code"],
+        other: counts["other"],
+        "a death that is no cause": counts["death"],
+    }
+    ends = {name: n for name, n in ends.items() if n or (name in (code, rule.date) and name)}
+    ends |= events | {"the data's end": counts["data_end"]}
+    *names, last = ends
+    each = ", ".join(f"{n:,} {name}" for name, n in ends.items())
+    return (
+        f"followed: {people:,} people from {task.index.words} until {', '.join(names)} or {last}: {each}; "
+        f"{counts['deaths_alone']:,} of the {sum(events.values()):,} events are deaths of people without any other "
+        "row after the index"
+    )
+
+
 def nobody_left(task: TaskConfig, attrition: Mapping[str, Any]) -> tuple[str, str] | None:
     """Where a task that keeps no prediction time loses its last subject, and what may help; None if it keeps any."""
     if attrition["prediction_times"]:
@@ -149,6 +229,7 @@ def nobody_left(task: TaskConfig, attrition: Mapping[str, Any]) -> tuple[str, st
     steps = attrition["steps"]
     lost = next((row["step"] for row in steps if not row["subjects"]), steps[-1]["step"])
     advice = {
+        "observed at the index": "take an index within the time that censoring.code and censoring.start bound",
         "with an index": "look for the code of the index with ehrseq codes",
         "followed up after the index": "say when follow-up ends, as in censoring: {dataset_end: true}",
         "with a prediction time": "take another index",
@@ -193,6 +274,8 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             "Some subjects die in follow-up, and death is no cause of the task: it is treated as censoring, so risks "
             "are too high. List it, as in competing: {death: MEDS_DEATH}."
         )
+    if task.censoring.code and "followed" in attrition:
+        out += _unknown_ends(task.censoring, attrition["followed"])
     for row in attrition.get("records_before", []):
         if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
             out.append(
@@ -200,6 +283,33 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
                 "later: they are in the data because they lived to be recorded (immortal time), so risks are too low. "
                 "Take an index that is itself a record, as in {first_visit: true} or {code: X}."
             )
+    return out
+
+
+def _unknown_ends(rule: CensoringConfig, counts: Mapping[str, int]) -> list[str]:
+    """What the code of `censoring` does not tell."""
+    out, code = list[str](), " or ".join(rule.code or ())
+    without = counts["alive_without_code"] + counts["died_without_code"]
+    is_for_all = rule.dataset_end or rule.date is not None or rule.age is not None
+    if not is_for_all and without and (counts["alive_without_code"] or counts["died_with_code"]):
+        out.append(
+            f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
+            "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
+            "survival after it is not. Risks are too high."
+        )
+    often = counts["with_records_before"] > MUCH_IMMORTAL * counts["with_index"]
+    if often and counts["died_without_code"] and not counts["died_with_code"]:
+        out.append(
+            f"Nobody who died has {code}, and some people have records before their index. People who left before "
+            "their index and died later cannot be distinguished from people who stayed, so they are in the cohort "
+            "because they died. Take an index at which everybody enters, such as the first visit."
+        )
+    if counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code:
+        out.append(
+            f"Some people whose index comes after their last {code} have rows other than a death after the index. If "
+            "they were under observation again, name the code at which that begins, as in "
+            f"censoring: {{code: {code}, start: X}}."
+        )
     return out
 
 

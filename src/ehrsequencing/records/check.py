@@ -14,7 +14,7 @@ import numpy as np
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import private_folder, read_json
-from ehrsequencing.records.attrition import attrition_lines, task_warnings
+from ehrsequencing.records.attrition import attrition_lines, followed_line, task_warnings
 from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows
 from ehrsequencing.records.parallel import PROCESSES, joblib_backend
@@ -66,7 +66,12 @@ class TaskCheck:
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
         names = ("attrition", "events_within", "known_at", "warnings")
-        return {"name": self.task.name, **{name: getattr(self, name) for name in names}}
+        followed = followed_line(self.task, self.attrition)
+        return {
+            "name": self.task.name,
+            "followed": followed,
+            **{name: getattr(self, name) for name in names},
+        }
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,6 +24,9 @@ from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
+    NEVER,
+    PERIOD_END,
+    PERIOD_START,
     STATIC,
     first_time,
     last_time,
@@ -33,35 +36,38 @@ from ehrsequencing.records.events import (
 from ehrsequencing.records.labels import (
     Eligibility,
     IndexTimes,
+    are_observed,
     eligibility_steps,
     read_index_times,
 )
 from ehrsequencing.records.outcomes import outcome_finder
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.records.visits import Record, Visits, count_at_or_before
+from ehrsequencing.records.visits import Record, Visits, count_at_or_before, next_of
 
-NEVER = np.iinfo(np.int64).max
+# how follow-up ends: by an event, a death that is no cause, a code of `censoring`, the data's end, or as is said of all
+ENDINGS = ("event", "death", "code", "data_end", "other")
 
 
-def designed_end(rule: CensoringConfig, birth_us: Ints, dataset_end_us: int) -> Ints:
+def designed_end(rule: CensoringConfig, birth_us: Ints, data_end_us: Ints | int) -> Ints:
     """When each subject's follow-up ends by design, whatever happens before; `NEVER` where nothing ends it so.
 
     Args:
         rule: Of the task.
         birth_us: (S,) `STATIC` where unknown: an age then ends nothing.
-        dataset_end_us: End of the data set; nobody is followed for longer.
+        data_end_us: End of the data set, one for all or (S,); nobody is followed for longer.
 
     Returns:
         (S,) microseconds.
     """
     out = np.full(len(birth_us), NEVER)
     if rule.date is not None:
-        out[:] = min(parse_date_us(rule.date), dataset_end_us)
+        out[:] = np.minimum(parse_date_us(rule.date), data_end_us)
     elif rule.dataset_end:
-        out[:] = dataset_end_us
+        out[:] = data_end_us
     elif rule.age is not None:
         known = birth_us != STATIC
-        out[known] = np.minimum(birth_us[known] + round(rule.age * DAY_US), dataset_end_us)
+        age_us = birth_us[known] + round(rule.age * DAY_US)
+        out[known] = np.minimum(age_us, np.broadcast_to(data_end_us, out.shape)[known])
     return out
 
 
@@ -78,6 +84,7 @@ def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
     cause = "a competing event" if task.recurrent else "an outcome or competing event"
     return (
         "with an index",
+        *(("observed at the index",) if task.censoring.code else ()),
         *eligibility_steps(task.eligibility),
         f"without {cause} at or before the index",
         "followed up after the index",
@@ -117,9 +124,9 @@ class Cohort:
     index_reached: NDArray[np.int8]  # (I,) int8, how many steps each of them passed
     after_censoring: int  # indexes whose outcome lies after their censoring; it is ignored
     ends_record: int  # subjects whose outcome lies after their last other event, where that event ends the follow-up
-    ended_by_death: (
-        int  # subjects whose follow-up ends, as censored, with a death that is no cause of the task
-    )
+    index_us: Ints  # (I,) int64, the indexes
+    index_ending: Ints  # (I,) what ends their follow-up without an event, a position in `ENDINGS`
+    is_mark: Bools  # (n,) events that end or begin a time under observation
 
 
 @dataclass(frozen=True)
@@ -144,16 +151,6 @@ class _Marks:
     time_us: Ints
     cause: NDArray[np.int8]
 
-    def at_or_after(self, owner: Ints, moment_us: Ints) -> tuple[Ints, NDArray[np.int8]]:
-        """Time and cause of the owner's first event at or after each moment; `NEVER` and 0 without one."""
-        before, first = count_at_or_before(self.subject, self.time_us, owner, moment_us - 1)
-        position = before + first
-        found = position < len(self.subject)
-        found[found] = self.subject[position[found]] == owner[found]
-        time_us, cause = np.full(len(owner), NEVER), np.zeros(len(owner), dtype=np.int8)
-        time_us[found], cause[found] = self.time_us[position[found]], self.cause[position[found]]
-        return time_us, cause
-
 
 class CohortBuilder:
     """Applies one task to shards of events.
@@ -174,6 +171,10 @@ class CohortBuilder:
             CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()
         ]
         self.censoring_codes = matcher(task.censoring.code)
+        starts = task.censoring.start
+        if starts is None and self.censoring_codes is not None and self.censoring_codes(PERIOD_END):
+            starts = (PERIOD_START,)
+        self.start_codes = matcher(starts)
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
         self.index_times: IndexTimes | None = None
@@ -187,6 +188,8 @@ class CohortBuilder:
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
         named.append(("outcomes.codes", self.outcomes.matcher if self.outcomes else None))
         named += [("eligibility.must_have", codes) for _, codes in self.eligibility.must_have]
+        if self.task.censoring.start is not None:
+            named.append(("censoring.start", self.start_codes))
         sections = ["outcome"] * len(self.task.outcome) + ["competing"] * len(self.task.competing)
         names = map(".".join, zip(sections, self.task.causes, strict=True))
         named += zip(names, self.cause_codes, strict=True)
@@ -228,13 +231,23 @@ class CohortBuilder:
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
         # no follow-up or prediction time after death
         censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]
+        ends, begins = self._marks(record)
+        is_observed, ending = np.ones(len(owner), dtype=bool), np.zeros(len(owner), dtype=np.int64)
         if labelled:
-            censor_us = np.minimum(
-                censor_us, self._censoring(record, owner, moment, dataset_end_us)
+            data_end_us = np.maximum(
+                dataset_end_us, death_us
+            )  # who dies later is followed until then
+            end_us, ending = self._censoring(
+                record, ends, begins, owner, moment, data_end_us, dataset_end_us
             )
+            ending[censor_us <= end_us] = ENDINGS.index("death")
+            censor_us = np.minimum(censor_us, end_us)
+            is_observed = are_observed(record, ends, begins, owner, moment)
         t, cause = event_us[owner], event_cause[owner]
         n_rules = len(self.eligibility.steps)
         passed = self.eligibility.passed(record, owner, moment)
+        if self.censoring_codes is not None:
+            n_rules, passed = n_rules + 1, np.where(is_observed, passed + 1, 0)
         reached = n_rules + np.where(moment >= t, 1, np.where(moment >= censor_us, 2, 4))
         reached = np.where(passed < n_rules, 1 + passed, reached).astype(np.int8)
         valid = reached == n_rules + 4
@@ -255,7 +268,6 @@ class CohortBuilder:
         reached[valid] = np.where(until > before, n_rules + 4, n_rules + 3)
         status = np.zeros(len(birth_us), dtype=np.int8)
         np.maximum.at(status, owner, reached)
-        is_dead = indexes.end_us == death_us[indexes.subject]
         return Cohort(
             rows=rows,
             reached=status,
@@ -263,9 +275,9 @@ class CohortBuilder:
             index_reached=reached,
             after_censoring=int(np.sum(valid & (t != NEVER) & (t > censor_us))),
             ends_record=self._ends_record(record, rows, t_us=event_us) if labelled else 0,
-            ended_by_death=len(
-                np.intersect1d(indexes.subject[is_dead & (indexes.cause == 0)], rows.subject)
-            ),
+            index_us=moment,
+            index_ending=ending,
+            is_mark=ends | begins,
         )
 
     def _ends_record(self, record: Record, rows: CohortRows, *, t_us: Ints) -> int:
@@ -339,20 +351,35 @@ class CohortBuilder:
         rows = rows[opens_run(subject[rows], time_us[rows])]
         return _Marks(subject[rows], time_us[rows], cause[rows])
 
-    def _censoring(self, record: Record, owner: Ints, moment: Ints, dataset_end_us: int) -> Ints:
-        """C of each index candidate, death aside."""
-        events = record.events
-        designed = designed_end(self.task.censoring, record.birth_us, dataset_end_us)
-        last = last_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
+    def _marks(self, record: Record) -> tuple[Bools, Bools]:
+        """(n,) the timed rows that end, and those that begin, a time under observation."""
+        is_timed, none = record.events.time_us != STATIC, np.zeros(len(record.events), dtype=bool)
+        ends, begins = (
+            none if codes is None else codes.events(record.events) & is_timed
+            for codes in (self.censoring_codes, self.start_codes)
+        )
+        return ends & ~begins, begins
+
+    def _censoring(
+        self,
+        record: Record,
+        ends: Bools,
+        begins: Bools,
+        owner: Ints,
+        moment: Ints,
+        data_end_us: Ints,
+        dataset_end_us: int,
+    ) -> tuple[Ints, Ints]:
+        """C of each index candidate, death aside, and what it is (in `ENDINGS`)."""
+        events, subject = record.events, record.subject
+        designed = designed_end(self.task.censoring, record.birth_us, data_end_us)
+        last = last_time(events, ~events.is_code(BIRTH), subject, len(record.subject_id))
         last[np.isin(record.subject_id, events.beyond)] = dataset_end_us
-        end_us = np.where(designed == NEVER, last, designed)
-        if self.censoring_codes is None:
-            return end_us[owner]
-        rows = _timed(record, self.censoring_codes)
-        causes = np.zeros(len(rows), dtype=np.int8)
-        marks = _Marks(record.subject[rows], record.events.time_us[rows], causes)
-        mark_us, _ = marks.at_or_after(owner, moment)
-        return np.where(mark_us == NEVER, end_us[owner], np.minimum(mark_us, designed[owner]))
+        last[subject[begins]] = data_end_us[subject[begins]]  # a period without an end goes on
+        mark_us = next_of(subject[ends], events.time_us[ends], owner, moment)[1]
+        end_us = np.where(designed == NEVER, last, designed)[owner]
+        end_us = np.where(mark_us == NEVER, end_us, np.minimum(mark_us, designed[owner]))
+        return end_us, np.select([mark_us == end_us, end_us >= dataset_end_us], [2, 3], default=4)
 
     def _prediction_times(
         self,
@@ -402,11 +429,14 @@ class CohortBuilder:
         end, cause = indexes.end_us.take(index), indexes.cause.take(index)
         at_risk = moment < end
         if indexes.recurring is not None:
-            next_us, next_cause = indexes.recurring.at_or_after(owner, moment + 1)
+            marks = indexes.recurring
+            position, next_us = next_of(marks.subject, marks.time_us, owner, moment + 1)
+            next_cause = np.append(marks.cause, 0)[position]
             cause = np.where(next_us <= end, next_cause, cause)
             end = np.minimum(next_us, end)
-        if labelled:
+        if labelled:  # after the data's end only those have a follow-up who die later
             at_risk &= moment < end - round(self.task.blanking * DAY_US)
+            at_risk &= moment <= dataset_end_us
         left = np.flatnonzero(at_risk)
         owner, moment, index = owner.take(left), moment.take(left), index.take(left)
         end, cause, keep = end.take(left), cause.take(left), keep.take(left)

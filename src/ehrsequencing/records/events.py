@@ -16,7 +16,10 @@ from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, offsets, ra
 from ehrsequencing.core.errors import EhrseqError
 
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
+# what imports write where a period under observation begins and ends
+PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
+NEVER = np.iinfo(np.int64).max
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 MAX_US = (
     int(datetime(9999, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US

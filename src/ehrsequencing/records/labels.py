@@ -21,11 +21,19 @@ from ehrsequencing.core.arrays import Bools, Ints, spans
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, first_time
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    NEVER,
+    SECOND_US,
+    STATIC,
+    first_time,
+    opens_run,
+)
 from ehrsequencing.records.meds import SPLITS, parquet_files
 from ehrsequencing.records.parquet_rows import read_table, subject_ids
 from ehrsequencing.records.timelines import TaskRows, open_arrays
-from ehrsequencing.records.visits import Record, count_at_or_before
+from ehrsequencing.records.visits import Record, count_at_or_before, next_of
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
 _MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
@@ -345,3 +353,47 @@ def _has(
         timeless = subject[chosen & (time_us == STATIC)]
         found += np.bincount(timeless, minlength=len(record.subject_id))[owner]
     return np.asarray(found >= rule.count)
+
+
+# ---- observation: whose index lies in a time under observation -------------------------------------------------------
+
+
+def are_observed(record: Record, ends: Bools, begins: Bools, owner: Ints, moment_us: Ints) -> Bools:
+    """Which indexes lie in a time under observation, whatever comes later.
+
+    Ends without any start are marks: somebody is under observation until the last of them. A period goes from a start
+    to the next end, that instant included, or on if none follows; an end before any start ends a period that began
+    before the record. Where the start or the index is a date, the day decides.
+
+    Args:
+        record: The shard.
+        ends: (n,) timed events that end such a time.
+        begins: (n,) timed events that begin one.
+        owner: (I,) subject row of each index.
+        moment_us: (I,) the indexes.
+
+    Returns:
+        (I,) bool; True for whoever has neither.
+    """
+    time_us, n_subjects = record.events.time_us, len(record.subject_id)
+    has_end, has_start = (
+        np.bincount(record.subject[rows], minlength=n_subjects)[owner] > 0
+        for rows in (ends, begins)
+    )
+    end_us = next_of(record.subject[ends], time_us[ends], owner, moment_us)[1]
+    start_us = next_of(record.subject[begins], time_us[begins], owner, moment_us)[1]
+    is_date = (start_us % DAY_US == DAY_US - SECOND_US) | (moment_us % DAY_US == 0)
+    by_day = is_date & (start_us // DAY_US == moment_us // DAY_US)
+
+    rows = np.flatnonzero(ends | begins)
+    columns = np.stack([record.subject[rows], time_us[rows], begins[rows]])
+    subject, at_us, is_start = np.unique(columns, axis=1)
+    # an end and a start at one instant are a period of a day, or two that touch: what held before holds on
+    is_second = ~opens_run(subject, at_us)
+    alone = ~(is_second | np.append(is_second[1:], False))
+    subject, at_us, is_start = subject[alone], at_us[alone], is_start[alone]
+    before, first = count_at_or_before(subject, at_us + 1 - is_start, owner, moment_us)
+    last = np.append(is_start, 0)[first + before - 1] == 1
+    ends_next = (before == 0) & (end_us < start_us)
+    is_inside = np.where(before > 0, last, ends_next) | by_day
+    return np.asarray(np.where(has_start, is_inside, ~has_end | (end_us != NEVER)))

@@ -30,6 +30,7 @@ from ehrsequencing.records.events import (
     DAY_US,
     DEATH,
     MAX_US,
+    NEVER,
     SECOND_US,
     STATIC,
     Events,
@@ -65,6 +66,8 @@ FIXES = {
     "old_age": "ages over 120 years were taken as unknown",
     "after_censoring": "outcomes after the end of follow-up were ignored",
 }
+# deaths from then on, and so long after all other rows, are open ends: nobody has died yet
+OPEN_DAY, OPEN_GAP_DAYS = 29_220, 3652  # 2050-01-01
 MIN_US = int(datetime(1901, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 _YEAR_1_US = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 _EDITED = f"fetch or import it again; if you changed the data on purpose, remove its {MANIFEST}"
@@ -159,6 +162,12 @@ class LateRows:
         years = " to ".join(map(str, dict.fromkeys(self.years)))
         what = f"{self.rows:,} rows of {self.subjects:,} subjects, in {years}"
         return f"{what}, after {self.gap_days:,} days without any row"
+
+
+def last_row_us(events: Events, late: LateRows | None) -> int:
+    """The last time of a shard's rows, late ones apart; `STATIC` without any."""
+    until_us = NEVER if late is None else late.until_us
+    return int(events.time_us[events.time_us <= until_us].max(initial=STATIC))
 
 
 class MedsReader:
@@ -326,12 +335,19 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
 
 
 def _drop_late(events: Events, until_us: int, fixes: Counter[str]) -> Events:
-    """Drop rows after the data's end. Whoever had one was followed until then, unless it is an open end: a death."""
-    late = (events.time_us != STATIC) & (events.time_us > until_us)
+    """Drop rows after the data's end, but not those of who dies then; others who have any were followed until then.
+
+    A death that is an open end is dropped, and tells nothing.
+    """
+    late, is_death = events.time_us > until_us, events.is_code(DEATH)
     if not late.any():
         return events
+    is_open = is_death & (events.time_us > until_us + OPEN_GAP_DAYS * DAY_US)
+    is_open &= events.time_us >= OPEN_DAY * DAY_US
+    dies = np.isin(events.subject_id, events.subject_id[late & is_death & ~is_open])
+    late &= is_open | ~dies
     fixes["after_end"] += int(late.sum())
-    followed = late & ~events.is_code(DEATH) & ~events.is_code(BIRTH)
+    followed = late & ~is_death & ~events.is_code(BIRTH)
     return replace(events.take(~late), beyond=np.unique(events.subject_id[followed]))
 
 

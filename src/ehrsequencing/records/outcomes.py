@@ -188,7 +188,9 @@ def choose_outcomes(
         pairs = np.unique(rows.subject[listed.row[is_event]] * len(codes) + listed.code[is_event])
         subjects += np.bincount(pairs % len(codes), minlength=len(codes))
     ends = [BIRTH, DEATH, *(code for patterns in task.patterns.values() for code in patterns)]
-    is_end = CodeMatcher([*ends, *(task.censoring.code or ())], parents=parents).mask(tuple(codes))
+    is_end = CodeMatcher(
+        [*ends, *(task.censoring.code or ()), *(task.censoring.start or ())], parents=parents
+    ).mask(tuple(codes))
     matched = {
         pattern: CodeMatcher([pattern], parents=parents).mask(tuple(codes))
         for pattern in asked.codes

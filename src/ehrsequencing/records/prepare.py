@@ -263,7 +263,7 @@ class ShardWork:
             events = reader.read(reader.shards[number])
             subject_id, subject = events.subjects
             fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
-            days.append(count_days(events))
+            days.append(count_days(events, late))
             path = self.folder / _KEPT / f"{number}.rows"
             kept.append(keep(events, path, fit.numbers(events.codes)))
         return kept, days, fit, reader.fixes
@@ -286,7 +286,7 @@ class ShardWork:
             cohort = builder.build(record, dataset_end_us=dataset_end_us)
             fixes["after_censoring"] += cohort.after_censoring
             tally = Tally(builder.task)
-            tally.add_cohort(cohort, split, record.visits)
+            tally.add_cohort(cohort, split, record)
             rows = encode_rows(record, cohort.rows, self._vocabulary)
             found = builder.outcomes.find(record) if builder.outcomes else None
             outcomes = [found.take(part) for part in parts] if found else []

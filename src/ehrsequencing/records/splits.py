@@ -17,8 +17,15 @@ from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskC
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.cohort import NEVER, CohortBuilder
-from ehrsequencing.records.events import BIRTH, first_time, hash_u64, opens_run, parse_date_us
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.events import (
+    BIRTH,
+    NEVER,
+    first_time,
+    hash_u64,
+    opens_run,
+    parse_date_us,
+)
 from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards, refuse_scattered
 from ehrsequencing.records.parquet_rows import columns_of, read_subjects, read_table, subject_ids
 from ehrsequencing.records.visits import make_record

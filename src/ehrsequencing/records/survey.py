@@ -15,7 +15,14 @@ from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, Events
-from ehrsequencing.records.meds import LateRows, MedsReader, refuse_scattered
+from ehrsequencing.records.meds import (
+    OPEN_DAY,
+    OPEN_GAP_DAYS,
+    LateRows,
+    MedsReader,
+    last_row_us,
+    refuse_scattered,
+)
 from ehrsequencing.records.vocabulary import Vocabulary
 
 Progress = Callable[[int, int], None]  # called with (pieces of work done, pieces to do)
@@ -24,11 +31,10 @@ Progress = Callable[[int, int], None]  # called with (pieces of work done, piece
 # follow-up. They are late if they are few, of few subjects, and follow a gap far longer than those between other rows,
 # since dates that were shifted person by person are spread thinly everywhere.
 FEWEST_SUBJECTS = 10  # with fewer, a late row looks like a thin record
-FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years counts
+FEW_SUBJECTS = 100  # with fewer, only a gap of ten years counts
 GAP_DAYS = 365
 MOST_ROWS = 0.01  # share that late rows are at most; one row is always few
 MOST_SUBJECTS = 0.05  # share that their subjects are at most
-OPEN_DAY = 29_220  # 2050-01-01: no earlier death is taken for an open end
 TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
 
 
@@ -41,7 +47,7 @@ class DayCounts:
     births: Ints  # (D,) births
     deaths: Ints  # (D,) deaths, which `rows` count too
     leaving: Ints  # (D,) subjects whose last row it is
-    last_us: int  # the latest time; `STATIC` without any
+    last_us: int  # the latest time, late rows apart; `STATIC` without any
     static: int  # rows without a time
     with_number: int  # rows with a number
 
@@ -52,8 +58,8 @@ class DayCounts:
         return [_year(recorded[0]), _year(recorded[-1])] if len(recorded) else []
 
 
-def count_days(events: Events) -> DayCounts:
-    """Count a shard, which holds whole subjects."""
+def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
+    """Count a shard, which holds whole subjects; late rows do not move its last time."""
     timed = np.flatnonzero(events.time_us != STATIC)
     day = events.time_us[timed] // DAY_US
     first = int(day.min(initial=0))
@@ -70,7 +76,7 @@ def count_days(events: Events) -> DayCounts:
         births=births[kept],
         deaths=deaths[kept],
         leaving=leaving[kept],
-        last_us=int(events.time_us.max(initial=STATIC)),
+        last_us=last_row_us(events, late),
         static=len(events) - len(timed),
         with_number=int(np.count_nonzero(~np.isnan(events.value))),
     )
@@ -108,7 +114,7 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
         return None
     is_late = _is_far_behind(replace(days, rows=others), is_open)
     last = days.day[(others > 0) & ~is_late][-1]
-    is_late |= is_open & (days.day > last + SMALL_GAP_DAYS)
+    is_late |= is_open & (days.day > last + OPEN_GAP_DAYS)
     if not is_late.any():
         return None
     first = int(np.argmax(is_late))
@@ -139,7 +145,7 @@ def _is_far_behind(days: DayCounts, is_open: Bools) -> Bools:
     gap, before, after = np.diff(days.day[kept]), rows[:-1], rows[-1] - rows[:-1]
     few = max(1, int(MOST_ROWS * rows[-1]))
     usual = int(gap[(before > few) & (after > few)].max(initial=0))
-    enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else SMALL_GAP_DAYS, TIMES_LONGER * usual)
+    enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else OPEN_GAP_DAYS, TIMES_LONGER * usual)
     leaving = np.where(is_open, np.minimum(days.leaving, days.rows), days.leaving)
     staying = np.cumsum(leaving[::-1])[::-1][kept[1:]]  # then or later
     few_subjects = max(1, int(MOST_SUBJECTS * n_subjects))
@@ -162,7 +168,7 @@ class Part:
         for path in reader.shards:
             events = reader.read(path)
             self.add(events)
-            yield events.subjects[0], count_days(events)
+            yield events.subjects[0], count_days(events, reader.late)
 
 
 Counted = TypeVar("Counted", bound=Part)

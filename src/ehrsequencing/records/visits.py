@@ -14,6 +14,7 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
+    NEVER,
     STATIC,
     Events,
     first_time,
@@ -171,6 +172,19 @@ def count_at_or_before(key_group: Ints, key: Ints, group: Ints, query: Ints) -> 
         high[open_[~is_past]] = middle[~is_past]
         open_ = open_[low[open_] < high[open_]]
     return low - first, first
+
+
+def next_of(key_group: Ints, key: Ints, group: Ints, query: Ints) -> tuple[Ints, Ints]:
+    """(m,) position and key of the group's first key at or after each query, as of `count_at_or_before`.
+
+    n and `NEVER` where there is none.
+    """
+    before, first = count_at_or_before(key_group, key, group, query - 1)
+    position = before + first
+    is_own = np.append(key_group, -1)[position] == group
+    return np.where(is_own, position, len(key)), np.where(
+        is_own, np.append(key, 0)[position], NEVER
+    )
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from ehrsequencing.readers.omop.database import (
     public_name,
 )
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import PERIOD_START, Role, combinations, make_rows
+from ehrsequencing.readers.rows import Role, combinations, make_rows
 from ehrsequencing.readers.table_files import SourceTable, one_file_each, open_table
-from ehrsequencing.records.events import BIRTH, DEATH
+from ehrsequencing.records.events import BIRTH, DEATH, PERIOD_START
 from ehrsequencing.records.parquet_rows import is_text
 
 
