@@ -58,6 +58,10 @@ def tasks(draw: st.DrawFn, name: str) -> TaskConfig:
         st.just({"dataset_end": True}),
         st.fixed_dictionaries({"age": st.sampled_from(["49y", "50y", "51y"])}, optional={"code": st.just("CENS")}),
         st.just({"dataset_end": True, "code": "CENS"}),
+        st.fixed_dictionaries(
+            {"code": st.sampled_from(["CENS", ["CENS", "DX//2"], ["CENS", "B"]]), "start": st.sampled_from(["B", "A"])},
+            optional={"dataset_end": st.booleans()},
+        ),
     )
     landmarks = draw(st.lists(after, unique=True, min_size=1, max_size=3))
     return a_task(

@@ -199,11 +199,11 @@ def static_code_made_from_the_outcome(visits: Path, rows: Path) -> None:
 def rows_after_censoring(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The end of follow-up is forgotten: people go on to be asked, and have events, after it."""
 
-    def last(self: Any, record: Any, owner: Any, moment: Any, *others: Any) -> Any:
+    def last(self: Any, record: Any, marks: Any, owner: Any, *others: Any) -> Any:
         timed = record.events.time_us != STATIC
         end = np.full(int(record.subject.max()) + 1, STATIC)
         np.maximum.at(end, record.subject[timed], record.events.time_us[timed])
-        return end[owner]
+        return end[owner], np.zeros(len(owner), dtype=np.int64)
 
     return assemble_with(tmp, patch, CohortBuilder, "_censoring", last)
 

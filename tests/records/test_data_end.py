@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,9 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import DayCounts, add_days, count_days, find_late_rows
 from helpers.audit import untrained_run
+from helpers.cohorts import a_task
 from helpers.command_line import ehrseq
-from helpers.meds import DAY_US, Row, record, us, write_meds
+from helpers.meds import DAY_US, SPLITS, Row, record, us, write_meds
 
 START, LATE = us("2015-01-01"), us("2099-12-31")
 TASK = TaskConfig.model_validate({
@@ -258,3 +260,26 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
     told = "subjects with a prediction {} have no record before; {} have their first one only later"
     assert f"3  of 4 {told.format('at the index', 2)}" in said
     assert f"2  of 4 {told.format('30d after the index', 1)}" in said
+
+
+@pytest.mark.parametrize("rule", [{"code": "END"}, {"dataset_end": True}, {}])
+@pytest.mark.parametrize("causes", [{}, {"outcome": {"out": "OUT"}, "competing": {"death": "MEDS_DEATH"}}])
+def test_a_death_after_the_data_s_end_is_an_event_of_its_own_time(
+    tmp_path: Path, rule: dict[str, Any], causes: dict[str, Any]
+) -> None:
+    """By hand: of 423 people followed for up to 868 days, one dies on day 2,000 and another on day 2,100."""
+    rows = [row for s in range(420) for row in record(s, f"0 A, {30 + 2 * s} {'END' if s % 3 else 'MEDS_DEATH'}")]
+    rows += record(420, "0 A, 2000 MEDS_DEATH") + record(421, "0 A, 1900 OUT2, 2100 MEDS_DEATH")
+    rows += record(422, "0 A, 2050 OUT2") + record(423, "0 A, 5 OUT, 9 END")
+    dies = causes or {"outcome": {"death": "MEDS_DEATH"}}
+    task = a_task(index={"code": "A"}, horizons=["1y"], censoring=rule, landmarks=["0d", "1500d"], **dies)
+    prepare(written(tmp_path / "data", rows), tmp_path / "set", study=load_study(None), tasks=[task])
+    store, manifest = Prepared(tmp_path / "set"), read_json(tmp_path / "set" / MANIFEST)
+    events = store.attrition("t")["events"]
+    assert (events["death"], sum(events.values())) == (142, 424)
+    assert manifest["fixes"] == {"after_end": 1}, "the row of the one who lives"
+    parts = [store.rows("t", split) for split in SPLITS]
+    days = np.sort(np.concatenate([part.duration_days for part in parts]))
+    assert days[-2:].tolist() == [2000, 2100]
+    assert days[-3] == 868, "nobody else is followed past the data's end"
+    assert all((part.prediction_us <= manifest["dataset_end_us"]).all() for part in parts), "no landmark after it"

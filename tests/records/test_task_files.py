@@ -8,6 +8,8 @@ import pytest
 
 from ehrsequencing.config import load_task
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.attrition import attrition_lines
+from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.prepare import prepare
 from helpers.cohorts import a_task, study
@@ -117,3 +119,59 @@ def test_a_code_that_must_be_there_must_exist(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match=r"eligibility\.must_have: no code of the data matches BBB"):
         prepare(data, tmp_path / "out", study=study(), tasks=[a_task(eligibility={"must_have": "BBB"})])
     prepare(data, tmp_path / "out", study=study(), tasks=[a_task(eligibility={"must_not_have": "BBB"})])
+
+
+@pytest.mark.parametrize("start", [None, "JOINED"])
+def test_nobody_enters_a_cohort_because_they_die(tmp_path: Path, start: str | None) -> None:
+    """Two of three who left before the index die later: neither they nor the third enter, by marks or by periods."""
+    joined = [row for s in range(6) for row in record(s, "0 JOINED, 1 A")]
+    left = [row for s in range(3) for row in record(s, "2 LEFT" + (", 20 MEDS_DEATH" if s else ""))]
+    rows = joined + left + [row for s in (3, 4) for row in record(s, "9 A, 30 LEFT")] + record(5, "9 A, 12 MEDS_DEATH")
+    rules = {"code": "LEFT"} | ({"start": start} if start else {})
+    dated = {"index": {"date": "2020-03-02"}, "outcome": {"death": "MEDS_DEATH"}, "censoring": rules}
+    data = write_meds(tmp_path / "data", sorted(rows), splits={s: "train" for s in range(6)})
+    found = check_data(data, study=study(), tasks=[a_task(**dated)]).tasks[0]
+    assert found.attrition["events"] == {"censored": 2, "death": 1}
+    assert [(step["step"], step["subjects"]) for step in found.attrition["steps"][1:3]] == [
+        ("with an index", 6), ("observed at the index", 3),
+    ]  # fmt: skip
+    assert found.as_json()["followed"] == (
+        "followed: 3 people from 2020-03-02 until LEFT, death or the data's end: 2 LEFT, 1 death, 0 the data's end; "
+        "0 of the 1 events are deaths of people without any other row after the index"
+    )
+    assert found.attrition["followed"]["rows_unobserved"] == 0
+
+
+def test_check_names_the_start_where_people_come_back(tmp_path: Path) -> None:
+    rows = record(1, "0 A, 2 LEFT, 6 A, 9 A") + record(2, "0 A, 9 A, 12 LEFT") + record(3, "0 A, 3 B, 9 MEDS_DEATH")
+    data = write_meds(tmp_path / "data", rows, splits={1: "train", 2: "train", 3: "train"})
+    dated = {"index": {"date": "2020-03-02"}, "outcome": {"death": "MEDS_DEATH"}}
+    found = check_data(data, study=study(), tasks=[a_task(censoring={"code": "LEFT"}, **dated)]).tasks[0]
+    assert found.attrition["followed"]["rows_unobserved"] == 1
+    assert any("as in censoring: {code: LEFT, start: X}" in text for text in found.warnings)
+    assert any("Nobody who died has LEFT, and the index is not itself a record" in text for text in found.warnings)
+    assert "1  of those not observed at the index have rows other than a death" in str(
+        attrition_lines(a_task(censoring={"code": "LEFT"}, **dated), found.attrition)
+    )
+
+
+def test_check_counts_people_without_the_code(tmp_path: Path) -> None:
+    """By hand: subjects 0 to 2 of 5 have no period, and two of them live."""
+    rows = [row for s in range(5) for row in record(s, "1 IDX, 5 A" + (", 7 MEDS_DEATH" if s == 0 else ""))]
+    rows += [row for s in (3, 4) for row in record(s, "0 OBSERVATION_PERIOD_START, 9 OBSERVATION_PERIOD_END")]
+    data = write_meds(tmp_path / "data", sorted(rows), splits={s: "train" for s in range(5)})
+    task = a_task(outcome={"death": "MEDS_DEATH"}, censoring={"code": "OBSERVATION_PERIOD_*"})
+    found = check_data(data, study=study(), tasks=[task]).tasks[0]
+    counts = found.attrition["followed"]
+    assert (counts["alive_without_code"], counts["died_without_code"], counts["with_index"]) == (2, 1, 5)
+    assert (counts["code"], counts["other"], counts["event"]) == (2, 2, 1)
+    assert any("people with an index are without OBSERVATION_PERIOD_*" in text for text in found.warnings)
+
+
+def test_a_start_needs_a_code_and_must_be_in_the_data(tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="start belongs to a code"):
+        a_task(censoring={"start": "A", "dataset_end": True})
+    data = write_meds(tmp_path / "data", record(1, "0 A, 1 IDX, 2 OUT, 3 CENS"), splits={1: "train"})
+    task = a_task(censoring={"code": "CENS", "start": "AA"})
+    with pytest.raises(EhrseqError, match=r"censoring\.start: no code of the data matches AA"):
+        prepare(data, tmp_path / "out", study=study(), tasks=[task])

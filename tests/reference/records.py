@@ -102,8 +102,7 @@ class Records(VisitRecords):
         """
         settings, ends = task.censoring, []
         if settings.code is not None:
-            ends = [time for time, row in self.timed(subject) if self.matches(row.code, settings.code)]
-            ends = [time for time in ends if self.censors(time, index)]
+            ends = [time for time in self.marks(subject, task)[0] if self.censors(time, index)]
         if settings.date is not None:
             return min([us(settings.date), self.dataset_end(subject), *ends])
         if settings.dataset_end:
@@ -111,7 +110,46 @@ class Records(VisitRecords):
         if settings.age is not None and self.birth(subject) is not None:
             birthday = self.birth(subject) + round(settings.age * DAY_US)
             return min([birthday, self.dataset_end(subject), *ends])
+        if not ends and self.marks(subject, task)[1]:  # a period without an end
+            return self.dataset_end(subject)
         return min(ends) if ends else self.last_event(subject)
+
+    def marks(self, subject: int, task: TaskConfig) -> tuple[list[int], list[int]]:
+        """Times of the censoring codes, and of the starts of periods; a code that is both is a start."""
+        settings, rows = task.censoring, self.timed(subject)
+        starts = [time for time, row in rows if settings.start and self.matches(row.code, settings.start)]
+        ends = [
+            time
+            for time, row in rows
+            if self.matches(row.code, settings.code or ()) and not self.matches(row.code, settings.start or ())
+        ]
+        return ends, starts
+
+    def observed(self, subject: int, task: TaskConfig) -> list[int]:
+        """Indexes at which somebody is under observation; whoever has no code of `censoring` always is."""
+        return [i for i in self.indexes(subject, task) if not task.censoring.code or self.is_observed(subject, task, i)]
+
+    def is_observed(self, subject: int, task: TaskConfig, index: int) -> bool:
+        """Walk through the marks in their order. An end and a start at one moment change nothing.
+
+        Where an index is at midnight, or a start at the last second of its day, they are dates: the day decides.
+        """
+        ends, starts = self.marks(subject, task)
+        if not starts:
+            return not ends or index <= max(ends)
+        day = index // DAY_US
+        for start in starts:
+            is_date = index % DAY_US == 0 or start % DAY_US == DAY_US - 1_000_000
+            if is_date and start >= index and start // DAY_US == day:
+                return True
+        changes = sorted(set(starts) ^ set(ends))
+        inside = bool(changes) and changes[0] in ends  # it began before the record
+        for time in changes:
+            if time in starts and time <= index:
+                inside = True
+            if time in ends and time < index:
+                inside = False
+        return inside
 
     def censors(self, time: int, index: int) -> bool:
         """A censoring event counts from the index on; at the index it leaves nothing to predict."""
@@ -165,7 +203,7 @@ class Records(VisitRecords):
 
     def eligible(self, subject: int, task: TaskConfig, first: int | None = None) -> list[int]:
         """Indexes that fulfil the first so many criteria; all of them by default."""
-        found = self.indexes(subject, task)
+        found = self.observed(subject, task)
         return [i for i in found if all(self.criteria(subject, task, i)[:first])]
 
     # ---------------------------------------------------------------------------------------------------- follow-up
@@ -261,6 +299,7 @@ class Records(VisitRecords):
         """Attrition, subjects and index times: all, and after each step until those with a prediction time."""
         rows, n_rules = self.cohort(task), len(self.criteria(next(iter(self.records)), task, 0)) if self.records else 0
         steps = [{s: self.indexes(s, task) for s in self.records}]
+        steps += [{s: self.observed(s, task) for s in self.records}] if task.censoring.code else []
         steps += [{s: self.eligible(s, task, k) for s in self.records} for k in range(1, n_rules + 1)]
         steps += [{s: self.incident(s, task) for s in self.records}]
         steps += [{s: self.valid_indexes(s, task) for s in self.records}]

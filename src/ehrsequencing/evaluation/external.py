@@ -230,7 +230,7 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
         warnings.append(f"{people(seen)} {text} external validation.")
     if found.late is not None:
         warnings.append(
-            f"A few rows come after {found.late.gap_days:,} days without any row. They were left out and do not move "
+            f"A few rows come after {found.late.gap_days:,} days without any row. They do not move "
             "the data's end. Set data.extracted to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]

@@ -17,7 +17,6 @@ from ehrsequencing.records.events import (
     DEATH,
     NEVER,
     PERIOD_END,
-    first_time,
     last_time,
     opens_run,
 )
@@ -55,17 +54,12 @@ class Tally:
             "ends_record": (),  # outcomes that are their subject's last event, where that ends the follow-up
             # how the follow-up ends of each subject's first index that is in use
             "followed": (n, len(ENDINGS)),
-            "deaths_alone": (
-                n,
-            ),  # subjects with an event who have no row but death after that index
+            # subjects with an event who have no row but death after that index
+            "deaths_alone": (n,),
             # subjects with an index: alive or dead, without and with a code of `censoring` or the start of a period
             "codes": (n, 4),
-            "with_records_before": (
-                n,
-            ),  # subjects with a row more than a day before their first index
-            "rows_unobserved": (
-                n,
-            ),  # subjects not observed at the index, with rows other than a death later
+            # subjects not observed at the index, with rows other than a death later
+            "rows_unobserved": (n,),
         }
         self.counts = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
 
@@ -75,11 +69,8 @@ class Tally:
         first = np.flatnonzero(opens_run(rows.subject))
         row_split = split[rows.subject]
         is_row = ~(cohort.is_mark | events.is_code(BIRTH) | events.is_code(DEATH))
-        start_us = first_time(events, is_row, record.subject, len(split))
         last_us = last_time(events, is_row, record.subject, len(split))
-        indexed, at = np.unique(owner, return_index=True)
-        index_us = cohort.index_us[at] - round(self.task.index.after * DAY_US)
-        before = indexed[start_us[indexed] < index_us - DAY_US]
+        indexed = np.unique(owner)
         died = np.isin(indexed, record.subject[events.is_code(DEATH)])
         has_code = np.isin(indexed, record.subject[cohort.is_mark])
         is_missed = (cohort.index_reached == 1) & (cohort.reached[owner] == 1)
@@ -98,7 +89,6 @@ class Tally:
             "followed": (row_split[first], ending),
             "deaths_alone": (split[alone],),
             "codes": (split[indexed], 2 * died + has_code),
-            "with_records_before": (split[before],),
             "rows_unobserved": (split[missed],),
         }.items():
             np.add.at(self.counts[name], places, 1)
@@ -155,7 +145,6 @@ class Tally:
                 "died_without_code": died,
                 "died_with_code": died_with_code,
                 "with_index": sum(found["codes"]),
-                "with_records_before": found["with_records_before"],
                 "rows_unobserved": found["rows_unobserved"],
             },
             "events": dict(zip(["censored", *self.task.causes], found["outcomes"], strict=True)),
@@ -275,7 +264,7 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             "are too high. List it, as in competing: {death: MEDS_DEATH}."
         )
     if task.censoring.code and "followed" in attrition:
-        out += _unknown_ends(task.censoring, attrition["followed"])
+        out += _unknown_ends(task, attrition["followed"])
     for row in attrition.get("records_before", []):
         if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
             out.append(
@@ -286,23 +275,23 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _unknown_ends(rule: CensoringConfig, counts: Mapping[str, int]) -> list[str]:
+def _unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:
     """What the code of `censoring` does not tell."""
-    out, code = list[str](), " or ".join(rule.code or ())
+    out, rule, code = list[str](), task.censoring, " or ".join(task.censoring.code or ())
     without = counts["alive_without_code"] + counts["died_without_code"]
-    is_for_all = rule.dataset_end or rule.date is not None or rule.age is not None
-    if not is_for_all and without and (counts["alive_without_code"] or counts["died_with_code"]):
+    by_last_event = rule == CensoringConfig(code=rule.code, start=rule.start)
+    if by_last_event and without and (counts["other"] or counts["died_with_code"]):
         out.append(
             f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
             "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
             "survival after it is not. Risks are too high."
         )
-    often = counts["with_records_before"] > MUCH_IMMORTAL * counts["with_index"]
-    if often and counts["died_without_code"] and not counts["died_with_code"]:
+    is_record = task.index.code is not None or task.index.first_visit
+    if not is_record and counts["died_without_code"] and not counts["died_with_code"]:
         out.append(
-            f"Nobody who died has {code}, and some people have records before their index. People who left before "
-            "their index and died later cannot be distinguished from people who stayed, so they are in the cohort "
-            "because they died. Take an index at which everybody enters, such as the first visit."
+            f"Nobody who died has {code}, and the index is not itself a record: people who left before their index and "
+            "died later cannot be distinguished from people who stayed, so they may be in the cohort because they "
+            "died. Take an index that is a record, as in {first_visit: true} or {code: X}."
         )
     if counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code:
         out.append(

@@ -211,7 +211,7 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("visits", f"{visits['all']:,}{longer}; on average {each}"),
     ]
     if late := facts["late_rows"]:
-        lines.append(("left out", f"{LateRows(**late).text}: they do not move the data's end"))
+        lines.append(("late rows", f"{LateRows(**late).text}: they do not move the data's end"))
     return lines
 
 

@@ -231,18 +231,13 @@ class CohortBuilder:
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
         # no follow-up or prediction time after death
         censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]
-        ends, begins = self._marks(record)
+        marks = self._marks(record)
         is_observed, ending = np.ones(len(owner), dtype=bool), np.zeros(len(owner), dtype=np.int64)
         if labelled:
-            data_end_us = np.maximum(
-                dataset_end_us, death_us
-            )  # who dies later is followed until then
-            end_us, ending = self._censoring(
-                record, ends, begins, owner, moment, data_end_us, dataset_end_us
-            )
-            ending[censor_us <= end_us] = ENDINGS.index("death")
-            censor_us = np.minimum(censor_us, end_us)
-            is_observed = are_observed(record, ends, begins, owner, moment)
+            ends = self._censoring(record, marks, owner, moment, death_us, dataset_end_us)
+            ending = np.where(censor_us <= ends[0], ENDINGS.index("death"), ends[1])
+            censor_us = np.minimum(censor_us, ends[0])
+            is_observed = are_observed(record, *marks, owner, moment)
         t, cause = event_us[owner], event_cause[owner]
         n_rules = len(self.eligibility.steps)
         passed = self.eligibility.passed(record, owner, moment)
@@ -277,7 +272,7 @@ class CohortBuilder:
             ends_record=self._ends_record(record, rows, t_us=event_us) if labelled else 0,
             index_us=moment,
             index_ending=ending,
-            is_mark=ends | begins,
+            is_mark=np.logical_or(*marks),
         )
 
     def _ends_record(self, record: Record, rows: CohortRows, *, t_us: Ints) -> int:
@@ -363,14 +358,14 @@ class CohortBuilder:
     def _censoring(
         self,
         record: Record,
-        ends: Bools,
-        begins: Bools,
+        marks: tuple[Bools, Bools],
         owner: Ints,
         moment: Ints,
-        data_end_us: Ints,
+        death_us: Ints,
         dataset_end_us: int,
     ) -> tuple[Ints, Ints]:
         """C of each index candidate, death aside, and what it is (in `ENDINGS`)."""
+        (ends, begins), data_end_us = marks, np.maximum(dataset_end_us, death_us)
         events, subject = record.events, record.subject
         designed = designed_end(self.task.censoring, record.birth_us, data_end_us)
         last = last_time(events, ~events.is_code(BIRTH), subject, len(record.subject_id))
