@@ -171,9 +171,8 @@ class CohortBuilder:
             CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()
         ]
         self.censoring_codes = matcher(task.censoring.code)
-        starts = task.censoring.start
-        if starts is None and self.censoring_codes is not None and self.censoring_codes(PERIOD_END):
-            starts = (PERIOD_START,)
+        is_period = self.censoring_codes is not None and self.censoring_codes(PERIOD_END)
+        starts = task.censoring.start or ((PERIOD_START,) if is_period else None)
         self.start_codes = matcher(starts)
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
