@@ -67,23 +67,29 @@ class DiscreteTimeSurvivalLoss(nn.Module):
             EhrseqError: Shapes disagree, an indicator is neither 0 nor 1, or an event is on no real visit.
         """
         n_subjects, n_visits = hazards.shape
-        labels = event_times, event_indicators
-        if sequence_mask.shape != hazards.shape or {one.shape for one in labels} != {(n_subjects,)}:
-            what = "expected hazards and mask (B, V), times and indicators (B,)"
-            raise EhrseqError(what, where="DiscreteTimeSurvivalLoss", fix="correct their shapes")
+        shapes = [one.shape for one in (sequence_mask, event_times, event_indicators)]
+        if shapes != [(n_subjects, n_visits), (n_subjects,), (n_subjects,)]:
+            raise EhrseqError(
+                "expected hazards and mask (B, V), times and indicators (B,)",
+                where="DiscreteTimeSurvivalLoss",
+                fix="correct their shapes",
+            )
         is_real = as_mask(sequence_mask, "sequence_mask")
         has_event = as_mask(event_indicators, "event_indicators")
-        visit, last = torch.arange(n_visits, device=hazards.device), event_times[:, None]
-        is_event = is_real & has_event[:, None] & (visit == last)
+        visit, last = torch.arange(n_visits, device=hazards.device), event_times.unsqueeze(1)
+        is_event = is_real & has_event.unsqueeze(1) & (visit == last)
         if bool((has_event & ~is_event.any(1)).any()):
-            what = "an event is on a visit that the subject does not have"
-            fix = "count visits from 0, and give the number of a visit that sequence_mask says is real"
-            raise EhrseqError(what, where="event_times", fix=fix)
+            raise EhrseqError(
+                "an event is on a visit that the subject does not have",
+                where="event_times",
+                fix="count visits from 0, and name one that sequence_mask says is real",
+            )
         is_used = is_event | (is_real & (visit < last))
         # before any arithmetic: a NaN in a pad would reach the gradient through a product with 0
-        safe = torch.where(is_used, hazards, 0.5)
-        limits = torch.finfo(safe.dtype)
+        safe = torch.where(is_used, hazards, 0.5).to(
+            torch.promote_types(hazards.dtype, torch.float32)
+        )
+        limits = torch.finfo(hazards.dtype)
         bounded = safe + (safe.clamp(limits.tiny, 1 - limits.eps) - safe).detach()
-        bounded = bounded.to(torch.promote_types(bounded.dtype, torch.float32))
         terms = torch.where(is_event, -bounded.log(), -torch.log1p(-bounded))
         return terms.masked_fill(~is_used, 0.0).sum() / max(n_subjects, 1)

@@ -1,10 +1,7 @@
 """How new records differ from those that a run was trained on: numbers on another scale, and codes that are absent."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.survey import TokenRows
 
@@ -20,29 +17,36 @@ def differences(counts: TokenRows) -> list[str]:
     Args:
         counts: Of the records, by the vocabulary of the run.
     """
-    vocabulary, found = counts.vocabulary, []
-    first, codes = vocabulary.n_unknown, vocabulary.codes
-    own = slice(first, first + len(codes))
-    rows, numbers = counts.by_number[own].sum(axis=1), counts.by_number[own, 1:].sum(axis=1)
-    outside = counts.by_number[own, 2] / np.maximum(numbers, 1)
+    vocabulary, codes = counts.vocabulary, counts.vocabulary.codes
+    own = slice(vocabulary.n_unknown, vocabulary.n_unknown + len(codes))
+    without, inside, outside = counts.by_number[own].T
+    numbers = inside + outside
+    share_outside = outside / np.maximum(numbers, 1)
     # all numbers of a few people are one group, which has a mean and no percentiles
-    flat = (vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0)
-    has_range = ~np.append(flat, True)[vocabulary.scale[own]]
-    unlike = has_range & (numbers >= FEWEST_NUMBERS) & (outside > MOST_OUTSIDE)
-    if unlike.any():
-        what = "nearly all numbers lie outside the 1st to 99th percentile of the training data"
-        found.append(f"{what}: compare the units of {_named(codes, outside, unlike)}")
-    # of fewer people even a common code may be absent by chance
-    if len(vocabulary.share) and counts.subjects >= SMALLEST_COUNT:
-        absent = (rows == 0) & (vocabulary.share >= COMMON)
-        if absent.any():
-            what = "nobody has a code that at least half of the training people had"
-            found.append(f"{what}: compare the names of {_named(codes, vocabulary.share, absent)}")
+    is_group = (vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0)
+    has_range = ~np.append(is_group, True)[vocabulary.scale[own]]
+    is_unlike = has_range & (numbers >= FEWEST_NUMBERS) & (share_outside > MOST_OUTSIDE)
+    share = vocabulary.share if len(vocabulary.share) else np.zeros(len(codes))
+    # among fewer people even a common code may be absent by chance
+    is_absent = (without + numbers == 0) & (share >= COMMON) & (counts.subjects >= SMALLEST_COUNT)
+    kinds = (
+        (
+            "nearly all numbers lie outside the 1st to 99th percentile of the training data: compare the"
+            " units of",
+            is_unlike,
+            share_outside,
+        ),
+        (
+            "nobody has a code that at least half of the training people had: compare the names of",
+            is_absent,
+            share,
+        ),
+    )
+    found = []
+    for what, is_named, of_code in kinds:
+        order = sorted(np.flatnonzero(is_named).tolist(), key=(-of_code).__getitem__)
+        named = ", ".join(f"{codes[k]} ({of_code[k]:.0%})" for k in order[:MOST_NAMED])
+        others = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
+        if named:
+            found.append(f"{what} {named}{others}")
     return found
-
-
-def _named(codes: Sequence[str], share: Floats, chosen: Bools) -> str:
-    """The chosen codes with their shares, the largest first."""
-    order = sorted(np.flatnonzero(chosen).tolist(), key=lambda place: -share[place])
-    named = ", ".join(f"{codes[place]} ({share[place]:.0%})" for place in order[:MOST_NAMED])
-    return named if len(order) <= MOST_NAMED else f"{named} and {len(order) - MOST_NAMED} more"

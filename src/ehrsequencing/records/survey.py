@@ -269,8 +269,9 @@ class TokenRows(Part):
         is_own = self.vocabulary.keeps_number(events.codes).take(events.code)
         rank = self.vocabulary.ranks(token, np.where(is_own, events.value, np.nan))
         kind = np.where(np.isnan(rank), 0, np.where(np.abs(rank - 0.5) > 0.49, 2, 1))
-        counts = np.bincount(3 * token.astype(np.int64) + kind, minlength=self.by_number.size)
-        self.by_number += counts.reshape(-1, 3)
+        self.by_number += np.bincount(3 * token + kind, minlength=self.by_number.size).reshape(
+            -1, 3
+        )
 
     @property
     def unknown_of_subject(self) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import APIRouter
@@ -218,19 +217,20 @@ def _summary_and_detail(
     """What a clinician sees: one line, and a table in Markdown; no risk that an old record no longer supports."""
     if not len(answer.risks):
         return f"No predicted risk: {answer.why_none}"[:MOST_SUMMARY], f"Reason: {answer.why_none}."
-    start = np.datetime64(int(answer.risks.prediction_us[0]), "us").item()
-    days = answer.horizons_days
-    lasts = [day is None or start + timedelta(days=day) >= now for day in days]
-    if not any(lasts) or now - newest > timedelta(days=stale_days):
+    start = datetime.fromisoformat(answer.curves(causes)[0].time)
+    shown = [
+        (place, "until the next visit" if day is None else f"by {format_days(day)}")
+        for place, day in enumerate(answer.horizons_days)
+        if day is None or start + timedelta(days=day) >= now
+    ]
+    if not shown or now - newest > timedelta(days=stale_days):
         return (
             f"No predicted risk: the newest prediction is of {start:%Y-%m-%d}",
             f"The newest prediction would count from {_dated(start, now)}. The newest entry of the record is of "
             f"{_dated(newest, now)}. That is too long ago for a risk that holds today.",
         )
-    risk = answer.risks.risk[0][:, lasts]
-    heads = ["until the next visit" if day is None else f"by {format_days(day)}" for day in days]
-    passed = [head for head, is_shown in zip(heads, lasts, strict=True) if not is_shown]
-    heads = [head for head, is_shown in zip(heads, lasts, strict=True) if is_shown]
+    places, heads = zip(*shown, strict=True)
+    risk = answer.risks.risk[0][:, places]
     lines = ["| risk of | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for cause, values in zip(causes, risk.tolist(), strict=True):
         cells = " | ".join(f"{100 * value:.2g} %" for value in values)
@@ -238,7 +238,6 @@ def _summary_and_detail(
     lines += [
         "",
         f"The risks count from {_dated(start, now)}.",
-        *([f"Not shown, since that time has passed: {', '.join(passed)}."] if passed else []),
         f"{answer.record.unknown_rows} of {answer.record.tokens} rows have a code that the model does not know.",
         "An association in the model, not the effect of a treatment.",
         *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),

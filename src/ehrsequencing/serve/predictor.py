@@ -12,7 +12,13 @@ import pyarrow as pa
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.predict import Encoder, Moment, PredictionTimes, RiskPredictor
+from ehrsequencing.prediction.predict import (
+    MUCH_UNKNOWN,
+    Encoder,
+    Moment,
+    PredictionTimes,
+    RiskPredictor,
+)
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
@@ -25,7 +31,6 @@ from ehrsequencing.serve.schemas import Prediction, PredictRequest, Problem, Rec
 from ehrsequencing.serve.security import Limits
 
 REQUEST = Path("request")  # what messages call the rows
-MUCH_UNKNOWN = 0.5  # share of rows with an unknown code that an answer warns of
 _NONE = np.zeros(0, np.int64)
 NO_RISKS = Risks(_NONE, _NONE, np.zeros((0, 0, 0), np.float32))
 
