@@ -118,7 +118,8 @@ def read_external(
         source=data,
         dataset_end_us=end_us,
     )
-    return External(population, unknown, unmatched, differences(inputs), late=reader.late)
+    unlike = differences(inputs, encoder.builder.cause_codes)
+    return External(population, unknown, unmatched, unlike, late=reader.late)
 
 
 def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:

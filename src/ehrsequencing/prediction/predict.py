@@ -193,7 +193,7 @@ class NewRecords:
         if min(share, self.rows.unknown_of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
-        unlike = differences(self.rows)
+        unlike = differences(self.rows, self.builder.cause_codes)
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what
