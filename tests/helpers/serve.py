@@ -4,9 +4,10 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,16 @@ class Client:
 
 
 @contextmanager
-def running(predictor: Predictor, access: Access | None = None, live: LivePage | None = None) -> Iterator[Client]:
+def running(
+    predictor: Predictor,
+    access: Access | None = None,
+    live: LivePage | None = None,
+    *,
+    clock: Callable[[], datetime] = datetime.now,
+) -> Iterator[Client]:
     """A server in a thread of this process."""
     with listener("127.0.0.1", 0) as found:
-        own = server(predictor, access, live)
+        own = server(predictor, access, live, clock=clock)
         thread = threading.Thread(target=own.run, kwargs={"sockets": [found]}, daemon=True)
         thread.start()
         while not own.started:

@@ -1,6 +1,7 @@
 """CDS Hooks: a card with the answers of `/predict` on the mapped rows, or with what is missing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from helpers.serve import Client, Reply, as_json, running
 PATIENT = {"resourceType": "Patient", "id": "p-1", "birthDate": "1950-03-01", "gender": "male"}
 ABOUT = {"subject": {"reference": "Patient/p-1"}, "encounter": {"reference": "Encounter/e-1"}}
 HOOK = "/cds-services/ehrsequencing-risk"
+TODAY = [datetime(2021, 7, 1, 12)]  # of the server's clock, 30 days after the newest visit
 
 
 def concept(code: str) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def fhir_client(sim_run: Path) -> Iterator[Client]:
     """The run asked about anybody's first visit: its own index is a code that no FHIR resource has."""
     run = Run(sim_run)
     run.task = run.task.model_copy(update={"index": IndexConfig(first_visit=True)})
-    with running(Predictor(run)) as found:
+    with running(Predictor(run), clock=lambda: TODAY[0]) as found:
         yield found
 
 
@@ -71,6 +73,7 @@ def test_the_hook_is_discovered_and_answers_with_the_risks_of_the_mapped_rows(
 ) -> None:
     service = fhir_client.ask("GET", "/cds-services").json["services"][0]
     assert (service["hook"], f"/cds-services/{service['id']}") == ("patient-view", HOOK)
+    assert all(asked.endswith("&_count=1000") for name, asked in service["prefetch"].items() if name != "patient")
     prefetch = {"patient": PATIENT, "conditions": bundle_of(*(e["resource"] for e in bundle["entry"][1:]))}
     assert set(prefetch) <= set(service["prefetch"])
     (card,) = ask(fhir_client, prefetch).json["cards"]
@@ -140,6 +143,85 @@ def test_a_partial_record_gets_no_risk(case: str, fhir_client: Client, bundle: d
     (card,) = ask(fhir_client, {"patient": PATIENT, "conditions": bundle, "observations": part}).json["cards"]
     assert (card["indicator"], "%" in card["detail"]) == ("warning", False)
     assert f"- observations: {says}" in card["detail"]
+
+
+@pytest.fixture
+def on_day() -> Iterator[Callable[[str], None]]:
+    """Sets the server's clock for one test."""
+    before = TODAY[0]
+    yield lambda day: TODAY.__setitem__(0, datetime.fromisoformat(day))
+    TODAY[0] = before
+
+
+def card_of(client: Client, *resources: dict[str, Any], patient: dict[str, Any] = PATIENT) -> dict[str, Any]:
+    (card,) = ask(client, {"patient": patient, "encounters": bundle_of(*resources)}).json["cards"]
+    return card
+
+
+def visit(start: str, *, status: str = "finished") -> dict[str, Any]:
+    period = {"start": f"{start}T10:00:00", "end": f"{start}T11:00:00"}
+    kind = {"resourceType": "Encounter", "id": f"e-{start}", "class": {"code": "AMB"}, "subject": ABOUT["subject"]}
+    return {**kind, "status": status, "period": period}
+
+
+@pytest.mark.parametrize(
+    ("today", "ago"),
+    [
+        ("2021-06-01T12:00", "2021-06-01 (today)"), ("2021-06-02T09:00", "2021-06-01 (yesterday)"),
+        ("2021-07-01T12:00", "2021-06-01 (30 days ago)"), ("2021-06-01T09:00", "2021-06-01 (today)"),
+    ],
+)  # fmt: skip
+def test_a_card_says_from_which_day_its_risk_counts(
+    today: str, ago: str, fhir_client: Client, on_day: Callable[[str], None]
+) -> None:
+    on_day(today)
+    card = card_of(fhir_client, visit("2020-01-02"), visit("2021-06-01"))
+    assert f"counted from {ago}: " in card["summary"]
+    assert f"The risks count from {ago}." in card["detail"]
+
+
+def test_a_horizon_that_has_passed_is_not_shown(fhir_client: Client, on_day: Callable[[str], None]) -> None:
+    on_day("2021-06-15")
+    every = card_of(fhir_client, visit("2021-06-01"))
+    on_day("2021-09-15")  # 106 days later
+    later = card_of(fhir_client, visit("2021-06-01"))
+    assert "| by 90d |" in every["detail"]
+    assert "by 90d" not in later["detail"]
+    row = next(line for line in every["detail"].splitlines() if line.startswith("| outcome |"))
+    assert "| outcome |" + row.split("|", 3)[3] in later["detail"]
+
+
+@pytest.mark.parametrize("today", ["2022-06-02T12:00", "2034-01-01"])
+def test_an_old_record_gets_the_date_and_no_risk(
+    today: str, fhir_client: Client, on_day: Callable[[str], None]
+) -> None:
+    on_day(today)
+    card = card_of(fhir_client, visit("2021-06-01"))
+    assert card["summary"] == "No predicted risk: the newest prediction is of 2021-06-01"
+    assert "%" not in card["detail"]
+
+
+def test_a_booked_visit_does_not_make_a_record_new(fhir_client: Client, on_day: Callable[[str], None]) -> None:
+    on_day("2022-07-01")
+    card = card_of(fhir_client, visit("2021-06-01"), visit("2022-08-01"))
+    assert card["summary"].startswith("No predicted risk")
+    on_day("2021-07-01")
+    assert "2021-06-01" in card_of(fhir_client, visit("2021-06-01"), visit("2021-08-01"))["summary"]
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        {"deceasedDateTime": "2021-06-08T08:00:00Z"}, {"deceasedDateTime": "2021-06-01"}, {"deceasedBoolean": True},
+        {"deceasedDateTime": "2020-05-01"}, {"deceasedDateTime": "in June"},
+    ],
+)  # fmt: skip
+def test_a_patient_who_has_died_gets_no_risk(death: dict[str, Any], fhir_client: Client) -> None:
+    alive = card_of(fhir_client, visit("2021-06-01"), patient=PATIENT | {"deceasedBoolean": False})
+    assert alive["summary"].startswith("Risk of")
+    card = card_of(fhir_client, visit("2021-06-01"), patient=PATIENT | death)
+    assert card["summary"] == "No predicted risk: the patient has died"
+    assert "%" not in card["detail"]
 
 
 def test_another_patient_than_that_of_the_context_gets_no_risk(fhir_client: Client, bundle: dict[str, Any]) -> None:

@@ -60,7 +60,8 @@ def risks_of(rows: list[dict[str, Any]], n_horizons: int) -> np.ndarray[Any, Any
 
 def test_the_answers_are_those_of_predict(client: Client, sim_rows: Rows, expected: Rows) -> None:
     until = data_end(sim_rows)
-    some = random.Random(0).sample(sorted(expected), 25)
+    living = [s for s in sorted(expected) if all(row["code"] != "MEDS_DEATH" for row in sim_rows[s])]
+    some = random.Random(0).sample(living, 25)
     assert max(len(sim_rows[s]) for s in some) > 50
     for subject in some:
         reply = client.ask("POST", "/predict", {"rows": sim_rows[subject], "at": "all", "until": until})
@@ -128,6 +129,26 @@ def test_a_record_without_a_prediction_time_is_told_why(client: Client, sim_rows
     reply = client.ask("POST", "/predict", {"rows": rows})
     assert (reply.status, reply.json["predictions"]) == (200, [])
     assert reply.json["why_none"] == "the subject is not one with an index"
+
+
+@pytest.mark.parametrize("died", ["2031-05-01T08:00:00", "2011-05-01", None])
+def test_a_patient_who_has_died_gets_no_risk(client: Client, sim_rows: Rows, died: str | None) -> None:
+    """Whether the death lies after the newest visit, before it, or has no date."""
+    rows = [row for row in max(sim_rows.values(), key=len) if row["code"] not in ("MEDS_DEATH", "END_OF_FOLLOWUP")]
+    assert client.ask("POST", "/predict", {"rows": rows}).json["predictions"]
+    dead = [*rows, {"time": died, "code": "MEDS_DEATH"}]
+    for at in ("last", "all", "2032-01-01"):
+        found = client.ask("POST", "/predict", {"rows": dead, "at": at}).json
+        assert (found["predictions"], found["why_none"]) == ([], "the patient has died")
+
+
+def test_a_day_before_the_death_is_answered_as_of_then(client: Client, sim_rows: Rows) -> None:
+    rows = [row for row in max(sim_rows.values(), key=len) if row["code"] not in ("MEDS_DEATH", "END_OF_FOLLOWUP")]
+    day = client.ask("POST", "/predict", {"rows": rows}).json["predictions"][0]["time"][:10]
+    asked = {"at": day, "horizons_days": [30]}
+    dead = [*rows, {"time": "2031-05-01", "code": "MEDS_DEATH"}]
+    alive, later = (client.ask("POST", "/predict", {"rows": some, **asked}) for some in (rows, dead))
+    np.testing.assert_array_equal(curves(alive), curves(later))
 
 
 def test_version_health_and_metrics(client: Client, sim_rows: Rows) -> None:

@@ -1,7 +1,7 @@
 """`evaluate` and `score` in Python, and the reports that they and `ehrseq audit` write."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from ehrsequencing.api.data import as_table, data_config, is_path, meds_folder, study_of, task_of
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.progress import bar, stages
+from ehrsequencing.api.run import warn_of
 from ehrsequencing.audit.audit import audit as audit_run
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
@@ -46,6 +47,7 @@ def evaluate(
     split_seed: int = FIRST_SEED,
     report: bool = True,
     progress: bool = True,
+    say: Callable[[str], None] = warn_of,
     **settings: Any,
 ) -> EvaluationResult:
     """Evaluate a run beside baselines on the same subjects, and write `metrics.json` and `report.html`.
@@ -65,6 +67,7 @@ def evaluate(
         split_seed: Seed of the first of them.
         report: Whether to write `report.html`, and the table and the page of every outcome where the run has some.
         progress: Whether to show a bar.
+        say: Called with remarks about `data`; default: warnings are raised as such.
         settings: Other settings of the section `evaluation`, as in `bootstrap=200`.
 
     Returns:
@@ -104,6 +107,7 @@ def evaluate(
                     overwrite=overwrite,
                     facts=data_config(facts),
                     progress=stage,
+                    say=say,
                     draw=draw,
                     **given,
                 )

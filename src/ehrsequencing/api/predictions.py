@@ -97,7 +97,7 @@ def predictions(
             "prediction_time": times(risks.prediction_us),
         }
         by_end = {"": risks.risk, "_low": risks.low, "_high": risks.high}
-        given = {end: v.reshape(len(v), -1) for end, v in by_end.items() if v is not None}
+        given = {end: v.reshape(len(v), len(names)) for end, v in by_end.items() if v is not None}
         for number, name in enumerate(names):
             for end, values in given.items():
                 columns[name + end] = pa.array(values[:, number].astype(np.float64))

@@ -99,7 +99,7 @@ class TrainedRun(Run):
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )
         with opened(self, data, facts=facts, show=progress) as records:
-            table = predictions(records, asked, at=at, force=force, say=_warn_of)
+            table = predictions(records, asked, at=at, force=force, say=warn_of)
         return table.to_pandas()
 
     def explain(
@@ -259,7 +259,7 @@ class TrainedRun(Run):
             >>> len(found.gathered.patients)
             20
         """
-        page, told = Path(out), say or _warn_of
+        page, told = Path(out), say or warn_of
         settings = ExplorerSettings(
             patients=patients,
             fewest=fewest,
@@ -356,7 +356,7 @@ class TrainedRun(Run):
         return f"Run({str(self.folder)!r}: {', '.join([*parts, f'C {c}'])}, audit: {verdict})"
 
 
-def _warn_of(note: str) -> None:
+def warn_of(note: str) -> None:
     """Warn where a note is a warning."""
     if note.startswith("warning: "):
         warnings.warn(note.removeprefix("warning: "), stacklevel=3)

@@ -110,6 +110,7 @@ def evaluate(
         splits=splits,
         split_seed=split_seed,
         progress=shown(),
+        say=remark,
         **dict(settings),
     )
     say("\n".join(metric_lines(found.result)))

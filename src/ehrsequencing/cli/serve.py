@@ -38,6 +38,10 @@ def serve(
             help="Another host name of this server, as behind a proxy; may be repeated",
         ),
     ] = None,
+    stale: Annotated[
+        str,
+        typer.Option("--stale", help="A card gives no risk where the newest row is older"),
+    ] = "1y",
     recalibrate: Recalibrate = False,
     max_body: Annotated[
         int,
@@ -79,10 +83,17 @@ def serve(
     except ImportError as error:
         fix = install("serve")
         raise EhrseqError(f"needs {error.name}", where="ehrseq serve", fix=fix) from error
+    from ehrsequencing.api.predictions import days_of
     from ehrsequencing.serve.security import Limits
     from ehrsequencing.serve.service import live_page
 
-    limits = Limits(body_bytes=max_body * 2**20, rows=max_rows, visits=max_visits, seconds=timeout)
+    limits = Limits(
+        body_bytes=max_body * 2**20,
+        rows=max_rows,
+        visits=max_visits,
+        seconds=timeout,
+        stale_days=days_of(stale, where="--stale")[0],
+    )
     open_run(run)
     started: list[str] = []
 

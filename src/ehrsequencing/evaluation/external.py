@@ -24,6 +24,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, people
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.prediction.drift import differences
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
@@ -32,7 +33,7 @@ from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import LateRows, MedsReader
 from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.survey import CodeCounts, survey
+from ehrsequencing.records.survey import CodeCounts, TokenRows, survey
 from ehrsequencing.records.timelines import (
     ArrayAppender,
     TaskRecords,
@@ -55,6 +56,7 @@ class External:
     population: Population  # prediction times, labels and counts
     unknown: dict[str, int]  # codes that the run does not know → subjects
     unmatched: list[str]  # settings of the task whose codes match nothing here
+    differences: list[str]  # from the training data, in sentences
     late: LateRows | None  # rows that were left out, long after all others
 
 
@@ -80,6 +82,7 @@ def read_external(
     progress("reading the new data")
     found, parents, task = survey(reader, CodeCounts), read_parents(data), run.task
     encoder, codes = Encoder(run, parents), found.part.subjects
+    inputs = TokenRows(run.vocabulary, encoder.excluded)
     unknown = found.part.unknown(run.vocabulary, encoder.excluded)
     unmatched = _unmatched(task, codes, parents)
     if any(not text.startswith("competing.") for text in unmatched):
@@ -92,6 +95,7 @@ def read_external(
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
+            inputs.add(events)
             record = make_record(events, excluded=encoder.excluded, settings=run.study.visits)
             cohort = encoder.builder.build(record, dataset_end_us=end_us)
             no_split = np.zeros(len(record.subject_id), dtype=np.int8)
@@ -114,7 +118,8 @@ def read_external(
         source=data,
         dataset_end_us=end_us,
     )
-    return External(population, unknown, unmatched, late=reader.late)
+    unlike = differences(inputs, encoder.builder.cause_codes)
+    return External(population, unknown, unmatched, unlike, late=reader.late)
 
 
 def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
@@ -154,6 +159,7 @@ def validate(
     facts: DataConfig | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
     """Evaluate a run on other data and write the result into a folder of its own, which appears when complete.
@@ -168,6 +174,7 @@ def validate(
         facts: What the data set's files do not tell.
         overwrite: Whether an earlier output there that nobody has changed is replaced.
         progress: Called with the name of each stage.
+        say: Called with what to look at before the result is believed.
         draw: Called with the result and the folder that is being written, to add a report.
 
     Returns:
@@ -191,6 +198,8 @@ def validate(
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         found = read_external(run, data, facts=facts, progress=progress)
+        for text in found.differences:
+            say(f"warning: {text}")
         found = replace(found, population=found.population.drawn(settings))
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
         summary, warnings = _summary(run, found, store)
@@ -225,6 +234,7 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
     if (rate or 0.0) > (there or 0.0) + MUCH_UNKNOWN:
         what = f"{rate:.0%} of the tokens are unknown to the run"
         warnings.append(f"{what}: it cannot use what it does not know.")
+    warnings += [f"{text[0].upper()}{text[1:]}." for text in found.differences]
     if seen:
         text = "subject ids also occur in the run's training data: if they are the same people, this is not"
         warnings.append(f"{people(seen)} {text} external validation.")

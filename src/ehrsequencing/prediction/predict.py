@@ -17,6 +17,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.models.ensemble import member_band
+from ehrsequencing.prediction.drift import differences
 from ehrsequencing.prediction.prediction_file import (
     Risks,
     prediction_file,
@@ -184,7 +185,7 @@ class NewRecords:
         raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
 
     def require_known(self, *, force: bool) -> str:
-        """Refuse records of which the run knows hardly anything, unless `force`; else say how much it does not know."""
+        """Refuse records of which the run knows hardly anything, unless `force`; else say how they differ."""
         if not self.rows.tokens:
             return "no row has a code that makes a token"
         share = self.rows.unknown / self.rows.tokens
@@ -192,7 +193,10 @@ class NewRecords:
         if min(share, self.rows.unknown_of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
-        return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
+        unlike = differences(self.rows, self.builder.cause_codes)
+        if share > MUCH_UNKNOWN:
+            unlike.insert(0, f"{what}: it cannot use them")
+        return f"warning: {'; '.join(unlike)}" if unlike else what
 
 
 def predict(
@@ -366,7 +370,7 @@ def no_prediction_times(records: NewRecords) -> EhrseqError:
         what = f"all {records.late:,} prediction times lie after the data's end"
         fix = "state when the records were extracted, as in data.extracted=2026-03-01, if they reach further"
         return EhrseqError(what, where=str(records.data), fix=fix)
-    fix = "check the index codes of the task against the data with ehrseq check"
+    fix = "check the index codes of the task against the data with ehrseq check, and the day of --at if you gave one"
     return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
 
 

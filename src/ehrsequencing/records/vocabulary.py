@@ -59,6 +59,8 @@ class Vocabulary:
     # `hashed_code` of a rare code → the token of the ancestor that replaces it. Hashes, since a roll-up is saved with
     # every model and must not reveal a code that only one patient has; whoever has the code can look it up.
     rollup: Mapping[str, str] = field(default_factory=dict)
+    # (C,) share of the training people who have each code, rounded down; empty in runs that did not count it
+    share: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         scales = int(self.has_numbers.sum()) * (3 if self.settings.carry else 1)
@@ -232,14 +234,12 @@ class Vocabulary:
             rank r (scaled to standard deviation 1) and standardised value z (clipped at ±4), NaN without a number.
         """
         out = np.full((len(ids), 2), np.nan, dtype=np.float32)
-        rows = np.flatnonzero(~np.isnan(value))
-        scale = self.scale.take(ids.take(rows))
-        known = np.flatnonzero(scale >= 0)
-        if self.settings.mode == "none" or not len(known):
+        every_rank = self.ranks(ids, value)
+        rows = np.flatnonzero(~np.isnan(every_rank))
+        if self.settings.mode == "none" or not len(rows):
             return ids, out
-        rows, scale = rows.take(known), scale.take(known)
+        rank, scale = every_rank.take(rows), self.scale.take(ids.take(rows))
         number = value.take(rows).astype(np.float64)
-        rank = self._ranks.of(scale, number)
         if self.settings.mode == "bins":
             ids = ids.copy()
             last = self.settings.bins - 1
@@ -252,6 +252,13 @@ class Vocabulary:
         pair[:, 1] = np.clip((number - self.mean.take(scale)) / self.sd.take(scale), -4.0, 4.0)
         out[rows] = pair
         return ids, out
+
+    def ranks(self, ids: Ints32, value: NDArray[np.floating[Any]]) -> Floats:
+        """(n,) rank, from 0 to 1, of each number among the training numbers of its token; NaN without one."""
+        out, scale = np.full(len(ids), np.nan), self.scale.take(ids)
+        rows = np.flatnonzero(~np.isnan(value) & (scale >= 0))
+        out[rows] = self._ranks.of(scale.take(rows), value.take(rows).astype(np.float64))
+        return out
 
     @cached_property
     def _ranks(self) -> "_Ranks":
@@ -276,6 +283,7 @@ class Vocabulary:
             "knots": self.knots,
             "mean": self.mean,
             "sd": self.sd,
+            "share": self.share,
         }
         write_bytes(folder / "vocabulary.safetensors", save(arrays))
 
@@ -295,6 +303,7 @@ class Vocabulary:
                 sd=arrays["sd"],
                 settings=ValuesConfig.model_validate(text["values"]),
                 rollup={str(key): str(token) for key, token in text.get("rollup", {}).items()},
+                share=arrays.get("share", np.zeros(0)),
             )
             if found.tokens != tuple(text["tokens"]):
                 raise ValueError("the tokens are not those of the codes")

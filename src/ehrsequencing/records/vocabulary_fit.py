@@ -64,6 +64,7 @@ class VocabularyFit:
         # for a roll-up: training subjects per code, some of them where there are many
         self.carriers: dict[int, set[int]] = {}
         self.number: dict[str, int] = {}  # every code of the data set → a number
+        self.people = 0  # training subjects
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
         self.rows = np.zeros(0, np.int64)  # their rows per code
         # every type of codes → a number; codes without a type, and excluded ones, have the first
@@ -86,6 +87,7 @@ class VocabularyFit:
         ids = np.zeros(int(subject.max(initial=-1)) + 1, np.int64)
         ids[subject.take(events.starts)] = events.subject_id.take(events.starts)
         hashed = hash_u64(ids.view(np.uint64))
+        self.people += int(is_training.take(events.starts).sum())
         for piece in pieces(events.starts, len(events), _PIECE_ROWS):
             rows = np.flatnonzero(is_training[piece]) + piece.start
             self._update(events, rows, subject, hashed)
@@ -175,6 +177,7 @@ class VocabularyFit:
     def merge(self, other: "VocabularyFit") -> None:
         """Add what another fit has collected from other subjects: the same as having seen them."""
         numbers = self.numbers(tuple(other.number))
+        self.people += other.people
         self.subjects[numbers] += other.subjects
         self.rows[numbers] += other.rows
         for kind, number in other.kinds.items():
@@ -213,6 +216,9 @@ class VocabularyFit:
                 scales.append(own)
                 if self.value_settings.carry:
                     scales += [since(number), count(number)]
+        carriers_of = [self.subjects[self.number[c]] if c in self.number else 0 for c in codes]
+        # tenths, of fewer than 50 people halves: no count of a few people can be read off
+        parts = 10 if self.people >= 50 else 2
         return Vocabulary(
             kinds=tuple(sorted(kinds - {""})),
             codes=codes,
@@ -222,6 +228,7 @@ class VocabularyFit:
             sd=np.array([s.sd for s in scales]),
             settings=self.value_settings,
             rollup={hashed_code(code): rollup[code] for code in sorted(rollup, key=hashed_code)},
+            share=np.array(carriers_of, dtype=np.int64) * parts // max(self.people, 1) / parts,
         )
 
     def known_share(self, vocabulary: Vocabulary) -> float | None:

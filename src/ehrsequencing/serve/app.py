@@ -4,6 +4,7 @@ import gc
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +63,11 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    predictor: Predictor, access: Access | None = None, live: LivePage | None = None
+    predictor: Predictor,
+    access: Access | None = None,
+    live: LivePage | None = None,
+    *,
+    clock: Callable[[], datetime] = datetime.now,
 ) -> FastAPI:
     """The service of a run.
 
@@ -70,8 +75,9 @@ def create_app(
         predictor: Answers; the application gives it a thread.
         access: Who may ask; default: this machine, without a token.
         live: The explorer's page, if it is served.
+        clock: Gives the present moment, by which a card tells how old a record is.
     """
-    service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *page.PATHS))
+    service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *page.PATHS), clock)
     allowed = access or Access()
 
     @asynccontextmanager
@@ -219,14 +225,18 @@ class Connection(H11Protocol):
 
 
 def server(
-    predictor: Predictor, access: Access | None = None, live: LivePage | None = None
+    predictor: Predictor,
+    access: Access | None = None,
+    live: LivePage | None = None,
+    *,
+    clock: Callable[[], datetime] = datetime.now,
 ) -> uvicorn.Server:
     """A server that is ready to run on a listening socket.
 
     It writes no access log, and trusts no header of a proxy.
     """
     config = uvicorn.Config(
-        create_app(predictor, access, live),
+        create_app(predictor, access, live, clock=clock),
         http=Connection,
         access_log=False,
         log_level="warning",

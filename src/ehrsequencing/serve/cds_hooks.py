@@ -6,9 +6,11 @@ service needs as `prefetch`; the service never asks the EHR's FHIR server for mo
 
 import uuid
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +18,7 @@ from ehrsequencing.config import format_days
 from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS
+from ehrsequencing.records.events import DEATH
 from ehrsequencing.serve.predictor import Answer
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.service import Service
@@ -26,13 +29,15 @@ FEEDBACK_PATH = f"{HOOK_PATH}/feedback"
 PATHS = ("/cds-services", HOOK_PATH, FEEDBACK_PATH)
 _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
-    "encounters": "Encounter?patient={{context.patientId}}",
+    "encounters": "Encounter?patient={{context.patientId}}&_count=1000",
     **{
         f"{kind[0].lower()}{kind[1:]}s": f"{kind}?patient={{{{context.patientId}}}}&_count=1000"
         for kind in EVENTS
     },
 }
 MOST_SUMMARY = 140  # characters, by the specification
+_NEAR = {0: "today", 1: "yesterday"}
+_YEAR_DAYS = 365.25
 
 
 class HookRequest(BaseModel):
@@ -72,10 +77,21 @@ def router(service: Service) -> APIRouter:
             lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
             detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            answer = predictor.answer(read_patient(bundle, predictor.encounter_column))
+            now, rows = service.clock(), read_patient(bundle, predictor.encounter_column)
+            # a booked visit is no record yet; clocks of other zones may be ahead
+            is_later = pc.greater(rows["time"], now + timedelta(days=1))
+            rows = rows.filter(pc.invert(pc.fill_null(is_later, False)))
+            answer = predictor.answer(rows)
             not_sent = [name for name in _PREFETCH if name not in request.prefetch]
             indicator = "info"
-            summary, detail = _summary_and_detail(answer, causes, not_sent)
+            summary, detail = _summary_and_detail(
+                answer,
+                causes,
+                not_sent,
+                newest=pc.max(rows["time"]).as_py(),
+                now=now,
+                stale_days=predictor.limits.stale_days,
+            )
         card = {
             "uuid": str(uuid.uuid4()),
             "summary": summary,
@@ -119,7 +135,8 @@ def read_patient(bundle: dict[str, Any], encounter_column: str | None) -> pa.Tab
         Problem: It does not hold exactly one patient with an id.
     """
     resources = [entry.resource for entry in entries_of(bundle)]
-    names = {text(one, "id") for one in resources if kind_of(one) == "Patient"}
+    patients = [one for one in resources if kind_of(one) == "Patient"]
+    names = {text(one, "id") for one in patients}
     if len(names) != 1 or None in names:
         raise Problem(
             422,
@@ -128,6 +145,9 @@ def read_patient(bundle: dict[str, Any], encounter_column: str | None) -> pa.Tab
             fix="send one patient and its resources",
         )
     rows = read_bundle(bundle)[0].select(["time", "code", "numeric_value", "encounter_id"])
+    if any(one.get("deceasedBoolean") is True or one.get("deceasedDateTime") for one in patients):
+        death = pa.Table.from_pylist([{"code": DEATH}], schema=rows.schema)
+        rows = pa.concat_tables([rows, death])  # an import leaves out a death without a date
     return rows.rename_columns({"encounter_id": encounter_column or "encounter_id"})
 
 
@@ -186,25 +206,53 @@ def _lacks(value: Any) -> str | None:
 
 
 def _summary_and_detail(
-    answer: Answer, causes: Sequence[str], not_sent: Sequence[str]
+    answer: Answer,
+    causes: Sequence[str],
+    not_sent: Sequence[str],
+    *,
+    newest: datetime,
+    now: datetime,
+    stale_days: float,
 ) -> tuple[str, str]:
-    """What a clinician sees: one line, and a table in Markdown."""
+    """What a clinician sees: one line, and a table in Markdown; no risk that an old record no longer supports."""
     if not len(answer.risks):
-        return "No predicted risk for this patient", f"{answer.why_none}."
-    risk = answer.risks.risk[0]
-    heads = [
-        "until the next visit" if day is None else f"by {format_days(day)}"
-        for day in answer.horizons_days
+        return f"No predicted risk: {answer.why_none}"[:MOST_SUMMARY], f"Reason: {answer.why_none}."
+    start = datetime.fromisoformat(answer.curves(causes)[0].time)
+    shown = [
+        (place, "until the next visit" if day is None else f"by {format_days(day)}")
+        for place, day in enumerate(answer.horizons_days)
+        if day is None or start + timedelta(days=day) >= now
     ]
+    if not shown or now - newest > timedelta(days=stale_days):
+        return (
+            f"No predicted risk: the newest prediction is of {start:%Y-%m-%d}",
+            f"The newest prediction would count from {_dated(start, now)}. The newest entry of the record is of "
+            f"{_dated(newest, now)}. That is too long ago for a risk that holds today.",
+        )
+    places, heads = zip(*shown, strict=True)
+    risk = answer.risks.risk[0][:, places]
     lines = ["| risk of | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for cause, values in zip(causes, risk.tolist(), strict=True):
         cells = " | ".join(f"{100 * value:.2g} %" for value in values)
         lines.append(f"| {cause} | {cells} |")
     lines += [
         "",
+        f"The risks count from {_dated(start, now)}.",
         f"{answer.record.unknown_rows} of {answer.record.tokens} rows have a code that the model does not know.",
         "An association in the model, not the effect of a treatment.",
         *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),
     ]
-    summary = f"Risk of {causes[0]} {heads[-1]}: {100 * risk[0, -1].item():.2g} %"
+    counted = f"{heads[-1]}, counted from {_dated(start, now)}"
+    summary = f"Risk of {causes[0]} {counted}: {100 * risk[0, -1].item():.2g} %"
     return summary[:MOST_SUMMARY], "\n".join(lines)
+
+
+def _dated(moment: datetime, now: datetime) -> str:
+    """A day, and how long ago it is.
+
+    >>> _dated(datetime(2024, 3, 1, 9), datetime(2024, 3, 31)), _dated(datetime(2014, 3, 1), datetime(2024, 3, 1))
+    ('2024-03-01 (30 days ago)', '2014-03-01 (10 years ago)')
+    """
+    days = max((now.date() - moment.date()).days, 0)
+    ago = f"{days} days ago" if days < 2 * _YEAR_DAYS else f"{days / _YEAR_DAYS:.2g} years ago"
+    return f"{moment:%Y-%m-%d} ({_NEAR.get(days, ago)})"

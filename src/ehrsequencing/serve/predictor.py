@@ -12,12 +12,18 @@ import pyarrow as pa
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.predict import Encoder, Moment, PredictionTimes, RiskPredictor
+from ehrsequencing.prediction.predict import (
+    MUCH_UNKNOWN,
+    Encoder,
+    Moment,
+    PredictionTimes,
+    RiskPredictor,
+)
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.cohort import cohort_steps
-from ehrsequencing.records.events import STATIC, Events
+from ehrsequencing.records.cohort import NEVER, cohort_steps
+from ehrsequencing.records.events import DEATH, STATIC, Events
 from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
 from ehrsequencing.records.survey import TokenRows
@@ -25,7 +31,6 @@ from ehrsequencing.serve.schemas import Prediction, PredictRequest, Problem, Rec
 from ehrsequencing.serve.security import Limits
 
 REQUEST = Path("request")  # what messages call the rows
-MUCH_UNKNOWN = 0.5  # share of rows with an unknown code that an answer warns of
 _NONE = np.zeros(0, np.int64)
 NO_RISKS = Risks(_NONE, _NONE, np.zeros((0, 0, 0), np.float32))
 
@@ -176,7 +181,9 @@ class Predictor:
         encoder = Encoder(self.run, self.parents)  # a new one, which has met no code yet
         end_us = int(timed.max()) if until_us is None else until_us
         found = encoder.prediction_times(events, moment, end_us=end_us)
-        visits, times = len(found.record.visits), len(found.rows)
+        asked_us = NEVER if moment.as_of_us is None else moment.as_of_us
+        has_died = bool((events.time_us[events.is_code(DEATH)] <= asked_us).any())
+        visits, times = len(found.record.visits), 0 if has_died else len(found.rows)
         if visits > limits.visits:
             raise Problem(
                 413,
@@ -198,7 +205,7 @@ class Predictor:
         return Answer(
             asked.horizons_days,
             asked.answer(encoder.encode(found.record, found.rows)) if times else NO_RISKS,
-            None if times else self._why_none(found),
+            None if times else "the patient has died" if has_died else self._why_none(found),
             RecordFacts(
                 rows=len(rows),
                 tokens=tokens.tokens,

@@ -43,6 +43,7 @@ class Limits:
         numbers: Risks in one answer: prediction times × causes × horizons.
         waiting: Requests that may wait for the model; further ones are told to come back.
         seconds: How long a request may take to arrive, and how long it may wait for its answer.
+        stale_days: A card gives no risk where the record's newest row is older.
     """
 
     body_bytes: int = 16 * 2**20
@@ -51,6 +52,7 @@ class Limits:
     numbers: int = 500_000
     waiting: int = 64
     seconds: float = 30.0
+    stale_days: float = 365.25
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -95,10 +96,14 @@ class Service:
     Args:
         predictor: Answers, in the model's thread.
         paths: The paths that are counted by name; any other is counted as `other`.
+        clock: Gives the present moment, as records write it: the local time, without a zone.
     """
 
-    def __init__(self, predictor: Predictor, paths: tuple[str, ...]) -> None:
+    def __init__(
+        self, predictor: Predictor, paths: tuple[str, ...], clock: Callable[[], datetime]
+    ) -> None:
         self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
+        self.clock = clock
         self._registry = prometheus.CollectorRegistry()
         self._requests = prometheus.Counter(
             "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self._registry
