@@ -23,7 +23,7 @@ from ehrsequencing.core.files import private_folder
 
 _ORIGIN = pd.Timestamp("2000-01-01")  # day 0 of times that are numbers
 _UNIT_DAYS = UNIT_DAYS | {"month": DAYS_PER_YEAR / 12}
-_LONGEST_DAYS = 100_000
+_LONGEST_DAYS = 50_000  # from the origin, either way
 _FEW_DAYS = 10  # numbers that all lie below it are more likely years
 _OLDEST_YEARS = 120
 # Values of the column of events, in lower case; true is 1 and false is 0.
@@ -106,8 +106,8 @@ def from_table(
         >>> task.name, task.causes, task.horizons
         ('died', ('died',), (90.0,))
     """
-    whole = frame if isinstance(frame, pd.DataFrame) else as_table(frame).to_pandas()
-    whole = whole.rename(columns=str)
+    is_pandas = isinstance(frame, pd.DataFrame)  # whose columns may mix numbers and texts
+    whole = (frame if is_pandas else as_table(frame).to_pandas()).rename(columns=str)
     if isinstance(event, Mapping) and not isinstance(next(iter(event.values()), None), Mapping):
         event = {"status": event}
     event, given = (event, None) if isinstance(event, str) else next(iter(event.items()))
@@ -200,7 +200,7 @@ def _with_times(
         table[_TIME] = _ORIGIN
     late = int((table[_TIME] > table[_STOP]).sum())
     fix = "correct them: a row is known at its start, and its event happens later"
-    _require(not late, f"{late:,} rows start (at {start or 0}) after their {time!r}", fix=fix)
+    _require(not late, f"{late:,} rows have {time!r} before {start or 'day 0'!r}", fix=fix)
     return table.sort_values([_SUBJECT, _TIME, _STOP], ignore_index=True)
 
 
@@ -263,7 +263,8 @@ def _read_events(
         someone_is_censored = len(events) < values.nunique(dropna=False)
         is_clear = usual or (interest is not None and someone_is_censored)
         _require(is_clear, f"{shown}: which of them are events?", fix=fix)
-    causes = {_value(value): str(cause) for value, cause in (given or names).items()}
+        given = names
+    causes = {_value(value): str(cause) for value, cause in given.items()}
     _require(causes.keys() <= set(present), f"{shown}, and event= names another one", fix=fix)
     causes = {value: cause for value, cause in causes.items() if _value(cause) not in _CENSORED}
     first = [cause for value, cause in causes.items() if _value(interest) in (value, _value(cause))]
