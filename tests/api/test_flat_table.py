@@ -153,6 +153,7 @@ def test_named_events_in_the_order_of_interest(tmp_path: Path) -> None:
         ({"event": {"state": {2: "death"}}}, r"no column 'state' \(name one of status"),
         ({"event": "statsu"}, r"no column 'statsu' \(name one of status"),
         ({"static": "sexe"}, r"no column 'sexe' \(name one of sex"),
+        ({"event": DEATH, "age": "age", "static": ["age"]}, r"static=\['age'\] is not .* what another argument names"),
         ({"event": DEATH, "unit": "m"}, r"unit='m'.*write one of s, min, h, d, w, y, month .*minutes or months"),
         ({"event": DEATH, "unit": "mo"}, "unit='mo'"),
         ({"event": DEATH, "age": "time"}, r"81 rows of 'time' do not say when .*0 to 120 years"),
@@ -276,6 +277,7 @@ def test_what_changes_or_is_filled_in_later_is_not_static(tmp_path: Path) -> Non
         sex=frame.sex.where(frame.start > 0),  # not known at first
         arm=frame.sex.where(frame.start == 0),  # written down once
         centre=frame.id % 2,  # a number
+        entry=pd.Timestamp("2020-03-01"),  # a date
     )
     rows, _ = converted(later, tmp_path, **LONG, interest=2)
     assert static_codes(rows) == {"arm//f": 30, "arm//m": 30}

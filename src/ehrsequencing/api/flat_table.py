@@ -307,7 +307,7 @@ def _doubts(
         "nobody is censored: every subject has an event": (
             table[_SUBJECT][happened.notna()].nunique() == subjects
         ),
-        f"all of {time.name!r} is below {_FEW_DAYS} days: write unit='y' for years": short,
+        f"all of {time.name!r} is below {_FEW_DAYS} days: write unit='y' for years, or 'd'": short,
     }
     return [doubt for doubt, is_so in doubts.items() if is_so]
 
@@ -325,12 +325,12 @@ def _constant_columns(
     known, again = measured.notna(), subject.duplicated()
     changing = (measured.groupby(subject).nunique() > 1).sum()
     from_first_row = known[~again].sum() == known.groupby(subject).any().sum()
-    wrong = [name for name in named if changing[name]]
-    fix = "leave it out: a column that changes is read at each row"
+    wrong = [name for name in named if changing.get(name, True)]
+    fix = "leave out what changes, which is read at each row, and what another argument names"
     _require(not wrong, f"static={wrong} is not the same in all rows of each subject", fix=fix)
-    texts = measured.select_dtypes(exclude="number") if again.any() else ()
+    texts = measured.select_dtypes(exclude=["number", "datetime", "datetimetz"])
     constant = [str(name) for name in texts if not changing[name] and from_first_row[name]]
-    return list(dict.fromkeys([*named, *constant]))
+    return list(dict.fromkeys([*named, *(constant if again.any() else ())]))
 
 
 def _marks(table: pd.DataFrame, time: str, code: str, which: str) -> pd.DataFrame:
