@@ -19,7 +19,7 @@ WORKS = {
     # ---- lifelines and R: a table, curves, hazard ratios, a table for a paper ----
     "data, task = eh.from_table(flat, subject='id', time='day', event='status', out='t')": "task.causes == ('status',)",
     "data, task = eh.from_table(polars, subject='id', time='day', event='status', out='t')": "(data / 'data').is_dir()",
-    "data, task = eh.from_table(named, subject='id', time='date', event='status', out='t', horizons=['1y'])":
+    "data, task = eh.from_table(named, subject='id', time='date', event='status', interest='relapse', out='t')":
         "task.causes == ('relapse', 'death')",
     "data, task = eh.from_table(rare, subject='id', time='day', event='died', interest='died_2', out='t')":
         "task.causes == ('died_2', 'died')",

@@ -1,25 +1,40 @@
 """`from_table`: a flat table with columns that change over time → a MEDS data set and a task."""
 
 import os
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
+from pandas.api.types import is_numeric_dtype
 
 from ehrsequencing.api.data import as_table, task_of
 from ehrsequencing.api.predictions import days_of
 from ehrsequencing.api.records import import_csv
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.config.base import DAYS_PER_YEAR, UNIT_DAYS
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
 
-_ORIGIN = "2000-01-01"  # day 0 of times that are numbers
-_NO_EVENT = ("0", "0.0", "false", "none", "no", "alive", "censored", "")
-_SUBJECT, _TIME, _CODE = "_subject", "_time", "_code"  # columns that are added to the table
+_ORIGIN = pd.Timestamp("2000-01-01")  # day 0 of times that are numbers
+_UNIT_DAYS = UNIT_DAYS | {"month": DAYS_PER_YEAR / 12}
+_LONGEST_DAYS = 50_000  # from the origin, either way
+_FEW_DAYS = 10  # numbers that all lie below it are more likely years
+_OLDEST_YEARS = 120
+# Values of the column of events, in lower case; true is 1 and false is 0.
+_CENSORED = (
+    *(0, "no", "n", "none", "no event", "alive", "living", "censored", "censoring"),
+    *("right censored", "right-censored", "right_censored"),
+)
+_EVENTS = (1, "yes", "y", "event", "dead", "died", "death", "deceased")
+_MOST_VALUES = 10  # more of them are a measurement or free text, which may show a person
+# Columns that are added to the table: what a row holds is known at its time, its event happens at its stop.
+_SUBJECT, _TIME, _STOP, _BIRTH, _CODE = "_subject", "_time", "_stop", "_birth", "_code"
 
 
 def from_table(
@@ -27,28 +42,46 @@ def from_table(
     *,
     subject: str,
     time: str,
-    event: str,
+    event: str | Mapping[Any, Any],
     out: str | os.PathLike[str],
     start: str | None = None,
-    interest: str | None = None,
+    interest: Any = None,
+    unit: str | None = None,
+    static: str | Sequence[str] = (),
+    age: str | None = None,
+    birth: str | None = None,
     horizons: Sequence[str | float] | None = None,
     overwrite: bool = False,
 ) -> tuple[Path, TaskConfig]:
     """Turn a flat table into a MEDS data set and a task: one row a subject, or one row for each of its times.
 
-    What a row measures is known at its `start`: by default at its `time`, and in a table with one row a subject at day
-    0. An event happens at the `time` of its row, and follow-up ends at the subject's last `time`. The task asks for the
-    time from the first measurement to the first event.
+    What a row holds is known at its `start`: by default at its `time`, and in a table with one row a subject at day 0.
+    Its event happens at its `time`, and follow-up ends at the subject's last `time`. A row whose start is its time
+    counts, too: at one moment, the event comes first. The task asks for the time from a subject's first start to its
+    first event, in days; a subject with an event at its first start is left out.
+
+    Numbers become values of their column's code at the row's start. Texts, booleans and categories become codes
+    (`COLUMN//TEXT`) at the row's start; in tables in which somebody has two rows they become static codes, without a
+    time, if they are the same in all rows of each subject, the first one included.
 
     Args:
-        frame: A frame of pandas, polars or Arrow.
+        frame: A frame of pandas, polars or Arrow, its rows in any order.
         subject: The column that says whose row it is.
-        time: The column of times: dates, or numbers of days.
-        event: The column of events: 0 (or `censored`, `alive`, or nothing) for none; 1, or any other text, is the event
-            of interest. Where there are several, they compete.
+        time: The column of times: dates, or numbers, as in days since a subject's diagnosis.
+        event: The column of events. In it 0, false, an empty cell, `no`, `none`, `no event`, `alive`, `living`,
+            `censored`, `censoring` and `right censored` are censoring; 1, true, `yes`, `event`, `dead`, `died`, `death`
+            and `deceased` are the event. Where it holds anything else, or two of these events, say what it means:
+            `{"status": {2: "death", 1: "transplant"}}` names the column and its events, that of interest first, and
+            any other value is censoring. Without the column, `{2: "death", 1: "transplant"}`, it is `status`. Events
+            compete.
         out: Folder to make.
-        start: The column of times at which the row was measured, as in tables with start and stop.
-        interest: Which of several events is of interest; default: 1, or the most frequent text.
+        start: The column of times at which each row begins, as in tables with start and stop.
+        interest: The event of interest, by its value or name. In the place of names, it says that all other values are
+            events that compete with it, where some rows are censored by a value or word above.
+        unit: Of times that are numbers: `s`, `min`, `h`, `d` (default), `w`, `month` (30.4375 d) or `y` (365.25 d).
+        static: Columns that become static codes, such as a sex of 1 or 2.
+        age: The column of ages in years; the first row's gives the birth: its start - age · 365.25 d.
+        birth: The column of dates of birth, in the place of ages, where times are dates.
         horizons: As in `["90d", "1y"]`; default: the quartiles of the times to the event of interest.
         overwrite: Whether an earlier table there that nobody has changed is replaced.
 
@@ -56,7 +89,12 @@ def from_table(
         The folder and the task, for `prepare`, `check`, `run` and `EHRSurvival`.
 
     Raises:
-        EhrseqError: A column is missing, or nobody has an event.
+        EhrseqError: A column is missing, or does not hold what its argument says; the values of the column of events
+            have no certain meaning, or nobody has the event; rows start after their time; a column of `static` changes.
+
+    Warns:
+        UserWarning: Rows have no subject or no time and are left out; rows of one person overlap; cells of the column
+            of events are empty beside ones that mean censoring; nobody is censored; times may be years.
 
     Example:
         >>> import pandas as pd
@@ -68,38 +106,47 @@ def from_table(
         >>> task.name, task.causes, task.horizons
         ('died', ('died',), (90.0,))
     """
-    table = as_table(frame).to_pandas()
-    for name in filter(None, (subject, time, event, start)):
-        _require_column(table, name)
-    table = table.dropna(subset=[subject, time])
-    names = _event_names(table[event], event)
-    frequent = list(names.dropna().value_counts().index)
-    causes = sorted(frequent, key=lambda name: (name != interest, name != event))
-    if not causes or (interest is not None and interest != causes[0]):
-        fix = f"its events are {', '.join(causes) or 'none'}"
-        raise EhrseqError(f"nobody has the event in {event!r}", where="from_table", fix=fix)
-    measured = _measured(table, subject=subject, time=time, start=start)
-    covariates = table.drop(columns=[subject, time, event, *([start] if start else [])])
+    is_pandas = isinstance(frame, pd.DataFrame)  # whose columns may mix numbers and texts
+    whole = (frame if is_pandas else as_table(frame).to_pandas()).rename(columns=str)
+    if isinstance(event, Mapping) and not isinstance(next(iter(event.values()), None), Mapping):
+        event = {"status": event}
+    event, given = (event, None) if isinstance(event, str) else next(iter(event.items()))
+    used = [name for name in (subject, time, event, start, age, birth) if name is not None]
+    static = [static] if isinstance(static, str) else static
+    for name in (*used, *static):
+        near = ", ".join(get_close_matches(name, whole.columns) or whole.columns)
+        _require(name in whole, f"the frame has no column {name!r}", fix=f"name one of {near}")
+    table = _with_times(whole, subject=subject, time=time, start=start, unit=unit)
+    happened, causes = _read_events(table[event], given, interest)
+    table[_BIRTH] = _births(table, age=age, birth=birth)
+    measured = table.drop(columns=[*set(used), _SUBJECT, _TIME, _STOP, _BIRTH])
+    constant = _constant_columns(measured, table[_SUBJECT], named=static)
     marks = [
-        _marks(table[subject], measured, "ENROLLMENT", first=True),
-        _marks(table[subject], table[time], "END_OF_FOLLOWUP", first=False),
+        _marks(table, _TIME, "ENROLLMENT", "min"),
+        _marks(table, _STOP, "END_OF_FOLLOWUP", "max"),
+        *(_marks(table[happened == name], _STOP, f"EVENT//{name}", "min") for name in causes),
     ]
-    for name in causes:
-        has_it = table[names == name]
-        marks.append(_marks(has_it[subject], has_it[time], f"EVENT//{name}", first=True))
-    rows = covariates.assign(**{_SUBJECT: table[subject], _TIME: measured})
-    elapsed: Any = {"column": _TIME, "unit": "d", "since": _ORIGIN}
+    rows = pd.concat([table[[_SUBJECT, _TIME, _BIRTH]].join(measured), *marks], ignore_index=True)
+    has_clock = is_numeric_dtype(whole[time]) and (rows[_TIME] != rows[_TIME].dt.floor("D")).any()
+    numbers = measured.select_dtypes("number").columns
+    events = [
+        {"code": name, "value" if name in numbers else "code_from": name}
+        for name in measured
+        if name not in constant
+    ]
     columns = {
         "subject": _SUBJECT,
-        "time": elapsed if is_numeric_dtype(table[time]) else _TIME,
-        "events": [{"code_from": _CODE}, *(_event_map(covariates[name]) for name in covariates)],
+        "time": _TIME,
+        "birth": _BIRTH,
+        "static": {name: name for name in constant},
+        "events": [{"code_from": _CODE}, *events],
+        "midnight": [_TIME] if has_clock else [],
     }
     with private_folder() as folder:
-        file = folder / "table.parquet"
-        pd.concat([rows, *marks], ignore_index=True).to_parquet(file, index=False)
-        import_csv(file, out, map=columns, overwrite=overwrite, progress=False)
+        rows.to_parquet(folder / "table.parquet", index=False)
+        import_csv(folder / "table.parquet", out, map=columns, overwrite=overwrite, progress=False)
     if horizons is None:
-        horizons = _quartiles(table[subject], measured, table[time], names == causes[0])
+        horizons = _quartiles(table, happened == causes[0])
     of_cause = {name: f"EVENT//{name}" for name in causes}
     task = {
         "name": "".join(c if c.isalnum() else "_" for c in event).strip("_") or "event",
@@ -109,57 +156,192 @@ def from_table(
         "censoring": {"code": "END_OF_FOLLOWUP"},
         "horizons": days_of(horizons),
     }
+    for doubt in _doubts(table, happened, table[event], whole[time], unit=unit):
+        warnings.warn(doubt, stacklevel=2)
     return Path(out), task_of(task)
 
 
-def _require_column(table: pd.DataFrame, name: str) -> None:
-    if name not in table.columns:
-        near = get_close_matches(name, list(table.columns), n=1) or list(table.columns)
-        what = f"the frame has no column {name!r}"
-        raise EhrseqError(what, where="from_table", fix=f"name one of {', '.join(near)}")
+def _require(met: Any, what: str, *, fix: str) -> None:
+    """Refuse the table unless a condition is met."""
+    if not met:
+        raise EhrseqError(what, where="from_table", fix=fix)
 
 
-def _measured(table: pd.DataFrame, *, subject: str, time: str, start: str | None) -> pd.Series:
-    """When each row was measured: at its start, at day 0 in a table with one row a subject, else at its time."""
-    if start is not None:
-        return table[start]
-    if not table[subject].is_unique:
-        return table[time]
-    if not is_numeric_dtype(table[time]):
+# --------------------------------------------------------------------------------------------- times
+
+
+def _with_times(
+    table: pd.DataFrame, *, subject: str, time: str, start: str | None, unit: str | None
+) -> pd.DataFrame:
+    """The rows that have a subject and times, in order of them, with the columns that all later steps read."""
+    elapsed = is_numeric_dtype(table[time])
+    _require(
+        unit is None or (elapsed and unit in _UNIT_DAYS),
+        f"unit={unit!r} does not fit {time!r}",
+        fix=f"write one of {', '.join(_UNIT_DAYS)} for numbers (m could be minutes or months), and none for dates",
+    )
+    _require(
+        start is None or is_numeric_dtype(table[start]) == elapsed,
+        f"of {start!r} and {time!r} one holds numbers and the other dates",
+        fix="give both as numbers, or both as dates",
+    )
+    stop = _moments(table[time], unit)
+    begin = stop if start is None else _moments(table[start], unit)
+    table = table.assign(**{_SUBJECT: table[subject], _TIME: begin, _STOP: stop})
+    table = table.dropna(subset=[_SUBJECT, _TIME, _STOP])
+    _require(
+        len(table),
+        f"no row has a subject and a time in {time!r}",
+        fix="give numbers, or dates such as 2020-12-31: see pd.to_numeric and pd.to_datetime",
+    )
+    if start is None and table[_SUBJECT].is_unique:
         fix = "name the column of the beginning with start="
-        raise EhrseqError("one row a subject needs a beginning", where="from_table", fix=fix)
-    return table[time] * 0
+        _require(elapsed, "one row a subject needs a beginning", fix=fix)
+        table[_TIME] = _ORIGIN
+    late = int((table[_TIME] > table[_STOP]).sum())
+    fix = "correct them: a row is known at its start, and its event happens later"
+    _require(not late, f"{late:,} rows have {time!r} before {start or 'day 0'!r}", fix=fix)
+    return table.sort_values([_SUBJECT, _TIME, _STOP], ignore_index=True)
 
 
-def _event_names(column: pd.Series, name: str) -> pd.Series:
-    """The event of each row, missing where there is none; the number 2 becomes NAME_2."""
+def _moments(column: pd.Series, unit: str | None) -> pd.Series:
+    """Dates as they are, numbers counted from the origin; missing where a cell cannot be read."""
     if is_numeric_dtype(column):
-        named = column.map(lambda value: name if value == 1 else f"{name}_{value:g}")
-        return named.where(column.fillna(0) != 0)
-    text = column.astype("string")
-    return text.where(~text.fillna("").str.lower().isin(_NO_EVENT))
+        days = column.astype("float64") * _UNIT_DAYS[unit or "d"]
+        days = days.where(days.abs() < _LONGEST_DAYS)
+        return _ORIGIN + pd.to_timedelta(days, unit="D").dt.round("s")
+    return pd.to_datetime(column, format="ISO8601", errors="coerce").dt.tz_localize(None)
 
 
-def _marks(subject: pd.Series, time: pd.Series, code: str, *, first: bool) -> pd.DataFrame:
-    """One row a subject: a code at its first or its last time."""
-    times = time.groupby(subject).agg("min" if first else "max")
+def _births(table: pd.DataFrame, *, age: str | None, birth: str | None) -> pd.Series:
+    """The date of birth in each row that gives one; an age gives it in the subject's first row only."""
+    column = birth or age
+    if column is None:
+        return pd.Series(pd.NaT, index=table.index)
+    years = pd.to_numeric(table[column], errors="coerce")
+    days = years.where(years.between(0, _OLDEST_YEARS)) * DAYS_PER_YEAR
+    born = (table[_TIME] - pd.to_timedelta(days, unit="D")).dt.floor("D")
+    if birth is not None:
+        born = _moments(table[column].astype(object), None)
+    strange = int((table[column].notna() & born.isna()).sum())
+    _require(
+        not strange and (age is None or birth is None),
+        f"{strange:,} rows of {column!r} do not say when a person was born",
+        fix=f"give ages of 0 to {_OLDEST_YEARS} years with age=, or dates with birth=; leave unknown ones empty",
+    )
+    return born if birth is not None else born.where(~table[_SUBJECT].duplicated())
+
+
+# -------------------------------------------------------------------------------------------- events
+
+
+def _value(cell: Any) -> Any:
+    """A value of the column of events in one form: 2, 2.0 and "2" are alike, and so are true, "True" and 1."""
+    text = "" if pd.isna(cell) else str(cell).strip().casefold()
+    text = {"true": "1", "false": "0"}.get(text, text)
+    return int(float(text)) if re.fullmatch(r"-?\d{1,9}(\.0*)?", text) else text or None
+
+
+def _read_events(
+    cells: pd.Series, given: Mapping[Any, Any] | None, interest: Any
+) -> tuple[pd.Series, list[str]]:
+    """The cause of each row's event, missing where there is none, and all causes, that of interest first.
+
+    Args:
+        cells: The column of events.
+        given: Value → cause; a value that is not named is censoring. None: the values must say it.
+        interest: The value or the cause of interest.
+    """
+    values = pd.Series(map(_value, cells), index=cells.index, dtype=object, name=cells.name)
+    present = list(values.value_counts().index)
+    events = [value for value in present if value not in _CENSORED]
+    number = f"{cells.name}_"
+    names = {v: v if isinstance(v, str) else f"{number}{v}".removesuffix("_1") for v in events}
+    shown, fix = _advice(values, names)
+    if given is None:
+        usual = len(events) < 2 and set(events) <= set(_EVENTS)
+        someone_is_censored = len(events) < values.nunique(dropna=False)
+        is_clear = usual or (interest is not None and someone_is_censored)
+        _require(is_clear, f"{shown}: which of them are events?", fix=fix)
+        given = names
+    causes = {_value(value): str(cause) for value, cause in given.items()}
+    _require(causes.keys() <= set(present), f"{shown}, and event= names another one", fix=fix)
+    causes = {value: cause for value, cause in causes.items() if _value(cause) not in _CENSORED}
+    first = [cause for value, cause in causes.items() if _value(interest) in (value, _value(cause))]
+    _require(causes and (first or interest is None), f"{shown}: nobody has the event", fix=fix)
+    return values.map(causes), list(dict.fromkeys([*first, *causes.values()]))
+
+
+def _advice(values: pd.Series, names: Mapping[Any, str]) -> tuple[str, str]:
+    """The values of the column of events with their counts, and how to say what they mean."""
+    column, counts, few = values.name, values.value_counts(), f"<{SMALLEST_COUNT}"
+    if len(counts) > _MOST_VALUES:
+        fix = "name a column of a few values, such as 0 and 1"
+        return f"{column!r} has {len(counts):,} different values", fix
+    shown = [f"{v!r} ({n if n >= SMALLEST_COUNT else few} rows)" for v, n in counts.items()]
+    fix = (
+        f"write event={ {column: dict(names) or {1: 'death'}} }, the event of interest first; a value that is left out "
+        f"is censored"
+    )
+    if set(counts.index) == {1, 2}:
+        one, both = {column: {2: "death"}}, {column: {2: "death", 1: "transplant"}}
+        fix = f"write event={one} if 1 is censored, as in R's survival data, or event={both} if 1 competes"
+    elif 0 < len(names) < len(counts):
+        fix = f"{fix}; or interest={next(iter(names))!r} if each of these is an event"
+    return f"{column!r} has the values {', '.join(shown)}", fix
+
+
+def _doubts(
+    table: pd.DataFrame, happened: pd.Series, cells: pd.Series, time: pd.Series, *, unit: str | None
+) -> list[str]:
+    """What to check in a table that can be read: `cells` is its column of events, `time` that of times in all rows."""
+    lost, subjects = len(time) - len(table), table[_SUBJECT].nunique()
+    reached = table.groupby(_SUBJECT)[_STOP].cummax().groupby(table[_SUBJECT]).shift()
+    overlapping = table[_SUBJECT][table[_TIME] < reached].nunique()
+    empty = int(cells.isna().sum()) if (cells.notna() & happened.isna()).any() else 0
+    short = unit is None and is_numeric_dtype(time) and time.max() < _FEW_DAYS
+    doubts = {
+        f"{lost:,} rows without a subject or a time are left out": lost,
+        f"rows of {overlapping:,} people overlap: one starts before the last one ends": overlapping,
+        f"{empty:,} rows have nothing in {cells.name!r} and count as rows without an event": empty,
+        "nobody is censored: every subject has an event": (
+            table[_SUBJECT][happened.notna()].nunique() == subjects
+        ),
+        f"all of {time.name!r} is below {_FEW_DAYS} days: write unit='y' for years, or 'd'": short,
+    }
+    return [doubt for doubt, is_so in doubts.items() if is_so]
+
+
+# ------------------------------------------------------------------------------------------- columns
+
+
+def _constant_columns(
+    measured: pd.DataFrame, subject: pd.Series, *, named: Sequence[str]
+) -> list[str]:
+    """The columns that become static codes: named ones, and where a subject has two rows those of constant texts.
+
+    A text must be there in each subject's first row: what is filled in later was not known before.
+    """
+    known, again = measured.notna(), subject.duplicated()
+    changing = (measured.groupby(subject).nunique() > 1).sum()
+    from_first_row = known[~again].sum() == known.groupby(subject).any().sum()
+    wrong = [name for name in named if changing.get(name, True)]
+    fix = "leave out what changes, which is read at each row, and what another argument names"
+    _require(not wrong, f"static={wrong} is not the same in all rows of each subject", fix=fix)
+    texts = measured.select_dtypes(exclude=["number", "datetime", "datetimetz"])
+    constant = [str(name) for name in texts if not changing[name] and from_first_row[name]]
+    return list(dict.fromkeys([*named, *(constant if again.any() else ())]))
+
+
+def _marks(table: pd.DataFrame, time: str, code: str, which: str) -> pd.DataFrame:
+    """One row a subject: a code at its first or its last time (min, max)."""
+    times = table.groupby(_SUBJECT)[time].agg(which)
     return pd.DataFrame({_SUBJECT: times.index, _TIME: times.to_numpy(), _CODE: code})
 
 
-def _event_map(column: pd.Series) -> dict[str, str]:
-    """How a covariate is read: a number as a value, anything else as a code of its own."""
-    name = str(column.name)
-    if is_numeric_dtype(column) and not is_bool_dtype(column):
-        return {"code": name, "value": name}
-    return {"code": name, "code_from": name}
-
-
-def _quartiles(
-    subject: pd.Series, measured: pd.Series, time: pd.Series, has_event: pd.Series
-) -> list[float]:
-    """Quartiles of the days from the first measurement to the first event, in whole days."""
-    wait = time[has_event].groupby(subject[has_event]).min() - measured.groupby(subject).min()
-    if not is_numeric_dtype(wait):
-        wait = wait / pd.Timedelta(days=1)
-    days = np.unique(np.maximum(np.ceil(np.nanquantile(wait, [0.25, 0.5, 0.75])), 1.0))
-    return [float(day) for day in days]
+def _quartiles(table: pd.DataFrame, has_event: pd.Series) -> list[float]:
+    """Quartiles of the days from the first start to the first event, in whole days."""
+    first = table[has_event].groupby(_SUBJECT)[_STOP].min()
+    wait = (first - table.groupby(_SUBJECT)[_TIME].min()) / pd.Timedelta(days=1)
+    days = np.ceil(wait.quantile([0.25, 0.5, 0.75])).clip(lower=1.0)
+    return sorted(set(days))
