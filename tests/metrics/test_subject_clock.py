@@ -5,7 +5,7 @@ import pytest
 
 from ehrsequencing.metrics.censoring import SubjectClock, moment_days
 
-UNITS = {"minutes": 1440, "hours": 24, "thirds of a day": 3, "sevenths of an hour": 168}
+UNITS = {"minutes": 1440, "hours": 24, "thirds of a day": 3, "seconds": 86_400}
 
 
 def drawn(seed: int, a_day: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -55,7 +55,7 @@ def moment_days(since_days: ArrayLike, later_days: ArrayLike) -> Floats:
 
     Two rounded floats may add up to different sums for one moment, which a step function would then tell apart.
 
-    >>> 0.1 + 0.2 == 0.3, moment_days(0.1, 0.2) == moment_days(0.0, 0.3)
+    >>> 0.1 + 0.2 == 0.3, bool(moment_days(0.1, 0.2) == moment_days(0.0, 0.3))
     (False, True)
     """
     start, step = (np.rint(np.asarray(x, np.float64) * DAY_US) for x in (since_days, later_days))
@@ -73,7 +73,9 @@ class SubjectClock:
 
     dropout: StepFunction  # G₀ by time since the index
     support_days: float  # the last time since the index at which anybody is under observation
-    since_days: Floats  # (n,) p, days from the subject's index to the prediction time, of `moment_days`
+    since_days: (
+        Floats  # (n,) p, days from the subject's index to the prediction time, of `moment_days`
+    )
 
     @classmethod
     def fit(
