@@ -47,6 +47,22 @@ class StepFunction:
         return np.take(self.values, np.searchsorted(self.times_days, days, side="left"), axis=-1)
 
 
+DAY_US = 86_400e6
+
+
+def moment_days(since_days: ArrayLike, later_days: ArrayLike) -> Floats:
+    """Days on a subject's clock at which a moment lies: the sum in whole microseconds, in days again.
+
+    Two rounded floats may add up to different sums for one moment, which a step function would then tell apart.
+
+    >>> 0.1 + 0.2 == 0.3, bool(moment_days(0.1, 0.2) == moment_days(0.0, 0.3))
+    (False, True)
+    """
+    start, step = (np.rint(np.asarray(x, np.float64) * DAY_US) for x in (since_days, later_days))
+    moment: Floats = (start + step) / DAY_US
+    return moment
+
+
 @dataclass(frozen=True)
 class SubjectClock:
     """Censoring on each subject's own clock, which runs from the index: G_i(t) = G₀(p_i + t) / G₀(p_i).
@@ -57,7 +73,9 @@ class SubjectClock:
 
     dropout: StepFunction  # G₀ by time since the index
     support_days: float  # the last time since the index at which anybody is under observation
-    since_days: Floats  # (n,) p, days from the subject's index to the prediction time
+    since_days: (
+        Floats  # (n,) p, days from the subject's index to the prediction time, of `moment_days`
+    )
 
     @classmethod
     def fit(
@@ -71,11 +89,11 @@ class SubjectClock:
             cause: (n,) 0 where the subject drops out; an end by design is none (`dropout_cause`).
             subject: (n,) whose row it is.
         """
-        end = since_days + duration_days
+        end = moment_days(since_days, duration_days)
         order = np.lexsort((end, subject))
         last = order[np.r_[subject[order][1:] != subject[order][:-1], True]]
         dropout = censoring_survival(end[last], cause[last])
-        return cls(dropout, float(end.max(initial=0.0)), np.asarray(since_days, dtype=np.float64))
+        return cls(dropout, float(end.max(initial=0.0)), moment_days(since_days, 0.0))
 
     def take(self, rows: Bools | Ints) -> SubjectClock:
         """Some of the rows."""
@@ -83,23 +101,24 @@ class SubjectClock:
 
     def of_rows(self, since_days: Floats) -> SubjectClock:
         """The same curve for other rows, p days after their index."""
-        return replace(self, since_days=np.asarray(since_days, dtype=np.float64))
+        return replace(self, since_days=moment_days(since_days, 0.0))
 
     def covers(self, horizon_days: float) -> Bools:
         """(n,) whether p + t lies within the support of G₀."""
-        late = self.since_days + horizon_days
+        late = moment_days(self.since_days, horizon_days)
         covered: Bools = (late <= self.support_days) & (self.dropout.before(late) > 0)
         return covered
 
     def before(self, days: ArrayLike) -> Floats:
         """G_i(t−) of every row at common times, (n, *days.shape)."""
-        until = np.add.outer(self.since_days, np.asarray(days, dtype=np.float64))
+        shape = (-1, *[1] * np.ndim(days))
+        until = moment_days(self.since_days.reshape(shape), days)
         start = self.dropout.at(self.since_days)
         return divide(self.dropout.before(until).T, start, undefined=0.0).T
 
     def before_own(self, days: ArrayLike) -> Floats:
         """G_i(t_i−) of every row at its own time, `days` (n,)."""
-        until = self.since_days + np.asarray(days, dtype=np.float64)
+        until = moment_days(self.since_days, days)
         return divide(self.dropout.before(until), self.dropout.at(self.since_days), undefined=0.0)
 
     def smallest(self, days: ArrayLike, *, duration_days: ArrayLike, cause: ArrayLike) -> Floats:
