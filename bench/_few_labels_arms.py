@@ -32,7 +32,7 @@ from ehrsequencing.training.transfer import Pretrained
 PANELS = TASKS | FIRST_DIAGNOSES
 CONTROLS = ("shuffled", "other_pairs", "everything", "random")
 _ARM = re.compile(
-    r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen|lora))?(\[(?P<settings>.*)\])?"
+    r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen))?(\[(?P<settings>.*)\])?"
 )
 
 

@@ -3,7 +3,7 @@
 Pretrains on the training subjects of a panel without their labels, and then fits the panel's task with the labels of n
 of them, in several arms: from scratch with the defaults of `ehrseq train` (`scratch`), from scratch with as many steps
 as pretraining and fine-tuning together (`scratch_long`), boosted trees (`trees`), and from a pretrained model in each
-mode (`masked_codes/full`, `masked_codes+time_to_code/lora`). `scratch` and `trees` are fitted with all labels, too.
+mode (`masked_codes/full`, `masked_codes+time_to_code/frozen`). `scratch` and `trees` are fitted with all labels, too.
 Every arm of one n stops early on the same tuning subjects, as many as the labels are worth, and is compared on all
 held-out prediction times by mean negative log-likelihood.
 
@@ -41,7 +41,7 @@ RECOMMENDED = "time_to_code/frozen"
 ARMS = (
     *("scratch", SAME, f"scratch{BLEND}", "trees"),
     *(f"{BOTH}/full", f"{BOTH}/frozen", "masked_codes/full"),
-    *("time_to_code/full", RECOMMENDED, "time_to_code/lora"),
+    *("time_to_code/full", RECOMMENDED),
     *(
         f"time_to_code-{control}/frozen"
         for control in ("shuffled", "other_pairs", "everything", "random")

@@ -68,7 +68,10 @@ def jobs(out: Path) -> list[tuple[str, list[object]]]:
             "pretrained",
             ["pretrain", out / "demo/prepared", "--out", out / "pretrained", *objectives],
         ),
-        ("lora", [*demo, out / "lora", "--init", out / "pretrained", "transfer.mode=lora", *short]),
+        (
+            "frozen",
+            [*demo, out / "frozen", "--init", out / "pretrained", "transfer.mode=frozen", *short],
+        ),
         ("members", [*demo, out / "members", "training.members=2", *short, *alone]),
         ("blend", [*demo, out / "blend", "training.blend=true", *short]),
         ("omop", ["import", "omop", DATA / "mimic4_demo_omop", out / "omop"]),

@@ -18,12 +18,11 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import ehrsequencing
-from ehrsequencing import config, metrics
+from ehrsequencing import config, metrics, nn
 from ehrsequencing.api.data import PreparedData
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config.base import format_days, parse_days
-from ehrsequencing.models import nn
 from ehrsequencing.models.base import SurvivalModel
 
 INVENTORIES = {

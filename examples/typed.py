@@ -6,4 +6,4 @@ config = eh.ModelConfig(vocab_size=5)
 model = eh.HierarchicalBEHRTForSurvival(config)
 run = eh.load("runs/hf")
 names: tuple[str, ...] = run.task.causes
-encoder = eh.nn.AttnPoolingVisitEncoder(config)
+encoder = eh.nn.AttnPoolingVisitEncoder(16)

@@ -47,7 +47,7 @@ _PUBLIC = {
 }
 _PACKAGES = {
     "metrics": "ehrsequencing.metrics",
-    "nn": "ehrsequencing.models.nn",
+    "nn": "ehrsequencing.nn",
 }  # of which people use the names
 # what other libraries call our functions
 _ELSEWHERE = {
@@ -94,6 +94,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ehrsequencing import metrics as metrics
+    from ehrsequencing import nn as nn
     from ehrsequencing.api.compare import compare as compare
     from ehrsequencing.api.compare import pool_sites as pool_sites
     from ehrsequencing.api.data import prepare as prepare
@@ -135,7 +136,6 @@ if TYPE_CHECKING:
     from ehrsequencing.config import TaskConfig as TaskConfig
     from ehrsequencing.config.base import visit_encoder as visit_encoder
     from ehrsequencing.core.errors import EhrseqError as EhrseqError
-    from ehrsequencing.models import nn as nn
     from ehrsequencing.models.behrt import BEHRTForSurvival as BEHRTForSurvival
     from ehrsequencing.models.hierarchical import (
         HierarchicalBEHRTForSurvival as HierarchicalBEHRTForSurvival,

@@ -42,7 +42,7 @@ WORKS = {
     "model.save_pretrained('saved')": "eh.HierarchicalBEHRTForSurvival.from_pretrained('saved').config == model.config",
     "eh.HierarchicalBEHRTForSurvival.from_pretrained('runs/hf')": "value.config.dim == 16",
     "[getattr(eh.nn, name) for name in parts]": "len(value) == 9",
-    "eh.nn.SurvivalHead(config)(torch.randn(5, 16))": "value.shape == (5, 1, 1)",
+    "eh.nn.SurvivalHead(16)(torch.randn(5, 3, 16))": "value.shape == (5, 3)",
     "eh.nn.DiscreteTimeSurvivalLoss()(hazards, torch.tensor([2]), torch.tensor([1]), torch.ones(1, 3))":
         "abs(float(value) - 3 * np.log(2)) < 1e-6",
 }  # fmt: skip

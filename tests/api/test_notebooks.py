@@ -24,9 +24,9 @@ def needs(path: Path) -> str | None:
     return found
 
 
-def test_there_are_six_and_the_page_lists_them() -> None:
+def test_there_are_seven_and_the_page_lists_them() -> None:
     page = (EXAMPLES.parent / "docs" / "python.md").read_text(encoding="utf-8")
-    assert len(NOTEBOOKS) == 6
+    assert len(NOTEBOOKS) == 7
     assert all(path.name in page for path in NOTEBOOKS)
 
 

@@ -130,23 +130,3 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
     assert written == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
     with pytest.raises(EhrseqError, match="something else"):
         run_demo(out, lines.append, seed=1)
-
-
-@pytest.mark.slow
-def test_the_demo_of_pretraining_tells_the_measured_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ("model.dim=8", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2",
-             "training.distillation=0", "training.blend=false")  # fmt: skip
-    monkeypatch.setattr(demo, "_PRETRAINING", (*small, "pretraining.objectives=[masked_codes]"))
-    monkeypatch.setattr(demo, "_TRAINING", small)
-    monkeypatch.setattr(demo, "WORLD", demo.WORLD.model_copy(update={"truth_futures": 4}))
-    lines: list[str] = []
-    given: dict[str, Any] = {"subjects": 300, "seed": 0, "pretrain": True, "say": lines.append}
-    found = demo.run_demo(tmp_path / "demo", **given)
-    scratch, pretrained = found["nll"]["from scratch"], found["nll"]["pretrained"]
-    assert found["gain"] == pytest.approx(scratch - pretrained)
-    assert found["low"] < found["gain"] < found["high"]
-    assert found["labelled"] == 75
-    assert any(f"gain {found['gain']:+.4f}" in line for line in lines)
-    assert max(map(len, lines)) <= 100
-    again = demo.run_demo(tmp_path / "demo", **given)  # nothing is trained again
-    assert again == found

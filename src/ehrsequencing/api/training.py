@@ -59,7 +59,7 @@ def fit(
         evaluation: Settings that `evaluate` takes from the run.
         seed: Seed of the training.
         init: Folder of a model to start from, that `pretrain` or `fit` made (docs/pretraining.md).
-        transfer: With `init`: `full`, `frozen` or `lora`, or settings, as in `{"mode": "lora", "lora_rank": 4}`.
+        transfer: With `init`: `full` or `frozen`, or settings, as in `{"mode": "frozen"}`.
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model has a part of your own, whose code may have changed.
         progress: Whether to show a bar, and a line for each epoch.

@@ -78,24 +78,12 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = Path("demo"),
     subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed of simulation and training")] = 0,
-    pretrain: Annotated[
-        bool,
-        typer.Option(
-            "--pretrain", help="Instead, show what pretraining gains where few patients have labels"
-        ),
-    ] = False,
 ) -> None:
     """Simulate records, train on them, evaluate, audit, and write the report."""
     keep_freed_memory()
     from ehrsequencing.cli.demo import run_demo
 
     run, data = out / "run", out / "data"
-    if pretrain:
-        found = run_demo(out, subjects=subjects, seed=seed, pretrain=True)
-        run = out / "few-labels-pretrained"
-        wrote = {"pretrained": out / "pretrained", "run": run}
-        finish(wrote=wrote, then=["evaluate", run], result=found)
-        return
     metrics = run_demo(out, subjects=subjects, seed=seed)
     finish(
         wrote={"data": data, "run": run, "report": run / "report.html"},

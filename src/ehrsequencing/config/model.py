@@ -112,6 +112,25 @@ class ModelConfig(Settings):
             raise ValueError("edges_days must be positive, finite and rising")
         return self
 
+    @classmethod
+    def as_seeds(cls, n_codes: int, dim: int = 128, **settings: Any) -> "ModelConfig":
+        """The configuration with which the engine is the plain model of `ehrsequencing.nn`.
+
+        Args:
+            n_codes: Number of token ids, 0 = the pad.
+            dim: Width.
+            settings: Others, such as architecture, heads, layers, visit_encoder, position.
+        """
+        plain = {
+            "head": "visit",
+            "visit_mlp": False,
+            "rotary": False,
+            "values": "none",
+            "history_dropout": 0.0,
+            "code_position": settings.get("architecture") != "flat",
+        }
+        return cls(vocab_size=n_codes, dim=dim, **{**plain, **settings})
+
     @property
     def relates_codes(self) -> bool:
         """Whether the cost grows with the square of the number of codes in a visit."""

@@ -104,10 +104,8 @@ class PretrainingConfig(Settings):
 class TransferConfig(Settings):
     """How `ehrseq train --init` uses the weights of another model (docs/pretraining.md)."""
 
-    # full: all weights are trained. frozen: only the head, and what the other model never learned. lora: these, and
-    # low-rank updates of the frozen matrices.
-    mode: Literal["full", "frozen", "lora"] = "full"
-    lora_rank: int = Field(default=8, ge=1)  # mode=lora: rank of each update
+    # full: all weights are trained. frozen: only the head, and what the other model never learned.
+    mode: Literal["full", "frozen"] = "full"
 
 
 class EvaluationConfig(Settings):

@@ -1,1 +1,44 @@
-"""Models: a packed batch of visits goes in, logits of hazards come out. Start with `hierarchical.py`."""
+"""Models: a packed batch of visits goes in, logits of hazards come out. Start with `hierarchical.py`.
+
+The plain models on padded tensors are in `ehrsequencing.nn`; `to_packed` and `to_plain` copy weights between the two.
+"""
+
+from ehrsequencing.models.behrt import BEHRTEmbedding, BEHRTForSurvival
+from ehrsequencing.models.embeddings import (
+    AgeEmbedding,
+    CodeEmbedding,
+    CodeVectors,
+    DeltaTEmbedding,
+    VisitTimeEmbedding,
+)
+from ehrsequencing.models.hazards import SurvivalHead
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.models.seeds import to_packed, to_plain
+from ehrsequencing.models.segments import pool
+from ehrsequencing.models.transformer import TimelineEncoder, TransformerLayer
+from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder, VisitEncoder
+from ehrsequencing.models.visit_encoder_variants import (
+    MeanPoolingVisitEncoder,
+    TransformerVisitEncoder,
+)
+
+__all__ = [
+    "AgeEmbedding",
+    "AttnPoolingVisitEncoder",
+    "BEHRTEmbedding",
+    "BEHRTForSurvival",
+    "CodeEmbedding",
+    "CodeVectors",
+    "DeltaTEmbedding",
+    "HierarchicalBEHRTForSurvival",
+    "MeanPoolingVisitEncoder",
+    "SurvivalHead",
+    "TimelineEncoder",
+    "TransformerLayer",
+    "TransformerVisitEncoder",
+    "VisitEncoder",
+    "VisitTimeEmbedding",
+    "pool",
+    "to_packed",
+    "to_plain",
+]

@@ -1,6 +1,6 @@
 """What all models share on the way from records to the loss: heads, hazards of each row, and their likelihood."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,17 @@ class HazardModel(nn.Module):
     wide_head: nn.Linear | None
     table: TableBranch | None
     outcomes: OutcomeHazards | None
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        """An object, unless it is to be made as its plain twin is, from a number of codes and a width."""
+        if given and isinstance(given[0], int):
+            raise EhrseqError(
+                "takes a ModelConfig, got a number",
+                where=cls.__name__,
+                fix=f"write eh.nn.{cls.__name__}(n_codes, d) for the plain model of padded tensors, or "
+                f"eh.{cls.__name__}(eh.ModelConfig(vocab_size=n_codes, dim=d))",
+            )
+        return super().__new__(cls)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -14,7 +14,6 @@ from ehrsequencing.core.arrays import Bools, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
-from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble, build_model, load_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
@@ -284,7 +283,6 @@ class Trainer:
             more: Files that are there already, and that prediction needs too.
         """
         if self.transfer is not None:
-            lora.merge(model)
             model.requires_grad_(True)
             facts = {**facts, "init": self.started_from}
         facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}

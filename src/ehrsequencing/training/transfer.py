@@ -20,11 +20,8 @@ from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest
 from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
-from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.ensemble import load_model
-from ehrsequencing.models.transformer import TransformerLayer
-from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -235,15 +232,13 @@ class Transfer:
         return ModelConfig.model_validate(settings)
 
     def start(self, model: SurvivalModel) -> dict[str, Any]:
-        """Copy the weights into a new model, freeze what the mode freezes, and add adapters; facts for the manifest."""
+        """Copy the weights into a new model, and freeze what the mode freezes; facts for the manifest."""
         vocabulary = self.prepared.vocabulary
         data = Path(self.prepared.manifest.get("data_path", ""))
         parents = read_parents(data) if data.is_dir() else {}
         match = match_vocabularies(vocabulary, self.source.vocabulary, parents=parents)
         copied = self._copy(model, match)
         trainable = {name for name, p in model.named_parameters() if p.requires_grad}
-        if self.settings.mode == "lora":
-            self._add_adapters(model, copied)
         if self.settings.mode != "full":
             _freeze(model, copied, trainable)
 
@@ -299,35 +294,13 @@ class Transfer:
             ours[torch.from_numpy(to)] = theirs[torch.from_numpy(origin)].to(ours.dtype)
         copied[name] = np.repeat(is_found, terms)
 
-    def _add_adapters(self, model: SurvivalModel, copied: dict[str, Bools]) -> None:
-        """Adapters of q, k, v, output and feed-forward, in the layers of the timeline and of the visit encoder.
-
-        Only a copied matrix gets one: what was not copied learns all of its weights.
-
-        Raises:
-            EhrseqError: The rank is larger than one of the matrices.
-        """
-        targets: dict[str, int] = {}
-        for block, module in model.named_modules():
-            if not isinstance(module, TransformerLayer | VisitMLP):
-                continue
-            for name, parts in lora.targets_of(module).items():
-                if f"{block}.{name}.weight" in copied:
-                    targets[f"{block}.{name}"] = parts
-        rank = self.settings.lora_rank
-        most = min(lora.most_rank(model, name, parts) for name, parts in targets.items())
-        if rank > most:
-            what = f"the adapted matrices have a rank of {most} at most"
-            raise EhrseqError(what, where=f"transfer.lora_rank={rank}", fix=f"use {most} or less")
-        lora.add_adapters(model, targets, rank=rank)
-
 
 def _freeze(model: SurvivalModel, copied: dict[str, Bools], trainable: set[str]) -> None:
-    """Leave only the head, adapters and what was not copied to be learned; of code tables, rows not copied."""
+    """Leave only the head and what was not copied to be learned; of code tables, rows not copied."""
     for name, parameter in model.named_parameters():
-        rows = copied.get(name.replace(".base.", "."))  # .base: the matrix beside its adapters
-        if rows is None:  # adapters are new names
-            parameter.requires_grad_(name in trainable or name.endswith((".A", ".B")))
+        rows = copied.get(name)
+        if rows is None:
+            parameter.requires_grad_(name in trainable)
         elif rows.all():
             parameter.requires_grad_(False)
         else:

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import visit_nll
-from ehrsequencing.models.nn import DiscreteTimeSurvivalLoss
+from ehrsequencing.nn import DiscreteTimeSurvivalLoss
 
 LOSS, NAN = DiscreteTimeSurvivalLoss(), float("nan")
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
@@ -41,7 +40,7 @@ def test_who_is_censored_at_a_padded_visit_survived_every_real_one(beyond: int) 
 @pytest.mark.parametrize("at", [-1, 2, 3, 9])
 def test_an_event_that_is_on_no_real_visit_is_refused(at: int) -> None:
     hazards = torch.full((2, 3), 0.5)
-    with pytest.raises(EhrseqError, match="event_times: an event is on a visit that the subject does not have"):
+    with pytest.raises(ValueError, match="an event is on a visit that is not there"):
         LOSS(hazards, torch.tensor([1, at]), torch.tensor([0, 1]), MASK[:2])
 
 
@@ -77,7 +76,7 @@ def test_a_tiny_hazard_moves_its_logit() -> None:
 def test_other_shapes_and_labels_are_refused() -> None:
     hazards, one = torch.full((1, 3), 0.5), torch.tensor([1])
     for last, event, mask in ((one[:, None], one, MASK[:1]), (one, one, MASK), (torch.ones(2), one, MASK[:1])):
-        with pytest.raises(EhrseqError, match="expected hazards and mask"):
+        with pytest.raises(ValueError, match="must have the shape"):
             LOSS(hazards, last, event, mask)
-    with pytest.raises(EhrseqError, match="0 and 1"):
+    with pytest.raises(ValueError, match="0 or 1"):
         LOSS(hazards, one, torch.tensor([2]), MASK[:1])
