@@ -82,7 +82,7 @@ def _as_texts(given: object) -> object:
     """Numbers of a list as tables write them: -9, -9.0, -9.00."""
     if not isinstance(given, list):
         return given
-    forms = ("{}", "{:.1f}", "{:.2f}", "{:.3f}")
+    forms = ("{}", "{:.0f}", "{:.1f}", "{:.2f}", "{:.3f}")
     return [
         text
         for item in given
