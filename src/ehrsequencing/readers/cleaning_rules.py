@@ -14,6 +14,7 @@ from ehrsequencing.readers.rows import (
     OPEN,
     PART_SUFFIX,
     Role,
+    VisitSpans,
     clean_codes,
     day_of,
     encoded,
@@ -29,7 +30,6 @@ from ehrsequencing.records.events import DAY_US, DEATH, SECOND_US, within_life
 
 VISITS = (Role.VISIT, Role.NAMED_VISIT)
 UNUSABLE = -1  # the role of a row that cannot be used
-# makes a row at its time, and maybe at its end
 _AT_START = (Role.EVENT, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.VISIT, Role.SPAN)
 _UNCODED = (Role.NAMED_VISIT,)  # roles that need no code
 _UNDATED = (Role.PERSON, Role.STATIC, Role.NAMED_VISIT)  # and no time
@@ -112,7 +112,7 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
 
     Args:
         table: All usable rows of these subjects, in any order, as `conformed` gives them.
-        report: Where the use of each rule is counted, and what became of each row, by its `source`.
+        report: Counts each rule, and what became of each row, by its `source`.
         open_after_us: An end after this time means "not ended yet".
 
     Returns:
@@ -206,18 +206,6 @@ def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
 # ---- visits ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class VisitSpans:
-    """When each visit began and ended; the last is for rows without a visit, and for what is not known.
-
-    Several rows of a visit have one span, from the earliest start to the latest end.
-    """
-
-    start_us: Ints  # (v + 1,) `NO_TIME` where it is not known
-    end_us: Ints  # (v + 1,) without a valid end, the end of the day on which it starts
-    until_us: Ints  # (v + 1,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
-
-
 def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
     """Number the visits of the rows, and find their spans.
 
@@ -250,8 +238,8 @@ def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
 def set_known_times(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     """What was reported has the latest time at which it began, or its visit's end if it began before.
 
-    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before. A bill is written
-    after its stay, of more than a day, whatever day of it it names.
+    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before. The bill of a
+    stay of more than a day is written at its end.
     """
     some = np.flatnonzero(rows.of_role(Role.REPORTED, Role.BEGUN, Role.BILLED))
     first, last, at = rows.time_us[some], rows.end_us[some], rows.visit[some]
@@ -323,8 +311,8 @@ def _choose_stated_deaths(rows: Rows, counts: RuleCounts) -> None:
 def _put_deaths_at_discharge(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
     """Move deaths that are known by their day to the end of the stay on that day, also in `died_us` (s,).
 
-    The stay began on an earlier day, is acute or ended by a death; its end has a clock, and no row a later one on that
-    day. If its source states another way of leaving, the death stays at the end of the day.
+    The stay began on an earlier day, is acute or ended by a death. The death stays at the end of the day if another way
+    of leaving is stated, or a row has a later clock on that day.
     """
     deaths = np.flatnonzero(rows.of_role(Role.DEATH) & rows.date_only & (rows.lost == 0))
     day = np.full(len(died_us), OPEN)
@@ -377,11 +365,7 @@ def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
 
 
 def _keep_earliest(rows: Rows, role: Role, reason: str, counts: RuleCounts) -> Ints:
-    """Keep of each subject the earliest dated row of a role; count subjects with different times.
-
-    Returns:
-        (s,) the earliest times, `NO_TIME` without one.
-    """
+    """Keep of each subject the earliest dated row of a role; (s,) its time, `NO_TIME` without one."""
     dated = rows.of_role(role) & (rows.time_us != NO_TIME) & (rows.lost == 0)
     order = np.flatnonzero(dated)
     order = order[np.lexsort((rows.time_us[order], rows.subject[order]))]

@@ -243,8 +243,9 @@ def _may_precede(event: EventMap, table_map: TableMap, job: Import) -> bool:
     """Whether an event is a code with a time of its own, which may lie before the encounter that wrote it down."""
     stay = table_map.encounter
     is_code = event.code_from is not None and event.value is None and event.time is not None
-    is_in_stay = stay is not None and stay.start is not None
-    return is_code and is_in_stay and job.settings.known == "latest"
+    if stay is None or stay.start is None or job.settings.known == "earliest":
+        return False
+    return is_code
 
 
 def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:

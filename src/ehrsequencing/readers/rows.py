@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +100,18 @@ def end_of_day(time_us: Ints) -> Ints:
 def day_of(time_us: Ints) -> Ints:
     """Midnight of the day of each time."""
     return time_us - time_us % DAY_US
+
+
+@dataclass(frozen=True, eq=False)
+class VisitSpans:
+    """When each visit began and ended; the last is for rows without a visit, and for what is not known.
+
+    Several rows of a visit have one span, from the earliest start to the latest end.
+    """
+
+    start_us: Ints  # (v + 1,) `NO_TIME` where it is not known
+    end_us: Ints  # (v + 1,) without a valid end, the end of the day on which it starts
+    until_us: Ints  # (v + 1,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
 
 
 # ---- values as numbers -------------------------------------------------------------------------
