@@ -309,10 +309,9 @@ def _choose_stated_deaths(rows: Rows, counts: RuleCounts) -> None:
 
 
 def _put_deaths_at_discharge(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
-    """Move deaths that are known by their day to the end of the stay on that day, also in `died_us` (s,).
+    """Move deaths known by their day to the end of a stay on that day, also in `died_us` (s,).
 
-    The stay began on an earlier day, is acute or ended by a death. The death stays at the end of the day if another way
-    of leaving is stated, or a row has a later clock on that day.
+    The stay began earlier, is acute or ended by death; it states no other way of leaving; no later clock is on that day.
     """
     deaths = np.flatnonzero(rows.of_role(Role.DEATH) & rows.date_only & (rows.lost == 0))
     day = np.full(len(died_us), OPEN)
