@@ -311,7 +311,7 @@ def _choose_stated_deaths(rows: Rows, counts: RuleCounts) -> None:
 def _put_deaths_at_discharge(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
     """Move deaths known by their day to the end of a stay on that day, also in `died_us` (s,).
 
-    The stay began earlier, is acute or ended by death; it states no other way of leaving; no later clock is on that day.
+    The stay began earlier, is acute or ended by death, and nobody left it alive; no clock of that day is later.
     """
     deaths = np.flatnonzero(rows.of_role(Role.DEATH) & rows.date_only & (rows.lost == 0))
     day = np.full(len(died_us), OPEN)
