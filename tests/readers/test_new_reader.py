@@ -66,7 +66,10 @@ def test_a_new_format_is_a_command_that_makes_a_valid_meds_set(source: Path, tmp
     done = run("import", "lines", source, out)
     assert done.exit_code == 0, done.output
     assert "read: events 6" in done.output
-    assert "dropped from events: 1 of 6 rows (no readable person id; first: events.csv, row 6)" in done.output
+    assert (
+        "dropped from events: 1 of 6 rows (the person id is missing or cannot be read; first: events.csv, row 6)"
+        in done.output
+    )
     shards = [pq.read_table(path) for path in sorted((out / "data").rglob("*.parquet"))]
     rows = pa.concat_tables(shards).sort_by([("subject_id", "ascending"), ("time", "ascending")])
     assert rows["code"].to_pylist() == ["MEDS_BIRTH", "A1C", "FLU", "MEDS_BIRTH", "FLU"]

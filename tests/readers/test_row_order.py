@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.readers import rows as reader_rows
-from ehrsequencing.readers.cleaning_rules import NO_TIME, ordered_rows
-from ehrsequencing.readers.rows import combinations
+from ehrsequencing.readers.rows import NO_TIME, combinations, ordered_rows
 
 ROWS = st.lists(
     st.tuples(

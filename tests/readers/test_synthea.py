@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.readers import cleaning_rules as rules
 from ehrsequencing.readers.meds_writer import FLUSH_ROWS
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.readers.synthea import import_synthea, subject_ids
-from ehrsequencing.records.events import DAY_US, PERIOD_START, SECOND_US
+from ehrsequencing.records.events import DAY_US, PERIOD_END, PERIOD_START, SECOND_US
 from helpers.cleaning import clean_rows
 from helpers.meds import meds_rows, written
 from helpers.synthea import NEW, write_tables
@@ -245,7 +244,7 @@ def test_observation_periods_against_days(rows: list[dict[str, Any]]) -> None:
         if day == 0 or not covered[s, day - 1]:
             expected.add((s, START_US + day * DAY_US, PERIOD_START))
         if not covered[s, day + 1]:
-            expected.add((s, START_US + (day + 1) * DAY_US - SECOND_US, rules.PERIOD_END))
+            expected.add((s, START_US + (day + 1) * DAY_US - SECOND_US, PERIOD_END))
     made = clean_rows([*persons, *periods])[0]
     got = set(
         zip(

@@ -10,6 +10,11 @@ from ehrsequencing.config.base import Settings, TimeZone, as_list, check_date
 from ehrsequencing.config.files import read_settings, read_yaml, validated
 from ehrsequencing.core.errors import EhrseqError
 
+# texts that mean nothing, as databases, spreadsheets, SAS and pandas write them
+MISSING = (
+    *("NA", "NaN", "nan", "NULL", "null", "\\N"),
+    *(".", "N/A", "n/a", "#N/A", "<NA>", "NaT"),
+)
 _SHOWN = "docs/data.md#any-flat-table"
 
 
@@ -42,7 +47,7 @@ class Elapsed(Settings):
     """A column that counts time from an origin, as in {column: year, unit: y, since: 2000-01-01 12:00}."""
 
     column: str
-    unit: Literal["s", "min", "h", "d", "w", "y"]
+    unit: Literal["s", "min", "h", "d", "w", "month", "y"]
     since: str | None = None  # an ISO date, or a column of dates: the column counts forward from it
     # the same: the column counts back from it, as an age at enrolment does
     before: str | None = None
@@ -74,12 +79,18 @@ def is_date(text: str) -> bool:
 
 
 def _as_texts(given: object) -> object:
-    """Numbers of a list as the table writes them."""
-    return (
-        [str(item) if type(item) in (int, float) else item for item in given]
-        if isinstance(given, list)
-        else given
-    )
+    """Numbers of a list as tables write them: -9, -9.0, -9.00."""
+    if not isinstance(given, list):
+        return given
+    forms = ("{}", "{:.0f}", "{:.1f}", "{:.2f}", "{:.3f}")
+    return [
+        text
+        for item in given
+        for text in (
+            [form.format(item) for form in forms] if type(item) in (int, float) else [item]
+        )
+        if type(item) not in (int, float) or float(text) == item
+    ]
 
 
 class EventMap(Settings):
@@ -142,12 +153,7 @@ class TableMap(Settings):
     midnight: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
     decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
     missing: Annotated[tuple[str, ...], BeforeValidator(_as_texts), BeforeValidator(as_list)] = (
-        "NA",
-        "NaN",
-        "nan",
-        "NULL",
-        "null",
-        "\\N",
+        MISSING
     )
 
     @model_validator(mode="after")
@@ -181,11 +187,13 @@ class TableMap(Settings):
         names += [when.column for when in self.whens() if isinstance(when, Elapsed)]
         return list(dict.fromkeys(name for name in names if name is not None))
 
+    def id_columns(self) -> list[str]:
+        """Columns that hold ids."""
+        return [self.subject, *([self.encounter.id] if self.encounter is not None else [])]
+
     def columns(self) -> list[str]:
         """Every column of the map, each once."""
-        names: list[str | None] = [self.subject]
-        if self.encounter is not None:
-            names.append(self.encounter.id)
+        names: list[str | None] = [*self.id_columns()]
         names += [*self.static, *self.date_columns(), *self.number_columns()]
         for event in self.events:
             names += [event.code_from, event.value, event.unit_from]

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.parquet_rows import is_text
 
 Order = Literal["ymd", "dmy", "mdy"]
@@ -41,8 +42,16 @@ _ISO_LENGTHS = pa.array([10, 16, 19], pa.int32())  # a day, a minute, a second
 _EXPONENT = r"([eE][+-]?\d{1,3})?$"
 _NUMBER = {
     ".": r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT,
-    # 1.234,5 has a dot between thousands
-    ",": r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT,
+    # 1.234,5 has a dot between thousands, and 0.125 has none
+    ",": r"^[+-]?(([1-9]\d{0,2}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT,
+}
+# 2.023E+11, 2,023E+11 and 2E+11, but not 12E34, which may be an id
+_SCIENTIFIC = r"^\s*[+-]?(\d+[eE][+-]\d+|\d+[.,]\d+[eE][+-]?\d+)\s*$"
+_FORMS_OF_IDS = {
+    "numbers in scientific notation, which lost their last digits,": _SCIENTIFIC,
+    "numbers with leading zeros": r"^\s*0\d+\s*$",
+    "decimal numbers": r"^\s*[+-]?\d*[.,]\d+\s*$",
+    "text": "",
 }
 _WHOLE = r"^[+-]?\d{1,19}(\.0*)?$"
 _WANTED = {  # by the method of `Block`
@@ -50,6 +59,7 @@ _WANTED = {  # by the method of `Block`
     "numbers": "numbers",
     "whole": "whole numbers of 64 bits",
     "text": "text",
+    "name": "text",
 }
 _MOST = pa.scalar(str(np.iinfo(np.int64).max))
 NO_TEXT = pa.scalar(None, pa.string())
@@ -90,6 +100,18 @@ class Block:
         order = self._dates.get(name, "ymd")
         return self._column(name, "times", lambda cells: as_times(cells, order, self._zone))
 
+    def agreed(self, name: str, date: pa.ChunkedArray) -> pa.ChunkedArray:
+        """(n,) a column of moments as `times`, or the date of the row without one, or if they are days apart."""
+        moment = self.times(name)
+        day_us = pc.floor_temporal(moment, unit="day").cast(pa.int64())
+        days = pc.divide(pc.abs(pc.subtract(day_us, date.cast(pa.int64()))), DAY_US)
+        is_far = pc.fill_null(pc.greater(days, 1), False)
+        far = pc.sum(is_far).as_py() or 0
+        self.counts.far_days[name] += far
+        self.counts.rules["far_day"] += far
+        self.counts.rules["near_day"] += pc.sum(pc.equal(days, 1)).as_py() or 0
+        return pc.if_else(is_far, date, pc.coalesce(moment, date))
+
     def numbers(self, name: str) -> pa.ChunkedArray:
         """(n,) a column as float64."""
         return self._column(name, "numbers", lambda cells: as_numbers(cells, self._decimal))
@@ -97,6 +119,10 @@ class Block:
     def whole(self, name: str) -> pa.ChunkedArray:
         """(n,) a column of ids or counts as int64."""
         return self._column(name, "whole", as_whole)
+
+    def name(self, name: str) -> pa.ChunkedArray:
+        """(n,) a column of ids or units as `text`; None is null, as everywhere but in codes and other texts."""
+        return self._column(name, "name", as_text)
 
     def text(self, name: str) -> pa.ChunkedArray:
         """(n,) a column as text without outer blanks; null where nothing is left."""
@@ -108,21 +134,23 @@ class Block:
         if name not in self.rows.column_names:
             return read(pa.chunked_array([pa.nulls(len(self), pa.string())]))
         if (name, kind) not in self._done:
+            cells = self.rows[name]
+            if kind != "text" and is_text(cells.type):
+                cells = pc.if_else(pc.equal(cells, "None"), NO_TEXT, cells)
             try:
-                found = self._done[name, kind] = read(self.rows[name])
+                found = self._done[name, kind] = read(cells)
             except pa.ArrowException:  # which may hold a cell
                 raise EhrseqError(
                     f"its type {self.rows[name].type} cannot be read as {_WANTED[kind]}",
                     where=f"table {self.counts.name}, column {name}",
                     fix="store it in another type, or as text",
                 ) from None
-            self._count(name, len(found) - found.null_count)
+            self._count(name, cells, len(found) - found.null_count)
         return self._done[name, kind]
 
-    def _count(self, name: str, values: int) -> None:
+    def _count(self, name: str, cells: pa.ChunkedArray, values: int) -> None:
         """Count the cells of a column once; one that is read in two ways counts where both could read it."""
         if name not in self._values:
-            cells = self.rows[name]
             empty = pc.is_null(as_text(cells) if is_text(cells.type) else cells, nan_is_null=True)
             filled = len(self) - (pc.sum(empty).as_py() or 0)
             self.counts.count_cells(name, len(self), filled, values)
@@ -187,11 +215,37 @@ def as_whole(cells: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def as_text(cells: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Text without outer blanks; null where nothing is left."""
+    """Text without outer blanks; null where nothing is left. A whole number has no decimals and no exponent."""
+    if pa.types.is_floating(cells.type):
+        return pc.coalesce(as_whole(cells).cast(pa.string()), cells.cast(pa.string()))
     if cells.null_count == len(cells) or not is_text(cells.type):
         return cells.cast(pa.string())
     trimmed = pc.utf8_trim_whitespace(cells.cast(pa.string()))
     return pc.if_else(pc.equal(trimmed, ""), NO_TEXT, trimmed)
+
+
+def form_of_ids(ids: pa.ChunkedArray) -> str:
+    """What some texts look like that should be whole numbers; the first form that any of them has."""
+    return next(
+        form
+        for form, pattern in _FORMS_OF_IDS.items()
+        if pc.any(pc.match_substring_regex(ids, pattern)).as_py()
+    )
+
+
+def refuse_scientific(block: Block, name: str) -> None:
+    """Refuse ids that a spreadsheet has shortened: those of several people are equal.
+
+    Raises:
+        EhrseqError: A cell of the column is a number in scientific notation.
+    """
+    lost = pc.sum(pc.match_substring_regex(block.name(name), _SCIENTIFIC)).as_py()
+    if lost:
+        raise EhrseqError(
+            f"{lost:,} ids are in scientific notation, as 2.023E+11: they have lost their last digits",
+            where=f"table {block.counts.name}, column {name}",
+            fix="export the table again, with the ids as text, and open it in no spreadsheet",
+        )
 
 
 # ---- dates and times written as text -----------------------------------------------------------

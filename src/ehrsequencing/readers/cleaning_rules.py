@@ -10,22 +10,31 @@ import pyarrow.compute as pc
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.readers.import_report import FATES, ImportReport, RuleCounts
 from ehrsequencing.readers.rows import (
-    END_SUFFIX,
+    NO_TIME,
+    OPEN,
+    PART_SUFFIX,
     Role,
+    VisitSpans,
     clean_codes,
+    day_of,
     encoded,
-    packed,
+    end_of_day,
+    is_date,
+    make_rows,
+    ordered_rows,
     places,
+    taken,
+    used_codes,
 )
-from ehrsequencing.records.events import DAY_US, PERIOD_END, PERIOD_START, SECOND_US
+from ehrsequencing.records.events import DAY_US, DEATH, SECOND_US, within_life
 
-NO_TIME = np.iinfo(np.int64).min
-OPEN = np.iinfo(np.int64).max - DAY_US  # the end of what has not ended
 VISITS = (Role.VISIT, Role.NAMED_VISIT)
 UNUSABLE = -1  # the role of a row that cannot be used
+_AT_START = (Role.EVENT, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.VISIT, Role.SPAN)
 _UNCODED = (Role.NAMED_VISIT,)  # roles that need no code
 _UNDATED = (Role.PERSON, Role.STATIC, Role.NAMED_VISIT)  # and no time
 _WITHOUT_VISIT = (Role.PERSON, Role.DEATH, Role.OBSERVED)
+_STAYS = (*VISITS, Role.SPAN)
 _ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
 
 
@@ -93,13 +102,17 @@ class Rows:
         """(n,) which rows have one of these roles."""
         return np.isin(self.role, roles)
 
+    def is_marked(self, name: str, value: bool = True) -> Bools:
+        """(n,) where a column of truth values has a value."""
+        return np.array(pc.fill_null(pc.equal(self.table[name], value), False).to_numpy())
+
 
 def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None = None) -> pa.Table:
     """Turn the rows of some subjects into MEDS rows.
 
     Args:
         table: All usable rows of these subjects, in any order, as `conformed` gives them.
-        report: Where the use of each rule is counted, and what became of each row, by its `source`.
+        report: Counts each rule, and what became of each row, by its `source`.
         open_after_us: An end after this time means "not ended yet".
 
     Returns:
@@ -107,18 +120,26 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
         encounter_id, date_only; sorted by subject, time (static rows first), code, value, text and encounter, so that
         the result does not depend on the order of the rows.
     """
-    rows, counts = _known_persons(table, report), report.counts
+    rows, counts = _known_persons(_with_stated_deaths(table), report), report.counts
     _remove_open_ends(rows, OPEN if open_after_us is None else open_after_us, counts)
     spans = visit_spans(rows, counts)
     set_known_times(rows, spans, counts)
     outside = rows_outside(rows, spans)
     rows.visit[outside] = -1
     counts["outside_visit"] += int(outside.sum())
+    _name_parts(rows, counts)
     _move_dates(rows, spans, counts)
-    born = _keep_earliest(rows, Role.PERSON, "two_births", counts)
-    counts["no_birth"] += len(rows.subject_ids) - born
-    _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
+    _count_sexes(rows, report)
+    born_us = _keep_earliest(rows, Role.PERSON, "two_births", counts)
+    counts["no_birth"] += int((born_us == NO_TIME).sum())
+    _choose_stated_deaths(rows, counts)
+    died_us = _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
     _check_ends(rows, counts)
+    _put_deaths_at_discharge(rows, died_us, counts)
+    life = born_us[rows.subject], died_us[rows.subject]
+    dated = rows.date_only | is_date(rows.time_us)
+    rows.time_us = within_life(rows.time_us, dated, *life)
+    rows.end_us = within_life(rows.end_us, rows.end_date_only, *life)
     _join_periods(rows, counts)
     _lose_nobody(rows, counts)
 
@@ -127,7 +148,7 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
     row = np.r_[starts, ends]
     time_us = np.r_[rows.time_us[starts], rows.end_us[ends]]
     date_only = np.r_[rows.date_only[starts], rows.end_date_only[ends]]
-    names, code = _used_codes(
+    names, code = used_codes(
         rows.codes, np.r_[rows.code[starts], rows.code[ends] + len(rows.codes)]
     )
     columns = {n: rows.table[n].combine_chunks() for n in ("numeric_value", "text_value")}
@@ -185,18 +206,6 @@ def _known_persons(table: pa.Table, report: ImportReport) -> Rows:
 # ---- visits ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class VisitSpans:
-    """When each visit began and ended; the last is for rows without a visit, and for what is not known.
-
-    Several rows of a visit have one span, from the earliest start to the latest end.
-    """
-
-    start_us: Ints  # (v + 1,) `NO_TIME` where it is not known
-    end_us: Ints  # (v + 1,) without a valid end, the end of the day on which it starts
-    until_us: Ints  # (v + 1,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
-
-
 def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
     """Number the visits of the rows, and find their spans.
 
@@ -229,14 +238,17 @@ def visit_spans(rows: Rows, counts: RuleCounts) -> VisitSpans:
 def set_known_times(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     """What was reported has the latest time at which it began, or its visit's end if it began before.
 
-    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before.
+    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before. The bill of a
+    stay of more than a day is written at its end.
     """
-    some = np.flatnonzero(rows.of_role(Role.REPORTED))
+    some = np.flatnonzero(rows.of_role(Role.REPORTED, Role.BEGUN, Role.BILLED))
     first, last, at = rows.time_us[some], rows.end_us[some], rows.visit[some]
     last = np.where(last == NO_TIME, first, last)
     start, end = spans.start_us[at], spans.end_us[at]
     is_early = (end_of_day(first) < start) | ((first <= end) & (end < last))
-    rows.time_us[some] = np.where(is_early, end, last)
+    is_billed = (rows.role[some] == Role.BILLED) & (first <= end) & (end - start > DAY_US)
+    counts["billed"] += int((is_billed & ~is_early).sum())
+    rows.time_us[some] = np.where(is_early | is_billed, end, last)
     is_undated = first == NO_TIME
     counts["began_before"] += int((is_early & ~is_undated).sum())
     counts["undated"] += int((is_early & is_undated).sum())
@@ -253,22 +265,78 @@ def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
     return outside
 
 
+def _name_parts(rows: Rows, counts: RuleCounts) -> None:
+    """Give `//PART` to what begins and ends in a visit of the same class, or in another such part of that visit."""
+    n = len(rows.codes)
+    key = np.where(rows.visit < 0, -1, rows.visit * n + rows.code)
+    some = np.flatnonzero(rows.of_role(Role.SPAN) & (key >= 0))
+    end_us = np.where(rows.end_us == NO_TIME, OPEN, rows.end_us)
+    columns = np.stack([key[some], rows.time_us[some], -end_us[some]])
+    spans, place = np.unique(columns, axis=1, return_inverse=True)
+    group, end = (np.unique(spans[k], return_inverse=True)[1] for k in (0, 2))
+    last = (group + 1) * len(end) - end  # rises with the group, then with the end
+    inside = np.r_[False, last[1:] <= np.maximum.accumulate(last)[:-1]]
+    inside = inside[place.reshape(-1)] | np.isin(key[some], key[rows.of_role(Role.VISIT)])
+    rows.code[some[inside]] += n
+    names = pc.binary_join_element_wise(rows.codes, pa.scalar(PART_SUFFIX), "")
+    rows.codes = pa.concat_arrays([rows.codes, names])
+    counts["part"] += int(inside.sum())
+
+
+# ---- deaths ------------------------------------------------------------------------------------
+
+
+def _with_stated_deaths(table: pa.Table) -> pa.Table:
+    """The rows, and a death at the end of each stay that ended by one, as its source says."""
+    ended = table.filter(pc.and_(table["died"], table["end"].is_valid()))
+    base = {name: ended[name] for name in ("subject_id", "source", "died")}
+    code = pa.array([DEATH] * len(ended), pa.string()).dictionary_encode()
+    deaths = make_rows(Role.DEATH, base, code, time=ended["end"])
+    return pa.concat_tables([table, deaths], promote_options="default")
+
+
+def _choose_stated_deaths(rows: Rows, counts: RuleCounts) -> None:
+    """Keep the last stated death of a person who has no recorded one, if no visit begins after it."""
+    is_stated = rows.of_role(Role.DEATH) & rows.is_marked("died")
+    last_us = np.full(len(rows.subject_ids), NO_TIME)
+    chosen = is_stated | rows.of_role(Role.VISIT)
+    np.maximum.at(last_us, rows.subject[chosen], rows.time_us[chosen])
+    recorded = rows.of_role(Role.DEATH) & ~is_stated & (rows.lost == 0)
+    last_us[rows.subject[recorded]] = OPEN
+    good = is_stated & (rows.time_us == last_us[rows.subject])
+    rows.lose("two_deaths", is_stated & ~good)
+    counts["stated_death"] += len(np.unique(rows.subject[good]))
+
+
+def _put_deaths_at_discharge(rows: Rows, died_us: Ints, counts: RuleCounts) -> None:
+    """Move deaths known by their day to the end of a stay on that day, also in `died_us` (s,).
+
+    The stay began earlier, is acute or ended by death, and nobody left it alive; no clock of that day is later.
+    """
+    deaths = np.flatnonzero(rows.of_role(Role.DEATH) & rows.date_only & (rows.lost == 0))
+    day = np.full(len(died_us), OPEN)
+    day[rows.subject[deaths]] = day_of(rows.time_us[deaths])
+    some = np.flatnonzero(day[rows.subject] != OPEN)
+    who, start_us, end_us = rows.subject[some], rows.time_us[some], rows.end_us[some]
+    acute, alive = rows.is_marked("acute")[some], rows.is_marked("died", False)[some]
+    left_alive = np.setdiff1d(rows.visit[some[alive]], -1)
+    alive |= np.isin(rows.visit[some], left_alive)  # with its parts
+    is_stay = acute | rows.is_marked("died")[some] | (day_of(start_us) < day[who])
+    is_event = rows.of_role(Role.EVENT)[some]
+    starts = rows.of_role(*_AT_START)[some] & ~rows.date_only[some] & ~is_date(start_us)
+    ends = rows.of_role(*_STAYS)[some] & ~rows.end_date_only[some]
+    leaves = np.r_[acute & is_event, is_stay] & ~np.r_[alive, alive]
+    time_us, who = np.r_[start_us, end_us], np.r_[who, who]
+    has_clock = np.r_[starts, ends] & (day_of(time_us) == day[who])
+    last, left = (np.full(len(died_us), NO_TIME) for _ in range(2))
+    for latest, chosen in ((last, has_clock), (left, has_clock & leaves)):
+        np.maximum.at(latest, who[chosen], time_us[chosen])
+    moved = deaths[(left == np.maximum(last, NO_TIME + 1))[rows.subject[deaths]]]
+    rows.time_us[moved] = died_us[rows.subject[moved]] = left[rows.subject[moved]]
+    counts["death_at_discharge"] += len(moved)
+
+
 # ---- times -------------------------------------------------------------------------------------
-
-
-def is_date(time_us: Ints) -> Bools:
-    """(n,) whether a time is a date without a time of day."""
-    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
-
-
-def end_of_day(time_us: Ints) -> Ints:
-    """The times, with midnight moved to the last second of the day."""
-    return np.where(is_date(time_us), time_us + DAY_US - SECOND_US, time_us)
-
-
-def day_of(time_us: Ints) -> Ints:
-    """Midnight of the day of each time."""
-    return time_us - time_us % DAY_US
 
 
 def _remove_open_ends(rows: Rows, after_us: int, counts: RuleCounts) -> None:
@@ -282,7 +350,9 @@ def _remove_open_ends(rows: Rows, after_us: int, counts: RuleCounts) -> None:
 
 def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     """Move dates to the end of their day, or of their visit if it ends on that day; births stay at midnight."""
-    is_moved = is_date(rows.time_us) & rows.of_role(Role.EVENT, Role.REPORTED, Role.DEATH)
+    is_moved = is_date(rows.time_us) & rows.of_role(
+        Role.EVENT, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH
+    )
     is_moved &= rows.lost == 0
     counts["date_only"] += int(is_moved.sum())
     day, at = rows.time_us[is_moved], rows.visit[is_moved]
@@ -293,16 +363,31 @@ def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     rows.date_only = is_moved | (is_date(rows.time_us) & rows.of_role(Role.PERSON))
 
 
-def _keep_earliest(rows: Rows, role: Role, reason: str, counts: RuleCounts) -> int:
-    """Keep of each subject the earliest dated row of a role; count subjects with different times; how many have one."""
+def _keep_earliest(rows: Rows, role: Role, reason: str, counts: RuleCounts) -> Ints:
+    """Keep of each subject the earliest dated row of a role; (s,) its time, `NO_TIME` without one."""
     dated = rows.of_role(role) & (rows.time_us != NO_TIME) & (rows.lost == 0)
     order = np.flatnonzero(dated)
     order = order[np.lexsort((rows.time_us[order], rows.subject[order]))]
     subject, time_us = rows.subject[order], rows.time_us[order]
-    _, first, length = np.unique(subject, return_index=True, return_counts=True)
-    counts[reason] += int((time_us[first + length - 1] != time_us[first]).sum())
+    who, first, length = np.unique(subject, return_index=True, return_counts=True)
+    apart_us = time_us[first + length - 1] - time_us[first]
+    counts[reason] += int((apart_us > 0).sum())
+    if role is Role.PERSON:
+        counts["births_apart"] += int((apart_us > 366 * DAY_US).sum())
     rows.lose(reason, np.delete(order, first))
-    return len(first)
+    earliest = np.full(len(rows.subject_ids), NO_TIME)
+    earliest[who] = time_us[first]
+    return earliest
+
+
+def _count_sexes(rows: Rows, report: ImportReport) -> None:
+    """Count the persons with both sexes: their id is that of two people."""
+    form = rf"^(?:{'|'.join(sorted(report.sexes))})[^/]*//(?P<sex>[fmw12])"
+    sex = pc.struct_field(pc.extract_regex(pc.utf8_lower(rows.codes), form), "sex")
+    number = np.r_[places(sex.dictionary_encode()), -1][rows.code]
+    known = rows.of_role(Role.STATIC) & (number >= 0)
+    pairs = np.unique(rows.subject[known] * 5 + number[known])
+    report.counts["two_sexes"] += int((np.bincount(pairs // 5) > 1).sum())
 
 
 def _check_ends(rows: Rows, counts: RuleCounts) -> None:
@@ -351,76 +436,6 @@ def _lose_nobody(rows: Rows, counts: RuleCounts) -> None:
     has_events[rows.subject[is_timed]] = True
     counts["nobody"] += len(np.unique(rows.subject[starts & ~has_events[rows.subject]]))
     rows.lose("nobody", ~has_events[rows.subject])
-
-
-# ---- order -------------------------------------------------------------------------------------
-
-
-def taken(column: pa.Array, row: Ints) -> pa.Array:
-    """Some rows of a column, in the order given; quick for one without any value."""
-    if column.null_count == len(column):
-        return pa.nulls(len(row), column.type)
-    return column.take(pa.array(row))
-
-
-def _used_codes(texts: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
-    """The sorted distinct codes that are used, and (n,) the place of each row's code among them.
-
-    Args:
-        texts: (c,) codes.
-        number: (n,) place among them; c more where the row is the end of what has that code.
-    """
-    ends = pc.binary_join_element_wise(texts, pa.scalar(END_SUFFIX), "")
-    ends = pc.if_else(pc.equal(texts, PERIOD_START), PERIOD_END, ends)
-    codes = pa.concat_arrays([texts, ends])
-    used = np.flatnonzero(np.bincount(number, minlength=len(codes)))
-    names = pc.unique(codes.take(pa.array(used)))
-    names = names.take(pc.sort_indices(names))
-    rank = np.zeros(len(codes), dtype=np.int64)
-    rank[used] = pc.index_in(codes.take(pa.array(used)), names).to_numpy()
-    return names, rank[number]
-
-
-def ordered_rows(
-    keys: tuple[Ints, Ints, Ints],
-    columns: dict[str, pa.Array],
-    row: Ints,
-    preferred: tuple[Ints, Bools, Bools],
-) -> Ints:
-    """(k,) the rows in their order, each of several equal rows once: one sort of packed integers, another for ties.
-
-    Args:
-        keys: (n,) ranks of subjects, times in microseconds, ranks of codes.
-        columns: (m,) value, text and encounter of the rows that these rows were made of; null comes last.
-        row: (n,) which of the m rows each row was made of.
-        preferred: (n,) what decides which of equal rows is kept, the lowest, the last column first. The last says whose
-            encounter was removed: such a row equals any other that differs from it in the encounter only.
-    """
-    subject, time_us, code = keys
-    is_timed = time_us != NO_TIME
-    first = int(time_us[is_timed].min(initial=OPEN))
-    since = np.where(is_timed, time_us - first, 0)
-    unit = 1 if (since % SECOND_US).any() else SECOND_US
-    number = packed([subject, np.where(is_timed, since // unit + 1, 0), code])
-    order = np.argsort(number)
-    same = number[order][1:] == number[order][:-1]
-    tied = np.flatnonzero(np.r_[False, same] | np.r_[same, False])
-    ties = order[tied]
-    value, text, encounter = (ranks(column.take(row[ties])) for column in columns.values())
-    content = packed([number[ties], value, text])
-    source, dated, lost = (column[ties] for column in preferred)
-    inner = np.lexsort((source, dated, lost, encounter, content))
-    order[tied] = ties[inner]
-    content, encounter, lost = content[inner], encounter[inner], lost[inner]
-    repeats = content[1:] == content[:-1]
-    repeats &= (encounter[1:] == encounter[:-1]) | lost[1:]
-    return np.delete(order, tied[1:][repeats])
-
-
-def ranks(column: pa.Array) -> Ints:
-    """(n,) the place of each value among the sorted distinct ones, and null last."""
-    found = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
-    return np.asarray(found, dtype=np.int64)
 
 
 def _count_rows(rows: Rows, made: Ints, report: ImportReport) -> None:

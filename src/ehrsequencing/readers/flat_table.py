@@ -19,7 +19,7 @@ from ehrsequencing.config.importing import (
     load_table_map,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_TEXT, Block, as_text, parse_times
+from ehrsequencing.readers.cells import NO_TEXT, Block, parse_times, refuse_scientific
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -34,7 +34,10 @@ from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 from ehrsequencing.records.parquet_rows import is_text
 
 _NUMBER_ID = r"^(0|-?[1-9]\d{0,17})$"  # a number as it is written in one way only: not 0012
-_COMMA = r"^\s*-?\d+,(\d\d?|\d{4,})\s*$"  # no thousands
+_OTHER_MARK = {".": r"^\s*-?\d+,(\d\d?|\d{4,})\s*$", ",": r"^\s*-?0+\.\d+\s*$"}  # no thousands
+_MONTH = {"month": 30.4375}  # days, a twelfth of a year
+# an event that ends a stay, by death where it says how
+_DISCHARGE = r"(^|[/_])DISCHARGE(//.*(?i:died|dead|death|deceased|expired).*)?$"
 _LONGEST_DAYS = 3_000_000
 
 
@@ -62,7 +65,7 @@ def import_csv(source: str, job: Import) -> None:
             for when in (table_map.time, *(event.time for event in table_map.events)):
                 named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
                 counts.required |= {name for name in table_map.date_columns() if name in named}
-            looked_at = [subject, *table_map.number_columns()]
+            looked_at = [*table_map.id_columns(), *table_map.number_columns()]
             dates = job.survey(
                 [table],
                 counts,
@@ -72,7 +75,7 @@ def import_csv(source: str, job: Import) -> None:
                 decimal=table_map.decimal,
             )
             for block in job.blocks([table], counts, columns, dates, decimal=table_map.decimal):
-                ids = block.text(subject)
+                ids = block.name(subject)
                 if not form.whole_ids:
                     names.add(ids)
                 who = block.whole(subject) if form.whole_ids else subject_ids(ids)
@@ -82,6 +85,9 @@ def import_csv(source: str, job: Import) -> None:
                 form.note_midnights(block, times)
                 writer.add(_rows(table_map, block, base, times, book, job))
         job.report.cautions += form.cautions()
+        if nones := job.report.counts["none_code"]:
+            what = "codes are None: list it under missing in the map if it means nothing"
+            job.report.notes.append(f"{nones:,} {what}")
         if not form.whole_ids:
             names.write(writer.folder)
 
@@ -99,20 +105,22 @@ class _Form:
     show_clock: set[str] = field(default_factory=set)
     midnights: Counter[str] = field(default_factory=Counter)
     # columns of numbers that seem to have another decimal mark than the map says
-    commas: set[str] = field(default_factory=set)
+    other_marks: set[str] = field(default_factory=set)
 
     def look(self, block: Block) -> None:
         """Look at a block."""
-        ids = block.text(self.table_map.subject)
+        ids = block.name(self.table_map.subject)
         are_numbers = pc.all(pc.match_substring_regex(ids, _NUMBER_ID)).as_py()
         self.whole_ids &= are_numbers is not False
-        for name in self.table_map.number_columns() if self.table_map.decimal == "." else ():
-            cells = block.rows[name]
-            if is_text(cells.type) and pc.any(pc.match_substring_regex(cells, _COMMA)).as_py():
-                self.commas.add(name)
+        for name in self.table_map.id_columns():
+            refuse_scientific(block, name)
+        for name in self.table_map.number_columns():
+            cells, other = block.rows[name], _OTHER_MARK[self.table_map.decimal]
+            if is_text(cells.type) and pc.any(pc.match_substring_regex(cells, other)).as_py():
+                self.other_marks.add(name)
         for when in self.table_map.whens():
             if isinstance(when, Elapsed):
-                days = pc.multiply(block.numbers(when.column), UNIT_DAYS[when.unit])
+                days = pc.multiply(block.numbers(when.column), (UNIT_DAYS | _MONTH)[when.unit])
                 if pc.any(pc.not_equal(pc.floor(days), days)).as_py():
                     self.clocks.add(when.column)
 
@@ -127,10 +135,11 @@ class _Form:
 
     def cautions(self) -> list[str]:
         """What to check: clocks of 00:00 that were taken for dates, numbers with a decimal comma."""
-        marks = [
-            f"column {name} has numbers such as 3,5, which were not read: add decimal: ',' to the map"
-            for name in sorted(self.commas)
-        ]
+        wrong = {
+            ".": "3,5, which were not read: add decimal: ',' to the map",
+            ",": "0.125, which were not read, and reads 1.125 as 1125: check its decimal mark",
+        }[self.table_map.decimal]
+        marks = [f"column {name} has numbers such as {wrong}" for name in sorted(self.other_marks)]
         return marks + [
             f"column {name}: 00:00 counts as a date, known at the end of the day, in {count:,} of its cells; "
             f"if it is a time of day there, add midnight: [{name}] to the map"
@@ -165,7 +174,9 @@ def _at_midnight(times: pa.ChunkedArray) -> pa.ChunkedArray:
 def _elapsed(when: Elapsed, block: Block, form: _Form) -> pa.ChunkedArray:
     """Origin plus or minus the column, to the second; where the column holds clocks, midnight is a clock too."""
     origin = _times(when.since or when.before or "", block, form)
-    days = block.numbers(when.column).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
+    days = (
+        block.numbers(when.column).to_numpy().astype(np.float64) * (UNIT_DAYS | _MONTH)[when.unit]
+    )
     good = np.abs(days) < _LONGEST_DAYS  # False for NaN
     if when.before is not None:  # an age below 0 would be a birth in the future
         good &= days >= 0
@@ -197,10 +208,11 @@ def _rows(
         parts.append(make_rows(Role.DEATH, base, DEATH, pc.is_valid(time), time=time))
     for column, beginning in table_map.static.items():
         code = joined(pa.scalar(beginning), block.text(column))
+        job.report.count("none_code", pc.equal(block.text(column), "None"))
         parts.append(make_rows(Role.STATIC, base, code, pc.is_valid(code)))
     stay = base
     if table_map.encounter is not None:
-        stay = {**base, "encounter_id": block.text(table_map.encounter.id)}
+        stay = {**base, "encounter_id": block.name(table_map.encounter.id)}
         there = pc.and_(pc.is_valid(stay["encounter_id"]), pc.is_valid(base["subject_id"]))
         span = _span(table_map, times)
         parts.append(make_rows(Role.NAMED_VISIT, stay, None, there, **span))
@@ -209,11 +221,31 @@ def _rows(
         time = times[event.time or table_map.time]
         fixed = isinstance(event.time, str) and is_date(event.time)
         values = {"time": time, "numeric_value": number}
-        is_death = pc.equal(code, DEATH)
-        for role, chosen in ((Role.DEATH, is_death), (Role.EVENT, pc.invert(is_death))):
-            chosen = pc.and_(keep, pc.fill_null(chosen, role is Role.EVENT))
-            parts.append(make_rows(role, base if fixed else stay, code, chosen, **values))
+        is_death = pc.fill_null(pc.equal(code, DEATH), False)
+        if table_map.death:
+            ends = pc.match_substring(code, "DISCHARGE")
+            values["acute"] = pc.and_(ends, pc.match_substring_regex(code, _DISCHARGE))
+            is_other = pc.xor(ends, values["acute"])
+            values["died"] = pc.if_else(is_other, False, pa.scalar(None, pa.bool_()))
+        for role, chosen in (
+            (Role.DEATH, is_death),
+            (
+                Role.BEGUN if _may_precede(event, table_map, job) else Role.EVENT,
+                pc.invert(is_death),
+            ),
+        ):
+            made = make_rows(role, base if fixed else stay, code, pc.and_(keep, chosen), **values)
+            parts.append(made)
     return pa.concat_tables(parts, promote_options="default")
+
+
+def _may_precede(event: EventMap, table_map: TableMap, job: Import) -> bool:
+    """Whether an event is a code with a time of its own, which may lie before the encounter that wrote it down."""
+    stay = table_map.encounter
+    is_code = event.code_from is not None and event.value is None and event.time is not None
+    if stay is None or stay.start is None or job.settings.known == "earliest":
+        return False
+    return is_code
 
 
 def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:
@@ -238,6 +270,7 @@ def _event(
     keep = pa.chunked_array([pa.array(np.ones(n, dtype=bool))])
     if event.code_from is not None:
         written = block.text(event.code_from)
+        job.report.count("none_code", pc.equal(written, "None"))
         keep = pc.is_valid(written)
         code = joined(code, written) if event.code is not None else written
         if event.codes:
@@ -249,10 +282,10 @@ def _event(
         return code, keep, nothing.cast(pa.float64())
     number = block.numbers(event.value)
     cells = block.rows[event.value]
-    keep = pc.and_(keep, pc.is_valid(as_text(cells) if is_text(cells.type) else number))
+    keep = pc.and_(keep, pc.is_valid(block.name(event.value) if is_text(cells.type) else number))
     job.report.count("no_number", pc.and_(keep, pc.is_null(number)))
     unit = pa.chunked_array([pa.array([event.unit] * n, pa.string())])
-    unit = block.text(event.unit_from) if event.unit_from is not None else unit
+    unit = block.name(event.unit_from) if event.unit_from is not None else unit
     united = pc.if_else(pc.is_valid(number), joined(code, unit), NO_TEXT)
     book.add(united, parent=code)
     return pc.coalesce(united, code), keep, number

@@ -29,7 +29,7 @@ REASONS = {
     "replaced": "the record of a patient that another record replaces",
     "no_diagnosis": "a bill without a diagnosis of its own: Conditions that it refers to are read themselves",
     "looked_up": "read where another resource refers to it",
-    "no_person": "no readable person id",
+    "no_person": "the person id is missing or cannot be read",
     "no_code": "no code",
     "no_time": "no readable date",
     "duplicates": "equals another row",
@@ -79,18 +79,28 @@ RULES = {
     "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
     "outside_visit": "rows more than a day before or after their visit were kept without it, or they would stretch it",
     "began_before": "conditions and reports without a recording date began before their visit: put at its end",
+    "billed": "bills of a stay of more than a day were put at its end, because they are written then",
+    "part": "parts of a stay of the same class as the stay got the ending //PART: they are no stays of their own",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
     "end_before_start": "ends that lie before their start were dropped",
     "open_end": "ends and deaths in the far future were dropped: they mean that nothing had ended yet",
     "two_births": "persons with several births got the earliest",
+    "births_apart": "ids have births more than a year apart: each may be two people",
+    "two_sexes": "ids have both sexes: each may be two people",
+    "death_at_discharge": "deaths known by their day were put at the end of the stay that ended on that day",
+    "stated_death": "persons have no recorded death and a stay that ended by death: they died at its end",
     "two_deaths": "persons with several deaths got the earliest",
     "no_birth": "persons have no date of birth: their age is unknown",
     "overlapping_periods": "observation periods that overlap or touch were merged",
+    "none_code": "codes are the text None",
+    "far_day": "moments more than a day away from the date of their row lost their clock: the date counts",
+    "near_day": "moments on the day before or after the date of their row were kept",
     "no_number": "values that are no number were dropped, their code kept",
     "unlisted": "texts that the map's `codes` does not list made no event",
     "undated_death": "persons have died at an unknown time: they have no death",
     "nobody": "persons without any row with a time, besides their birth, were left out",
 }
+_MIXED = ("births_apart", "two_sexes")  # rules that an analyst should know of
 RuleCounts = Counter[str]  # how often each rule of RULES was applied
 
 
@@ -123,6 +133,8 @@ class TableCounts:
     fates: bytearray = field(default_factory=bytearray)  # of each row
     bad_line: dict[str, Any] | None = None  # file and line of the first row that cannot be parsed
     cells: dict[str, Cells] = field(default_factory=dict)  # by column, those that are used
+    far_days: Counter[str] = field(default_factory=Counter)  # moments days away from their date
+    rules: "RuleCounts" = field(default_factory=Counter)  # of the whole import
 
     def begin(self, file: str | None) -> None:
         """Say that the rows that follow are of this file."""
@@ -222,6 +234,9 @@ class TableCounts:
                     f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name}"
                 )
                 out.append(f"{cells} ({found.unread / found.filled:.1%}) cannot be read")
+            if self.far_days[name] > WARN_SHARE * found.filled:
+                what = f"{self.far_days[name]:,} of {found.filled:,} values in column {name} of {self.name}"
+                out.append(f"{what} lie days away from the date of their row, which was used")
         return out
 
     def check(self) -> None:
@@ -259,6 +274,8 @@ class ImportReport:
     notes: list[str] = field(default_factory=list)  # what else the analyst should know
     cautions: list[str] = field(default_factory=list)  # warnings besides those about lost rows
     counts: RuleCounts = field(default_factory=Counter)
+    # beginnings, in lower case, of static codes that hold a sex
+    sexes: set[str] = field(default_factory=lambda: {"sex", "gender"})
     tables: dict[str, TableCounts] = field(default_factory=dict)
     rows: int = 0  # written, as the three below
     subjects: int = 0
@@ -270,7 +287,7 @@ class ImportReport:
 
     def table(self, name: str) -> TableCounts:
         """The counts of a table, which begin with its first mention."""
-        return self.tables.setdefault(name, TableCounts(name, len(self.tables)))
+        return self.tables.setdefault(name, TableCounts(name, len(self.tables), rules=self.counts))
 
     def count(self, rule: str, mask: Any) -> None:
         """Count the rows to which a rule was applied: those that are true; null is not."""
@@ -307,7 +324,9 @@ class ImportReport:
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        return self.cautions + [line for table in self.tables.values() for line in table.warnings()]
+        mixed = [f"{self.counts[name]:,} {RULES[name]}" for name in _MIXED if self.counts[name]]
+        lines = [line for table in self.tables.values() for line in table.warnings()]
+        return self.cautions + mixed + lines
 
     def lines(self) -> list[str]:
         """The report for a terminal."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.core.arrays import Ints, Ints32
+from ehrsequencing.core.arrays import Bools, Ints, Ints32
+from ehrsequencing.records.events import DAY_US, PERIOD_END, PERIOD_START, SECOND_US
 
 SUBJECT_IDS = "metadata/subject_ids.parquet"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
+PART_SUFFIX = "//PART"  # a part of a stay of the same class, as a stay on a second ward
+NO_TIME = np.iinfo(np.int64).min
+OPEN = np.iinfo(np.int64).max - DAY_US  # the end of what has not ended
 _MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
 
@@ -30,6 +35,8 @@ class Role(IntEnum):
     OBSERVED = 6  # a period under observation, with the code `PERIOD_START`
     REPORTED = 7  # began between `time` and `end`, and was reported in its visit: when it became known is not said
     NAMED_VISIT = 8  # only the id of an encounter, and its `time` and `end` where these are known; makes no row
+    BEGUN = 9  # as `REPORTED`, but without a time it is no row
+    BILLED = 10  # as `BEGUN`, and written after the end of its visit, whatever day it names
 
 
 def rows_schema(encounter: pa.DataType) -> pa.Schema:
@@ -74,6 +81,36 @@ def make_rows(
     roles = pa.array(np.full(n, int(role), dtype=np.int8))
     made = pa.table({**base, "role": roles, "code": code, **columns})
     return made if keep is None else made.filter(keep)
+
+
+# ---- times -------------------------------------------------------------------------------------
+
+
+def is_date(time_us: Ints) -> Bools:
+    """(n,) whether a time is a date without a time of day."""
+    return np.asarray((time_us % DAY_US == 0) & (time_us != NO_TIME))
+
+
+def end_of_day(time_us: Ints) -> Ints:
+    """The times, with midnight moved to the last second of the day."""
+    return np.where(is_date(time_us), time_us + DAY_US - SECOND_US, time_us)
+
+
+def day_of(time_us: Ints) -> Ints:
+    """Midnight of the day of each time."""
+    return time_us - time_us % DAY_US
+
+
+@dataclass(frozen=True, eq=False)
+class VisitSpans:
+    """When each visit began and ended; the last is for rows without a visit, and for what is not known.
+
+    Several rows of a visit have one span, from the earliest start to the latest end.
+    """
+
+    start_us: Ints  # (v + 1,) `NO_TIME` where it is not known
+    end_us: Ints  # (v + 1,) without a valid end, the end of the day on which it starts
+    until_us: Ints  # (v + 1,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
 
 
 # ---- values as numbers -------------------------------------------------------------------------
@@ -123,6 +160,76 @@ def combinations(columns: Mapping[str, pa.ChunkedArray]) -> tuple[pa.Table, Ints
     first = np.empty(len(place.dictionary), dtype=np.int64)
     first[at[::-1]] = np.arange(len(at))[::-1]  # the last write is the first row
     return pa.table({name: column.take(pa.array(first)) for name, column in columns.items()}), at
+
+
+# ---- order -------------------------------------------------------------------------------------
+
+
+def taken(column: pa.Array, row: Ints) -> pa.Array:
+    """Some rows of a column, in the order given; quick for one without any value."""
+    if column.null_count == len(column):
+        return pa.nulls(len(row), column.type)
+    return column.take(pa.array(row))
+
+
+def used_codes(texts: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
+    """The sorted distinct codes that are used, and (n,) the place of each row's code among them.
+
+    Args:
+        texts: (c,) codes.
+        number: (n,) place among them; c more where the row is the end of what has that code.
+    """
+    ends = pc.binary_join_element_wise(texts, pa.scalar(END_SUFFIX), "")
+    ends = pc.if_else(pc.equal(texts, PERIOD_START), PERIOD_END, ends)
+    codes = pa.concat_arrays([texts, ends])
+    used = np.flatnonzero(np.bincount(number, minlength=len(codes)))
+    names = pc.unique(codes.take(pa.array(used)))
+    names = names.take(pc.sort_indices(names))
+    rank = np.zeros(len(codes), dtype=np.int64)
+    rank[used] = pc.index_in(codes.take(pa.array(used)), names).to_numpy()
+    return names, rank[number]
+
+
+def ordered_rows(
+    keys: tuple[Ints, Ints, Ints],
+    columns: dict[str, pa.Array],
+    row: Ints,
+    preferred: tuple[Ints, Bools, Bools],
+) -> Ints:
+    """(k,) the rows in their order, each of several equal rows once: one sort of packed integers, another for ties.
+
+    Args:
+        keys: (n,) ranks of subjects, times in microseconds, ranks of codes.
+        columns: (m,) value, text and encounter of the rows that these rows were made of; null comes last.
+        row: (n,) which of the m rows each row was made of.
+        preferred: (n,) what decides which of equal rows is kept, the lowest, the last column first. The last says whose
+            encounter was removed: such a row equals any other that differs from it in the encounter only.
+    """
+    subject, time_us, code = keys
+    is_timed = time_us != NO_TIME
+    first = int(time_us[is_timed].min(initial=OPEN))
+    since = np.where(is_timed, time_us - first, 0)
+    unit = 1 if (since % SECOND_US).any() else SECOND_US
+    number = packed([subject, np.where(is_timed, since // unit + 1, 0), code])
+    order = np.argsort(number)
+    same = number[order][1:] == number[order][:-1]
+    tied = np.flatnonzero(np.r_[False, same] | np.r_[same, False])
+    ties = order[tied]
+    value, text, encounter = (ranks(column.take(row[ties])) for column in columns.values())
+    content = packed([number[ties], value, text])
+    source, dated, lost = (column[ties] for column in preferred)
+    inner = np.lexsort((source, dated, lost, encounter, content))
+    order[tied] = ties[inner]
+    content, encounter, lost = content[inner], encounter[inner], lost[inner]
+    repeats = content[1:] == content[:-1]
+    repeats &= (encounter[1:] == encounter[:-1]) | lost[1:]
+    return np.delete(order, tied[1:][repeats])
+
+
+def ranks(column: pa.Array) -> Ints:
+    """(n,) the place of each value among the sorted distinct ones, and null last."""
+    found = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
+    return np.asarray(found, dtype=np.int64)
 
 
 # ---- codes -------------------------------------------------------------------------------------

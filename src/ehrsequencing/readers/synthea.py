@@ -8,8 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ehrsequencing.config.importing import MISSING
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, Order, parse_numbers
+from ehrsequencing.readers.cells import (
+    NO_NUMBER,
+    NO_TEXT,
+    Block,
+    Order,
+    parse_numbers,
+    refuse_scientific,
+)
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
@@ -41,6 +49,8 @@ EVENT_TABLES = {
 }
 _SYSTEMS = {"snomed": "SNOMED", "rxnorm": "RxNorm", "loinc": "LOINC", "cvx": "CVX"}
 _STATIC = ("GENDER", "RACE", "ETHNICITY")
+_REPORTS = ("conditions", "allergies")  # may have begun before the encounter that reports them
+_ACUTE = ("inpatient", "emergency", "observation", "icu")
 _TEXTS = ("CODE", "DESCRIPTION", "SYSTEM", "ENCOUNTERCLASS", "VALUE", "UNITS", "TYPE")
 _MODALITY = ("MODALITY_CODE", "MODALITY_DESCRIPTION")
 _PATIENTS = ("ID", "BIRTHDATE", "DEATHDATE", *_STATIC)
@@ -60,15 +70,16 @@ def import_synthea(source: str, job: Import) -> None:
     with job.writer(Path(source), encounter=pa.string()) as writer:
         writer.code_facts = lambda seen: codes.facts
         for counts in job.tables(list(files)):
-            table = open_table(files[counts.name])
+            table = open_table(files[counts.name], missing=MISSING)
             dates = _survey(table, counts, job)
             if counts.name == "patients":
                 for block in job.blocks([table], counts, _PATIENTS, dates):
-                    names.add(block.text("ID"))
+                    refuse_scientific(block, "ID")
+                    names.add(block.name("ID"))
                     writer.add(_patients(block))
             else:
                 for block in job.blocks([table], counts, _EVENTS, dates):
-                    writer.add(_events(counts.name, block, codes))
+                    writer.add(_events(counts.name, block, codes, job))
         names.write(writer.folder)
 
 
@@ -108,7 +119,7 @@ def _survey(table: SourceTable, counts: TableCounts, job: Import) -> dict[str, O
 
 def _patients(block: Block) -> pa.Table:
     """Persons, births, deaths, and what never changes (so not the marital status)."""
-    base = {"subject_id": subject_ids(block.text("ID")), "source": block.source}
+    base = {"subject_id": subject_ids(block.name("ID")), "source": block.source}
     died = pc.is_valid(block.text("DEATHDATE"))
     parts = [
         make_rows(Role.PERSON, base, BIRTH, time=block.times("BIRTHDATE")),
@@ -120,10 +131,10 @@ def _patients(block: Block) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default")
 
 
-def _events(name: str, block: Block, codes: CodeBook) -> pa.Table:
+def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
     """The rows of a block of any table except patients."""
-    base = {"subject_id": subject_ids(block.text("PATIENT")), "source": block.source}
-    base["encounter_id"] = block.text("ID" if name == "encounters" else "ENCOUNTER")
+    base = {"subject_id": subject_ids(block.name("PATIENT")), "source": block.source}
+    base["encounter_id"] = block.name("ID" if name == "encounters" else "ENCOUNTER")
     time = pc.coalesce(block.times("START"), block.times("DATE"))
     description = block.text("DESCRIPTION")
     if name == "imaging_studies":
@@ -137,16 +148,16 @@ def _events(name: str, block: Block, codes: CodeBook) -> pa.Table:
         codes.add(valued, description, pc.if_else(pc.equal(valued, code), NO_TEXT, code))
         values = {"numeric_value": number, "text_value": text}
         return make_rows(Role.EVENT, base, valued, time=time, **values)
-    events = make_rows(Role.EVENT, base, code, time=time)
+    is_report = name in _REPORTS and job.settings.known == "latest"
+    events = make_rows(Role.BEGUN if is_report else Role.EVENT, base, code, time=time)
     if name != "encounters":
         return events
     kind = pc.fill_null(block.text("ENCOUNTERCLASS"), "unknown")
     visit = joined(pa.scalar("ENCOUNTER"), kind)
     codes.add(pc.binary_join_element_wise(visit, pa.scalar(END_SUFFIX), ""), parent=visit)
-    end = block.times("STOP")
-    return pa.concat_tables(
-        [make_rows(Role.VISIT, base, visit, time=time, end=end), events], promote_options="default"
-    )
+    acute = pc.is_in(pc.utf8_lower(kind), pa.array(_ACUTE))
+    stay = make_rows(Role.VISIT, base, visit, time=time, end=block.times("STOP"), acute=acute)
+    return pa.concat_tables([stay, events], promote_options="default")
 
 
 def _valued(
@@ -159,7 +170,7 @@ def _valued(
     numeric = number.is_valid()
     text = pc.if_else(numeric, NO_TEXT, value)
     short = pc.fill_null(pc.less_equal(pc.utf8_length(text), TEXT_VALUE_LENGTH), False)
-    suffix = pc.if_else(numeric, block.text("UNITS"), pc.if_else(short, text, NO_TEXT))
+    suffix = pc.if_else(numeric, block.name("UNITS"), pc.if_else(short, text, NO_TEXT))
     return number, text, pc.coalesce(joined(code, suffix), code)
 
 

@@ -181,6 +181,8 @@ def _parquet_table(path: Path, name: str, missing: Sequence[str]) -> SourceTable
 
 def _plain(column: pa.Array, missing: Sequence[str]) -> pa.Array:
     """A column, text as the type string, without the cells that mean null."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     column = column.cast(pa.string()) if holds_text(column.type) else column
     if not missing or pa.types.is_nested(column.type):
         return column

@@ -166,6 +166,25 @@ def last_time(events: Events, chosen: Bools, row: Ints, n_subjects: int) -> Ints
     return out
 
 
+def within_life(time_us: Ints, dated: Bools, birth_us: Ints, death_us: Ints) -> Ints:
+    """(n,) times, with dates on the day of a birth or death moved into life; clocks stay as they are.
+
+    Args:
+        time_us: (n,) a date without a clock at the start or the end of its day.
+        dated: (n,) which times are dates.
+        birth_us: (n,) of each row's subject; `STATIC` where it is not known.
+        death_us: (n,) the same.
+
+    >>> hour = DAY_US // 24
+    >>> within_life(np.array([0, 2, 24]) * hour, np.array([True, False, True]), 8 * hour, 24 * hour) // hour
+    array([ 8,  2, 24])
+    """
+    day = time_us // DAY_US
+    is_last, is_first = (day == death_us // DAY_US), (day == birth_us // DAY_US)
+    time_us = np.where(dated & is_last, np.minimum(time_us, death_us), time_us)
+    return np.where(dated & is_first, np.maximum(time_us, birth_us), time_us)
+
+
 def pieces(starts: Ints, n: int, rows: int) -> list[slice]:
     """Cut `n` rows into pieces of about `rows` rows that hold whole owners, whose first rows are `starts`.
 

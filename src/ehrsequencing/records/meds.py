@@ -38,6 +38,7 @@ from ehrsequencing.records.events import (
     last_time,
     opens_run,
     parse_date_us,
+    within_life,
 )
 from ehrsequencing.records.parquet_rows import are_named, check_schemas, read_events
 
@@ -58,9 +59,11 @@ FIXES = {
     "after_end": "rows after the data's end, few and far behind all others, were dropped; data.extracted sets that end",
     "late_birth": "births after all other rows of their subject were dropped",
     "early_death": "deaths before birth were dropped",
+    "life_day": "dates on the day of a birth or death were put at its time, within life",
     "before_birth": "rows before birth were dropped",
     "after_death": "rows after death were dropped",
     "bad_value": "values that are NaN, infinite or beyond 1e37 were dropped, their codes kept",
+    "static_value": "numbers of rows without a time were ignored, their codes kept",
     "static_only": "subjects without any timed row were dropped",
     "absent_split": "splits of subjects without data were ignored",
     "old_age": "ages over 120 years were taken as unknown",
@@ -402,6 +405,11 @@ def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
     kept = ~late_birth & ~early_death
     birth_us = first_time(events, is_birth & kept, row, n)[row]
     death_us = first_time(events, is_death & kept, row, n)[row]
+    # a date is at the start or, after an import, at the last second of its day
+    dated = timed & np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
+    inside_us = within_life(time_us, dated, birth_us, death_us)
+    fixes["life_day"] += int((inside_us != time_us).sum())
+    time_us, events = inside_us, replace(events, time_us=inside_us)
     before = kept & timed & (time_us < birth_us)
     after = kept & timed & (death_us != STATIC) & (time_us > death_us)
     kept &= ~before & ~after
@@ -410,6 +418,7 @@ def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
     fixes["early_death"] += int(early_death.sum())
     fixes["before_birth"] += int(before.sum())
     fixes["after_death"] += int(after.sum())
+    fixes["static_value"] += int((~timed & ~np.isnan(events.value)).sum())
     fixes["static_only"] += len(np.unique(row[static_only]))
     kept &= ~static_only
     return events if kept.all() else events.take(kept)

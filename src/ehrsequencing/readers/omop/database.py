@@ -21,7 +21,7 @@ from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.readers.cells import NO_TEXT, Block
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import
-from ehrsequencing.readers.rows import END_SUFFIX, CodeFacts, clean_codes, joined
+from ehrsequencing.readers.rows import END_SUFFIX, PART_SUFFIX, CodeFacts, clean_codes, joined
 from ehrsequencing.readers.table_files import BLOCK_ROWS, SourceTable, lower_names
 
 # A password may hold any character: it ends at the last @ that a valid host, database and query can follow.
@@ -61,8 +61,8 @@ def _table(connection: Any, name: str, shown: list[str] | None) -> SourceTable:
 
 
 def _plain(column: Any) -> Any:
-    """A column that Arrow can hold exactly: a decimal becomes its text."""
-    return column.cast("string") if column.type().is_decimal() else column
+    """A column that Arrow can hold exactly: a decimal becomes its text, and PostgreSQL's NaN null."""
+    return column.cast("string").nullif("NaN") if column.type().is_decimal() else column
 
 
 def _silently(call: Callable[[], Any], what: str, where: str, fix: str) -> Any:
@@ -248,8 +248,10 @@ class Concepts:
         return pc.coalesce(longer, code)
 
     def with_end(self, code: pa.ChunkedArray) -> None:
-        """Make each code the parent of the code of its visit's end."""
-        self._bases |= {f"{base}{END_SUFFIX}": base for base in pc.unique(code).to_pylist()}
+        """Make each code the parent of the code of its visit's end; and the same of its parts."""
+        for base in pc.unique(code).to_pylist():
+            part = f"{base}{PART_SUFFIX}"
+            self._bases |= {f"{base}{END_SUFFIX}": base, part: base, f"{part}{END_SUFFIX}": part}
 
     def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
         """Descriptions and parents of the codes that were named, and of all their ancestors."""
@@ -266,9 +268,11 @@ class Concepts:
             above = {code_of[up] for up in parents.get(number, ())} - {code}
             ups = tuple(sorted(above.union(before.parents)))
             facts[code] = CodeFacts(before.description or described.get(number), ups)
-        for code in seen & self._bases.keys():
+        for code in sorted(seen & self._bases.keys()):
             base = self._bases[code]
-            facts[code] = CodeFacts(facts.get(base, nothing).description, (base,))
+            # a part is no stay, and not below it
+            ups = () if code.endswith(PART_SUFFIX) else (base,)
+            facts[code] = CodeFacts(facts.get(base, nothing).description, ups)
         return facts
 
     def _parents(self) -> dict[int, set[int]]:

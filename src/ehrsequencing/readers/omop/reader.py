@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.config import ImportConfig
+from ehrsequencing.config.importing import MISSING
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, parse_times
+from ehrsequencing.readers.cells import NO_NUMBER, NO_TEXT, Block, form_of_ids, parse_times
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.omop.database import (
     VOCABULARY_TABLES,
@@ -47,7 +48,9 @@ EVENT_TABLES = {
     "visit_detail": EventTable(
         "VISIT_DETAIL", "visit_detail", "visit_detail_start", "visit_detail_end", Role.SPAN
     ),
-    "condition_occurrence": EventTable("CONDITION", "condition", "condition_start"),
+    "condition_occurrence": EventTable(
+        "CONDITION", "condition", "condition_start", role=Role.BEGUN
+    ),
     "drug_exposure": EventTable("DRUG", "drug", "drug_exposure_start"),
     "procedure_occurrence": EventTable("PROCEDURE", "procedure", "procedure"),
     "measurement": EventTable("MEASUREMENT", "measurement", "measurement", valued=True),
@@ -60,6 +63,17 @@ TABLES = (*_PERSONS_TABLES, *VOCABULARY_TABLES)
 _ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}
 _PERSON_CONCEPTS = ("gender", "race", "ethnicity")
 _BIRTH_PARTS = ("year_of_birth", "month_of_birth", "day_of_birth")
+# concepts of inpatient, emergency, observation and intensive-care visits
+_ACUTE = (9201, 9203, 262, 32037, 8717, 8870, 8971, 581379, 581381, 581382, 581383, 581384, 581385)
+# a discharge, of CDM 5.4 and 5.3; concepts and words that say that it was a death
+_DISCHARGES = ("discharged_to", "discharge_to")
+_DIED, _DIED_WORDS = (4216643, 4306655, 434489), r"(?i)\b(died|dead|death|deceased|expired)\b"
+# type concepts of bills and claims: since 2020, and before
+_BILLS = (
+    *(32019, 32810, 32812, 32816, 32821, *range(32844, 32847), *range(32852, 32856)),
+    *(*range(32859, 32862), *range(32866, 32870), *range(32871, 32877), 32881, 32886),
+    *(*range(38000183, 38000231), *range(44786627, 44786630)),
+)
 _VALUED = (
     "value_as_number",
     "operator_concept_id",
@@ -78,7 +92,6 @@ _STEMS = {  # of dates
 _BOUNDS = {4171756: "<", 4171754: "<=", 4172704: ">", 4171755: ">="}
 # a whole number as it is written in one way only: 0012 and 12 may be two persons
 _NUMBER_ID = r"^\s*(0|-?[1-9]\d*)(\.0*)?\s*$"
-_MISSING = ("NULL", "\\N")  # texts that mean null
 _NAME, _QUOTED = re.compile(r"[a-z_][a-z0-9_]*"), re.compile(r"'[^']*'")
 
 
@@ -176,7 +189,7 @@ def _files(source: str, names: set[str]) -> Sequence[tuple[str, SourceTable]]:
             open_table(
                 file,
                 name=file.relative_to(folder).as_posix(),
-                missing=_MISSING,
+                missing=("NULL", "\\N") if name in VOCABULARY_TABLES else MISSING,
                 plain_tabs=name in VOCABULARY_TABLES,
             ),
         )
@@ -212,6 +225,11 @@ def _columns(name: str) -> list[str]:
     columns += _BIRTH_PARTS if name == "person" else ()
     columns += ("visit_occurrence_id",) if spec else ()
     columns += _VALUED if spec and spec.valued else ()
+    columns += ("condition_type_concept_id",) if spec and spec.role is Role.BEGUN else ()
+    if spec and spec.end is not None:
+        columns += [
+            f"{stem}_{kind}" for stem in _DISCHARGES for kind in ("concept_id", "source_value")
+        ]
     return columns
 
 
@@ -272,18 +290,18 @@ def _refuse_names(block: Block) -> None:
     ids = block.rows["person_id"]
     if not is_text(ids.type):
         return
-    bad = pc.sum(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID))).as_py()
-    if bad:
+    bad = ids.filter(pc.invert(pc.match_substring_regex(ids, _NUMBER_ID)))
+    if len(bad):
         raise EhrseqError(
-            f"column person_id holds text instead of whole numbers ({bad:,} ids)",
+            f"column person_id holds {form_of_ids(bad)} instead of whole numbers ({len(bad):,} ids)",
             where="table person",
             fix="number the persons 1, 2, 3 … (no leading zeros), with the same numbers in every table",
         )
 
 
 def _moment(block: Block, stem: str) -> pa.ChunkedArray:
-    """(n,) the time of the `_datetime` column, else the date at midnight."""
-    return pc.coalesce(block.times(f"{stem}_datetime"), block.times(f"{stem}_date"))
+    """(n,) the time of the `_datetime` column; the date at midnight without one, or if it lies days away."""
+    return block.agreed(f"{stem}_datetime", block.times(f"{stem}_date"))
 
 
 def _concept(block: Block, stem: str) -> pa.ChunkedArray:
@@ -295,10 +313,15 @@ def _concept(block: Block, stem: str) -> pa.ChunkedArray:
 
 def _persons(block: Block, base: Mapping[str, Any], concepts: Concepts) -> pa.Table:
     """Persons with their births, and sex, race and ethnicity without a time."""
-    year, month, day = (block.whole(part) for part in _BIRTH_PARTS)
-    parts = (year, pc.fill_null(month, 1), pc.fill_null(day, 1))
-    written = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), "-")
-    born = pc.coalesce(block.times("birth_datetime"), parse_times(written))
+    given, moment = [block.whole(part) for part in _BIRTH_PARTS], block.times("birth_datetime")
+    # what is missing is that of a moment in this year, or 1
+    moment = pc.if_else(pc.equal(pc.year(moment), given[0]), moment, pa.scalar(None, moment.type))
+    own = (pc.year(moment), pc.month(moment), pc.day(moment))
+    parts = (pc.coalesce(*both, pa.scalar(1)) for both in zip(given[1:], own[1:], strict=True))
+    written = pc.binary_join_element_wise(
+        *(part.cast(pa.string()) for part in (given[0], *parts)), "-"
+    )
+    born = block.agreed("birth_datetime", parse_times(written))
     rows = [make_rows(Role.PERSON, base, BIRTH, time=born)]
     for name in _PERSON_CONCEPTS:
         concept = _concept(block, name)
@@ -325,7 +348,7 @@ def _events(
         columns["numeric_value"], columns["text_value"] = _values(block, job)
         keys |= {
             "unit_id": block.whole("unit_concept_id"),
-            "unit": block.text("unit_source_value"),
+            "unit": block.name("unit_source_value"),
             "value_id": block.whole("value_as_concept_id"),
             "numbered": pc.is_valid(columns["numeric_value"]),
         }
@@ -346,8 +369,28 @@ def _events(
         columns["numeric_value"] = pc.if_else(pa.array(is_unmapped), NO_NUMBER, number)
     if spec.end is not None:
         concepts.with_end(code)
+        acute = pc.is_in(few["concept_id"], pa.array(_ACUTE)).combine_chunks()
+        columns |= {"acute": acute.take(pa.array(place)), "died": _died(block, spec)}
     coded = pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks())
-    return make_rows(spec.role, base, coded, **columns)
+    is_early = spec.role is Role.BEGUN and job.settings.known == "earliest"
+    made = make_rows(Role.EVENT if is_early else spec.role, base, coded, **columns)
+    if spec.role is not Role.BEGUN or is_early:
+        return made
+    billed = pc.is_in(block.whole("condition_type_concept_id"), pa.array(_BILLS))
+    role = pc.if_else(billed, int(Role.BILLED), int(Role.BEGUN)).cast(pa.int8())
+    return made.set_column(made.column_names.index("role"), "role", role)
+
+
+def _died(block: Block, spec: EventTable) -> pa.ChunkedArray:
+    """(n,) whether a visit ended by a death; null where its discharge is not said, or is that of a part."""
+    concepts = [block.whole(f"{stem}_concept_id") for stem in _DISCHARGES]
+    concept = pc.max_element_wise(*concepts)
+    word = pc.coalesce(*(block.text(f"{stem}_source_value") for stem in _DISCHARGES))
+    words = pc.fill_null(pc.match_substring_regex(word, _DIED_WORDS), False)
+    is_dead = pc.or_(pc.is_in(concept, pa.array(_DIED)), words)
+    is_known = pc.or_kleene(pc.greater(concept, 0), pc.match_substring_regex(word, "[A-Za-z]"))
+    is_alive = pc.and_(pc.fill_null(is_known, False), spec.role is Role.VISIT)
+    return pc.if_else(pc.or_(is_dead, is_alive), is_dead, pa.scalar(None, pa.bool_()))
 
 
 def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -361,7 +404,7 @@ def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray
         block.rows["value_as_number"] if "value_as_number" in block.rows.column_names else number
     )
     if is_text(cells.type) or pc.any(bound).as_py():
-        written, signs = block.text("value_as_number"), pa.array([*_BOUNDS.values()])
+        written, signs = block.name("value_as_number"), pa.array([*_BOUNDS.values()])
         signed = pc.binary_join_element_wise(signs.take(sign.combine_chunks()), written, "")
         unread = pc.if_else(pc.is_null(number), written, NO_TEXT)
         text = pc.coalesce(text, pc.if_else(bound, signed, unread))
