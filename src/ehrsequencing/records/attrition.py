@@ -1,6 +1,12 @@
-"""Attrition of a task's cohort: counted over shards, stored as `attrition.json`, shown as text, with its warnings."""
+"""Attrition of a task's cohort: counted over shards, stored as `attrition.json`, shown as text, with its warnings.
 
+An end of follow-up is only a claim, so it is held against the rows of people without the event: is it the last event of
+most of them, does it lie years after their last row, do only deaths go on until it, or is it still to come?
+"""
+
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -8,14 +14,36 @@ from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.records.cohort import NEVER, Cohort, cohort_steps
-from ehrsequencing.records.events import DAY_US, opens_run
+from ehrsequencing.records.cohort import (
+    NEVER,
+    Cohort,
+    CohortBuilder,
+    CohortRows,
+    cohort_steps,
+    designed_end,
+)
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    DEATH,
+    STATIC,
+    last_time,
+    opens_run,
+    parse_date_us,
+)
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.visits import Visits
+from ehrsequencing.records.survey import DayCounts
+from ehrsequencing.records.visits import Record, Visits
 
 FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50  # of an interval or a comparison
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
 MUCH_IMMORTAL = 0.05  # share of a landmark's subjects whose first record comes after it, above which a warning is due
+MOST = 0.5  # share of the subjects without the event from which on their rows speak against an end of follow-up
+LONG_DAYS = (
+    730  # after somebody's last row, above which an end by design may have missed that they left
+)
+ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
+FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
 
 
 def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
@@ -28,9 +56,9 @@ def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
 
 
 class Tally:
-    """Counts of one task, step by step, per split."""
+    """Counts of one task, step by step, per split; `ends` are those of `compare_end`."""
 
-    def __init__(self, task: TaskConfig) -> None:
+    def __init__(self, task: TaskConfig, ends: Mapping[str, int] | None = None) -> None:
         self.task, self.steps = task, cohort_steps(task)
         n, reached = len(SPLITS), len(self.steps) + 1
         shapes: dict[str, tuple[int, ...]] = {
@@ -45,6 +73,7 @@ class Tally:
             "ended_by_death": (),  # subjects whose follow-up a death that is no cause ends
         }
         self.counts = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
+        self.follow_up = Counter[str](ends)  # with those of `count_ends`
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the visits."""
@@ -75,6 +104,7 @@ class Tally:
         """Add the counts of other shards."""
         for name, counts in self.counts.items():
             counts += other.counts[name]
+        self.follow_up.update(other.follow_up)
 
     def as_json(self, outcomes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Content of `attrition.json`; `outcomes` are the counts of `choose_outcomes`."""
@@ -84,6 +114,7 @@ class Tally:
             **every,
             "outcomes_that_end_the_record": int(self.counts["ends_record"]),
             "ended_by_death": int(self.counts["ended_by_death"]),
+            "follow_up": dict(self.follow_up),
             "records_before": before,
             "events": events,
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
@@ -188,6 +219,7 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
             "last event: deaths are counted, survival after the last visit is not. Risks are too high."
         )
+    out += end_warnings(task, attrition)
     if attrition.get("ended_by_death"):
         out.append(
             "Some subjects die in follow-up, and death is no cause of the task: it is treated as censoring, so risks "
@@ -201,6 +233,134 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
                 "Take an index that is itself a record, as in {first_visit: true} or {code: X}."
             )
     return out
+
+
+# ---- the end of follow-up --------------------------------------------------------------------------------------------
+
+
+def count_ends(
+    builder: CohortBuilder, record: Record, rows: CohortRows, dataset_end_us: int
+) -> dict[str, int]:
+    """Hold the end of each subject's follow-up against their own rows.
+
+    Args:
+        builder: Of the task.
+        record: A shard.
+        rows: Its prediction times.
+        dataset_end_us: End of the data set.
+
+    Returns:
+        `without_event`: subjects with no event after their first prediction time. `end_on_last_day`: those of them
+        whose code of censoring is on the day of their last other row. `end_years_after`: those of them whose end by
+        design is more than `LONG_DAYS` after their last row.
+    """
+    events, codes = record.events, builder.censoring_codes
+    first = np.flatnonzero(opens_run(rows.subject) & (rows.cause == 0))
+    end_us = np.full(len(record.subject_id), NEVER)
+    end_us[rows.subject[first]] = rows.prediction_us[first] + np.rint(
+        rows.duration_days[first] * DAY_US
+    )
+    is_end = events.time_us == end_us[record.subject]
+    is_end &= codes.events(events) if codes is not None else False
+    is_other = ~builder.marks.events(events) & ~events.is_code(DEATH)
+    code_us, other_us, row_us = (
+        last_time(events, chosen, record.subject, len(end_us))
+        for chosen in (is_end, is_other, ~events.is_code(BIRTH))
+    )
+    is_last = (code_us != STATIC) & (code_us // DAY_US == other_us // DAY_US)
+    is_designed = end_us == designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
+    is_late = is_designed & (end_us != NEVER) & (row_us < end_us - LONG_DAYS * DAY_US)
+    return {
+        "without_event": len(first),
+        "end_on_last_day": int(is_last.sum()),
+        "end_years_after": int(is_late.sum()),
+    }
+
+
+def compare_end(
+    days: DayCounts, end_us: int, *, stated: str | None = None, today: date | None = None
+) -> dict[str, int]:
+    """Hold the end of a data set, or the date that a task states, against the calendar, and deaths against other rows.
+
+    Args:
+        days: Rows by day of the whole data set.
+        end_us: The data's end.
+        stated: The ISO date that takes its place.
+        today: By default the day of this machine.
+
+    Returns:
+        `beyond_today`: 1 where the median subject's last row lies after today, so that the records are not dated by the
+        calendar (they are shifted, or simulated) and nothing is said of today; else 0. `days_after_today`: of the end;
+        `rows_after_today`, and the `subjects_after_today` who have them. `deaths_alone`: days from the last other row
+        to the last death, or to the end if that is earlier.
+    """
+    day = ((today or date.today()) - date(1970, 1, 1)).days
+    end_day = (parse_date_us(stated) if stated else end_us) // DAY_US
+    after = days.day > day
+    is_beyond = bool(2 * days.leaving[after].sum() > days.leaving.sum())
+    after &= not is_beyond
+    last_death, last_other = (
+        int(days.day[rows > 0].max(initial=days.day[0]))
+        for rows in (days.deaths, days.rows - days.deaths)
+    )
+    return {
+        "beyond_today": int(is_beyond),
+        "days_after_today": 0 if is_beyond else max(0, end_day - day),
+        "rows_after_today": int(days.rows[after].sum()),
+        "subjects_after_today": int(days.leaving[after].sum()),
+        "deaths_alone": min(last_death, end_day) - last_other,
+    }
+
+
+def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
+    """What the records say against a task's end of follow-up."""
+    rule, steps = task.censoring, attrition["steps"]
+    ends = Counter[str](attrition.get("follow_up"))  # none of an earlier version: all zero
+    without, same_day, years_after = (
+        ends[name] for name in ("without_event", "end_on_last_day", "end_years_after")
+    )
+    came, left = (step["indexes"] for step in steps[-3:-1])  # before and after "followed up"
+    still_to_come = f"{ends['days_after_today']:,} days after today"
+    is_designed = any((rule.date, rule.age, rule.dataset_end))
+    only_deaths = set().union(*task.outcome.values()) == {DEATH}
+    rules = (
+        (
+            ends["days_after_today"] > 0 and rule.date is None,
+            f"The data's end lies {still_to_come}, and {ends['rows_after_today']:,} rows of "
+            f"{ends['subjects_after_today']:,} subjects lie after today: time that is still to come counts as "
+            "observed, so risks are too low. Remove such rows, and name the day of the export, as in "
+            "data.extracted=2019-12-31.",
+        ),
+        (
+            ends["days_after_today"] > 0 and rule.date is not None,
+            f"censoring.date lies {still_to_come}: nobody has been observed until then. Name a date that has passed.",
+        ),
+        (
+            same_day >= max(1, MOST * without),
+            f"For {same_day:,} of {without:,} subjects without the event, {' or '.join(rule.code or ())} is on the day "
+            "of their last event, so that events after it count and time without one does not: risks are too high. "
+            "Name an end of follow-up that no event sets, as in censoring: {date: 2019-12-31} or {dataset_end: true}.",
+        ),
+        (
+            years_after >= max(1, MOST * without),
+            f"For {years_after:,} of {without:,} subjects without the event, follow-up ends more than two years after "
+            "their last row: if they left, or if dates are shifted, events of that time are missing and risks are too "
+            "low. Name a code that ends their record, or an earlier date, under censoring.",
+        ),
+        (
+            is_designed and not only_deaths and ends["deaths_alone"] > ALONE_DAYS,
+            f"Deaths are recorded for {ends['deaths_alone']:,} days after all other rows: in that time nothing else "
+            "can be observed, so risks of it are too low. End follow-up with the other rows, as in censoring: "
+            "{date: 2019-12-31}.",
+        ),
+        (
+            rule.is_last_event and came - left > FEW_LOST * came,
+            f"The task names no end of follow-up, and nothing follows {came - left:,} of {came:,} indexes: these are "
+            "left out, so that only people to whom something happens are left, and risks are too high. Say when "
+            "follow-up ends, as in censoring: {dataset_end: true}.",
+        ),
+    )
+    return [text for holds, text in rules if holds]
 
 
 def from_index(landmark_days: float) -> str:

@@ -6,6 +6,7 @@ It is `prepare` in a temporary folder, so that both find the same.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +102,25 @@ class DataCheck:
 
 
 def check_data(
-    data: Path, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None = None
+    data: Path,
+    *,
+    study: StudyConfig,
+    tasks: Sequence[TaskConfig],
+    progress: Progress | None = None,
+    today: date | None = None,
 ) -> DataCheck:
-    """Prepare a data set in a temporary folder (`TMPDIR`), and count.
+    """Prepare a data set in a temporary folder (`TMPDIR`), and count; nothing can have happened after `today`.
 
     Raises:
         EhrseqError: `prepare` would refuse the data or a task.
     """
     work = ShardWork.of_study(data, study, tasks)
     with joblib_backend(PROCESSES, None, work.reader.shards) as jobs, private_folder() as folder:
-        found = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True)
+        found = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True, today=today)
         splits = {name: open_arrays(Timelines, folder / "visits" / name) for name in SPLITS}
         known, min_subjects = found["known_training_rows"], study.vocabulary.min_subjects
         facts = {
-            **{name: found[name] for name in ("splits", "rows", "years", "late_rows")},
+            **{name: found[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
             "subjects": {
                 "all": found["subjects"],
                 **{name: len(part) for name, part in splits.items()},
@@ -194,6 +200,11 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     births = f"{subjects['without_birth']:,} without a birth"
     shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
     each = f"{visits['per_subject']:,} a subject, with {visits['codes_per_visit']:,} codes each"
+    years = " to ".join(map(str, facts["years"])) or "no row but births"
+    if facts["calendar"]["beyond_today"]:
+        years += (
+            ", mostly after today: records are not dated by the calendar (shifted, or simulated)"
+        )
     longer = ""
     if long := visits[f"over_{LONG_VISIT_DAYS}_days"]:
         longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days"
@@ -201,7 +212,7 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
         ("splits", _SPLIT_WORDS[facts["splits"]]),
         ("rows", f"{rows['all']:,} {shards}"),
-        ("years", " to ".join(map(str, facts["years"])) or "no row but births"),
+        ("years", years),
         ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
         ("visits", f"{visits['all']:,}{longer}; on average {each}"),
     ]

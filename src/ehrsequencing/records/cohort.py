@@ -24,6 +24,7 @@ from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
+    FOLLOW_UP,
     STATIC,
     first_time,
     last_time,
@@ -174,6 +175,9 @@ class CohortBuilder:
             CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()
         ]
         self.censoring_codes = matcher(task.censoring.code)
+        self.marks = CodeMatcher(  # rows in which nothing happens
+            (BIRTH, *FOLLOW_UP, *(task.censoring.code or ())), parents=parents
+        )
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
         self.index_times: IndexTimes | None = None
@@ -277,7 +281,7 @@ class CohortBuilder:
         for matcher in self.cause_codes:
             is_cause |= matcher.events(events)
         last_other = last_time(
-            events, ~is_cause & ~events.is_code(BIRTH), record.subject, len(t_us)
+            events, ~is_cause & ~self.marks.events(events), record.subject, len(t_us)
         )
         with_event = np.unique(rows.subject[rows.cause > 0])
         if self.task.recurrent:

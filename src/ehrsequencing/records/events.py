@@ -16,6 +16,8 @@ from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, offsets, ra
 from ehrsequencing.core.errors import EhrseqError
 
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
+# of follow-up, under the names that imports and the shared data sets use: they are no news of anybody
+FOLLOW_UP = ("END_OF_FOLLOWUP", "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END")
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 MAX_US = (

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from datetime import date
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,7 +26,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.version import __version__
-from ehrsequencing.records.attrition import Tally, nobody_left
+from ehrsequencing.records.attrition import Tally, compare_end, count_ends, nobody_left
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -106,7 +107,13 @@ def prepare(
 
 
 def fill(
-    folder: Path, work: "ShardWork", *, jobs: int, progress: Progress | None, allow_empty: bool
+    folder: Path,
+    work: "ShardWork",
+    *,
+    jobs: int,
+    progress: Progress | None,
+    allow_empty: bool,
+    today: date | None = None,
 ) -> dict[str, Any]:
     """Write everything of a prepared set but its manifest into a folder; returns the manifest's facts."""
     work.folder, reader = folder, work.reader
@@ -125,7 +132,8 @@ def fill(
     write_json(folder / _KEPT / _CODES, codes)
 
     # rows → visits, prediction times and labels, encoded
-    tallies = {builder.task.name: Tally(builder.task) for builder in work.builders}
+    ends = partial(compare_end, found.days, found.end_us, today=today)
+    tallies = {task.name: Tally(task, ends(stated=task.censoring.date)) for task in work.tasks}
     items = ((shards, found.end_us) for shards in ranges(found.part.kept, n_ranges))
     with ExitStack() as stack:
         writer = ArrayAppender(stack)
@@ -157,6 +165,7 @@ def fill(
         **_facts(work, found),
         "vocabulary": vocabulary.digest,
         "tasks": [task.name for task in work.tasks],
+        "calendar": ends(),
         "known_training_rows": fit.known_share(vocabulary),
         "fixes": {name: count for name, count in fixes.items() if count},
     }
@@ -287,6 +296,7 @@ class ShardWork:
             fixes["after_censoring"] += cohort.after_censoring
             tally = Tally(builder.task)
             tally.add_cohort(cohort, split, record.visits)
+            tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
             rows = encode_rows(record, cohort.rows, self._vocabulary)
             found = builder.outcomes.find(record) if builder.outcomes else None
             outcomes = [found.take(part) for part in parts] if found else []
