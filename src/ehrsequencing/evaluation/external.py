@@ -26,7 +26,7 @@ from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run, refuse_shared
-from ehrsequencing.records.attrition import Tally, compare_end, count_ends, end_warnings
+from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import LateRows, MedsReader
@@ -88,8 +88,7 @@ def read_external(
         what = f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)})"
         fix = "map its codes to those of the data that the run was trained on"
         raise EhrseqError(f"{what}, and {known}", where=str(data), fix=fix)
-    ends = compare_end(found.days, found.end_us, stated=task.censoring.date)
-    end_us, tally = found.end_us, Tally(task, ends)
+    end_us, tally = found.end_us, Tally(task)
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
@@ -97,7 +96,6 @@ def read_external(
             cohort = encoder.builder.build(record, dataset_end_us=end_us)
             no_split = np.zeros(len(record.subject_id), dtype=np.int8)
             tally.add_cohort(cohort, no_split, record.visits)
-            tally.follow_up.update(count_ends(encoder.builder, record, cohort.rows, end_us))
             yield replace(encoder.encode(record, cohort.rows), outcomes=None)
 
     with private_folder() as folder:  # its files may be removed while they are mapped
@@ -234,7 +232,6 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
             f"A few rows come after {found.late.gap_days:,} days without any row. They were left out and do not move "
             "the data's end. Set data.extracted to state it."
         )
-    warnings += end_warnings(task, population.attrition)
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
     common = [
         {"code": code, "subjects": count}

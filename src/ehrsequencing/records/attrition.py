@@ -6,7 +6,6 @@ most of them, does it lie years after their last row, do only deaths go on until
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import date
 from typing import Any
 
 import numpy as np
@@ -260,16 +259,18 @@ def count_ends(
     end_us[rows.subject[first]] = rows.prediction_us[first] + np.rint(
         rows.duration_days[first] * DAY_US
     )
-    is_end = events.time_us == end_us[record.subject]
-    is_end &= codes.events(events) if codes is not None else False
-    is_other = ~builder.marks.events(events) & ~events.is_code(DEATH)
+    is_end = codes.events(events) if codes is not None else np.zeros(len(events), dtype=bool)
     code_us, other_us, row_us = (
         last_time(events, chosen, record.subject, len(end_us))
-        for chosen in (is_end, is_other, ~events.is_code(BIRTH))
+        for chosen in (
+            is_end & (events.time_us == end_us[record.subject]),
+            ~builder.marks.events(events) & ~events.is_code(DEATH),
+            ~events.is_code(BIRTH),
+        )
     )
     is_last = (code_us != STATIC) & (code_us // DAY_US == other_us // DAY_US)
-    is_designed = end_us == designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
-    is_late = is_designed & (end_us != NEVER) & (row_us < end_us - LONG_DAYS * DAY_US)
+    designed_us = designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
+    is_late = (designed_us == end_us) & (row_us < end_us - LONG_DAYS * DAY_US) & (end_us != NEVER)
     return {
         "without_event": len(first),
         "end_on_last_day": int(is_last.sum()),
@@ -278,7 +279,7 @@ def count_ends(
 
 
 def compare_end(
-    days: DayCounts, end_us: int, *, stated: str | None = None, today: date | None = None
+    days: DayCounts, end_us: int, *, stated: str | None = None, today: str | None = None
 ) -> dict[str, int]:
     """Hold the end of a data set, or the date that a task states, against the calendar, and deaths against other rows.
 
@@ -286,7 +287,7 @@ def compare_end(
         days: Rows by day of the whole data set.
         end_us: The data's end.
         stated: The ISO date that takes its place.
-        today: By default the day of this machine.
+        today: An ISO date; by default the day of this machine's clock.
 
     Returns:
         `beyond_today`: 1 where the median subject's last row lies after today, so that the records are not dated by the
@@ -294,7 +295,7 @@ def compare_end(
         `rows_after_today`, and the `subjects_after_today` who have them. `deaths_alone`: days from the last other row
         to the last death, or to the end if that is earlier.
     """
-    day = ((today or date.today()) - date(1970, 1, 1)).days
+    day = int(np.datetime64(today or "today", "D").astype(np.int64))
     end_day = (parse_date_us(stated) if stated else end_us) // DAY_US
     after = days.day > day
     is_beyond = bool(2 * days.leaving[after].sum() > days.leaving.sum())
@@ -320,20 +321,18 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
         ends[name] for name in ("without_event", "end_on_last_day", "end_years_after")
     )
     came, left = (step["indexes"] for step in steps[-3:-1])  # before and after "followed up"
-    still_to_come = f"{ends['days_after_today']:,} days after today"
-    is_designed = any((rule.date, rule.age, rule.dataset_end))
-    only_deaths = set().union(*task.outcome.values()) == {DEATH}
     rules = (
         (
             ends["days_after_today"] > 0 and rule.date is None,
-            f"The data's end lies {still_to_come}, and {ends['rows_after_today']:,} rows of "
-            f"{ends['subjects_after_today']:,} subjects lie after today: time that is still to come counts as "
+            f"The data's end lies {ends['days_after_today']:,} days after today, and {ends['rows_after_today']:,} rows "
+            f"of {ends['subjects_after_today']:,} subjects lie after today: time that is still to come counts as "
             "observed, so risks are too low. Remove such rows, and name the day of the export, as in "
             "data.extracted=2019-12-31.",
         ),
         (
             ends["days_after_today"] > 0 and rule.date is not None,
-            f"censoring.date lies {still_to_come}: nobody has been observed until then. Name a date that has passed.",
+            f"censoring.date lies {ends['days_after_today']:,} days after today: nobody has been observed until then. "
+            "Name a date that has passed.",
         ),
         (
             same_day >= max(1, MOST * without),
@@ -348,7 +347,10 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             "low. Name a code that ends their record, or an earlier date, under censoring.",
         ),
         (
-            is_designed and not only_deaths and ends["deaths_alone"] > ALONE_DAYS,
+            # a registry of deaths may outlive the records where death is all that is asked
+            any((rule.date, rule.age, rule.dataset_end))
+            and set().union(*task.outcome.values()) != {DEATH}
+            and ends["deaths_alone"] > ALONE_DAYS,
             f"Deaths are recorded for {ends['deaths_alone']:,} days after all other rows: in that time nothing else "
             "can be observed, so risks of it are too low. End follow-up with the other rows, as in censoring: "
             "{date: 2019-12-31}.",

@@ -6,7 +6,6 @@ It is `prepare` in a temporary folder, so that both find the same.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -102,21 +101,16 @@ class DataCheck:
 
 
 def check_data(
-    data: Path,
-    *,
-    study: StudyConfig,
-    tasks: Sequence[TaskConfig],
-    progress: Progress | None = None,
-    today: date | None = None,
+    data: Path, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None = None
 ) -> DataCheck:
-    """Prepare a data set in a temporary folder (`TMPDIR`), and count; nothing can have happened after `today`.
+    """Prepare a data set in a temporary folder (`TMPDIR`), and count.
 
     Raises:
         EhrseqError: `prepare` would refuse the data or a task.
     """
     work = ShardWork.of_study(data, study, tasks)
     with joblib_backend(PROCESSES, None, work.reader.shards) as jobs, private_folder() as folder:
-        found = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True, today=today)
+        found = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True)
         splits = {name: open_arrays(Timelines, folder / "visits" / name) for name in SPLITS}
         known, min_subjects = found["known_training_rows"], study.vocabulary.min_subjects
         facts = {
@@ -200,19 +194,16 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     births = f"{subjects['without_birth']:,} without a birth"
     shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
     each = f"{visits['per_subject']:,} a subject, with {visits['codes_per_visit']:,} codes each"
-    years = " to ".join(map(str, facts["years"])) or "no row but births"
+    longer = undated = ""
     if facts["calendar"]["beyond_today"]:
-        years += (
-            ", mostly after today: records are not dated by the calendar (shifted, or simulated)"
-        )
-    longer = ""
+        undated = ", mostly after today: dates are not those of the calendar"
     if long := visits[f"over_{LONG_VISIT_DAYS}_days"]:
         longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days"
     lines = [
         ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
         ("splits", _SPLIT_WORDS[facts["splits"]]),
         ("rows", f"{rows['all']:,} {shards}"),
-        ("years", years),
+        ("years", (" to ".join(map(str, facts["years"])) or "no row but births") + undated),
         ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
         ("visits", f"{visits['all']:,}{longer}; on average {each}"),
     ]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -107,13 +106,7 @@ def prepare(
 
 
 def fill(
-    folder: Path,
-    work: "ShardWork",
-    *,
-    jobs: int,
-    progress: Progress | None,
-    allow_empty: bool,
-    today: date | None = None,
+    folder: Path, work: "ShardWork", *, jobs: int, progress: Progress | None, allow_empty: bool
 ) -> dict[str, Any]:
     """Write everything of a prepared set but its manifest into a folder; returns the manifest's facts."""
     work.folder, reader = folder, work.reader
@@ -132,7 +125,7 @@ def fill(
     write_json(folder / _KEPT / _CODES, codes)
 
     # rows → visits, prediction times and labels, encoded
-    ends = partial(compare_end, found.days, found.end_us, today=today)
+    ends = partial(compare_end, found.days, found.end_us)
     tallies = {task.name: Tally(task, ends(stated=task.censoring.date)) for task in work.tasks}
     items = ((shards, found.end_us) for shards in ranges(found.part.kept, n_ranges))
     with ExitStack() as stack:
