@@ -101,3 +101,12 @@ def test_patterns_of_task_files_and_words_that_come_close(tmp_path: Path) -> Non
     assert max(map(len, done.stdout.splitlines()[:4])) <= 100
     told = json.loads(ehrseq("codes", data, "icd10", "--top", "2", "--json").stdout)["result"]
     assert [one["subjects"] for one in told["codes"]] == [15, 12, 0, 0, 0]
+
+
+def test_visits_are_found_by_what_they_are(tmp_path: Path) -> None:
+    codes = ("OMOP//9201", "OMOP//9201//END", "OMOP//8870", "Visit//IP", "OMOP//92010", "LAB//9201", "OMOP//9201//PART")
+    data = write_meds(tmp_path, rows_of(dict.fromkeys(codes, 20)))
+    found = {one.code: one.description for one in find_codes(data, "inpatient")}
+    stays = ("OMOP//9201", "OMOP//9201//END", "OMOP//9201//PART", "Visit//IP")
+    assert found == dict.fromkeys(stays, "Inpatient Visit")
+    assert [one.code for one in find_codes(data, "emergency")] == ["OMOP//8870"]

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.code_search import NAMES, find_roles, suggest
+from ehrsequencing.records.codes import CodeMatcher
 from helpers.command_line import ehrseq
 from helpers.meds import Row, record, us, write_meds
 
@@ -66,7 +68,18 @@ def test_what_does_not_fit_says_why(tmp_path: Path) -> None:
     ("codes", "admission", "discharge"),
     [
         (["ICU_ADMISSION//M", "ICU_DISCHARGE//M"], "'ICU_ADMISSION*'", "'ICU_DISCHARGE*'"),
-        (["OMOP//262", "OMOP//262//END", "ICU_ADMISSION"], "['OMOP//9201', 'OMOP//262']", None),
+        (
+            ["OMOP//262", "OMOP//262//END", "ICU_ADMISSION"],
+            "['OMOP//9201', 'OMOP//262', 'OMOP//8717', 'OMOP//8971']",
+            "['OMOP//9201//END', 'OMOP//262//END', 'OMOP//8717//END', 'OMOP//8971//END']",
+        ),
+        (
+            ["Visit//IP", "Visit//IP//END", "Visit//ER", "OMOP//32037"],
+            "['Visit//IP', 'Visit//ERIP', 'CMS Place of Service//21', 'CMS Place of Service//51']",
+            "['Visit//IP//END', 'Visit//ERIP//END', 'CMS Place of Service//21//END', 'CMS Place of Service//51//END']",
+        ),
+        (["OMOP//581383", "OMOP//9203"], "['OMOP//32037', 'OMOP//581379', 'OMOP//581382', 'OMOP//581383']", None),
+        (["ADMISSION//ER", "HOSPITAL_DISCHARGE//HOME"], "'ADMISSION*'", "['DISCHARGE*', 'HOSPITAL_DISCHARGE*']"),
         (["ENCOUNTER//inpatient", "ENCOUNTER//inpatient//END"], "'ENCOUNTER//inpatient'", None),
         (["STAY//ADMISSION", "STAY//DISCHARGE"], "'STAY//ADMISSION'", "'STAY//DISCHARGE'"),
     ],
@@ -85,3 +98,59 @@ def test_codes_are_common_but_not_everybodys(tmp_path: Path) -> None:
     assert found["CENSORING"] == "{dataset_end: true}"
     assert "DEATH" not in found
     assert find_roles({"END_OF_FOLLOWUP": 30}, {}, subjects=40)["CENSORING"] == "{code: END_OF_FOLLOWUP}"
+
+
+@pytest.mark.parametrize("code", ["Visit//IP", "OMOP//9201", "ENCOUNTER//inpatient"])
+def test_parts_of_a_stay_are_no_admissions(code: str) -> None:
+    parts = [f"{code}//PART", f"{code}//PART//END"]
+    assert "ADMISSION" not in find_roles(dict.fromkeys(parts, 50), {}, subjects=100)
+    patterns = find_roles(dict.fromkeys([code, f"{code}//END", *parts], 50), {}, subjects=100)
+    for role in ("ADMISSION", "DISCHARGE"):
+        wanted = yaml.safe_load(patterns[role])
+        matcher = CodeMatcher([wanted] if isinstance(wanted, str) else wanted)
+        assert matcher(code if role == "ADMISSION" else f"{code}//END")
+        assert not any(map(matcher, parts))
+
+
+def test_a_diagnosis_of_snomed_without_its_kind_comes_after_those_with_it() -> None:
+    people = {"SNOMED//1": 30, "SNOMED//2": 40, "SNOMED//3": 20}
+    texts = {"SNOMED//1": "Asthma", "SNOMED//2": "Check-up encounter", "SNOMED//3": "Gout (disorder)"}
+    assert find_roles(people, texts, subjects=100)["DIAGNOSIS"] == "'SNOMED//3'"
+    assert find_roles(people, texts | {"SNOMED//3": ""}, subjects=100)["DIAGNOSIS"] == "'SNOMED//1'"
+
+
+def stays_of(years: int, codes: tuple[str, str] = ("HOSPITAL_ADMISSION", "HOSPITAL_DISCHARGE")) -> list[Row]:
+    """40 people with one stay, or two, each of them within as many years as given; 15 die."""
+    rows: list[Row] = []
+    for who in range(40):
+        start, (begin, end) = 365 * (who * years // 40), codes
+        text = f"{start} {begin}, {start + 3} {end}, {start + 4} Visit//ER, {start + 4} Visit//ER//END"
+        text += f", {start + 20} {begin}, {start + 24} {end}" if who % 2 else ""
+        rows += record(who, text + (f", {start + 90} MEDS_DEATH" if who % 8 < 3 else ""), start=us("2100-01-01"))
+    return rows
+
+
+def test_doubts_of_shifted_dates_stand_in_the_file(tmp_path: Path) -> None:
+    found = {one.name: one for one in suggest(write_meds(tmp_path / "shifted", stays_of(80)))}
+    short, long = found["readmission"].text, found["death_after_admission"].text
+    assert "\n# Doubt: for most of the 25 living people" in short
+    assert "\ncensoring: {dataset_end: true}" in short
+    assert "\n# Doubt: for most of the 25 living people" in long
+    assert "\ncensoring:" not in long
+    assert "\n# censoring: {dataset_end: true}" in long
+    (tmp_path / "task.yaml").write_text(long)
+    assert load_task(tmp_path / "task.yaml").censoring.is_last_event
+    for one in suggest(write_meds(tmp_path / "plain", stays_of(1))):
+        assert "Doubt" not in one.text
+        assert one.missing or "\ncensoring: {dataset_end: true}" in one.text
+
+
+def test_what_a_template_covers_and_which_visits_it_leaves_out(tmp_path: Path) -> None:
+    rows = stays_of(1, ("Visit//IP", "Visit//IP//END"))
+    rows += [Row(who, us("2101-01-01"), "Visit//ERIP") for who in range(35, 45)]
+    rows += [Row(who, us("2101-01-01"), "OMOP//9201//PART") for who in range(20)]
+    found = {one.name: one.covers for one in suggest(write_meds(tmp_path, rows))}
+    assert found["readmission"] == "45 people, 70 stays; visits left out: Visit//ER Emergency Room Visit (40)"
+    assert found["first_diagnosis"] == ""
+    done = ehrseq("check", tmp_path, "--suggest")
+    assert "45 people, 70 stays; visits left out" in done.output

@@ -248,8 +248,14 @@ def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
     for one in found:
         none = f" (no code of {' or of '.join(one.missing)} was found)" if one.missing else ""
         say(f"{'no  ' if none else 'fits'}  {one.name:<21}  {one.title}{none}")
+        if one.covers:
+            say(f"      {one.covers}")
     fits = [one for one in found if one.text]
-    result = {"templates": [{"name": one.name, "missing": one.missing} for one in found]}
+    result = {
+        "templates": [
+            {"name": one.name, "missing": one.missing, "covers": one.covers} for one in found
+        ]
+    }
     if not fits:
         say("No template fits. Look for codes of your question, and write a task file with them.")
         finish(wrote={}, then=["codes", data, "TEXT"], result=result)

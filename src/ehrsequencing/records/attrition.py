@@ -1,5 +1,6 @@
 """Attrition of a task's cohort: counted over shards, stored as `attrition.json`, shown as text, with its warnings."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,19 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.config.task import CensoringConfig
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.records.cohort import ENDINGS, Cohort, cohort_steps
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
     NEVER,
-    PERIOD_END,
     last_time,
     opens_run,
 )
+from ehrsequencing.records.follow_up import end_warnings, unknown_ends
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.visits import Record, count_at_or_before
 
@@ -38,9 +37,9 @@ def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
 
 
 class Tally:
-    """Counts of one task, step by step, per split."""
+    """Counts of one task, step by step, per split; `ends` are those of `compare_end`."""
 
-    def __init__(self, task: TaskConfig) -> None:
+    def __init__(self, task: TaskConfig, ends: Mapping[str, int] | None = None) -> None:
         self.task, self.steps = task, cohort_steps(task)
         n, reached = len(SPLITS), len(self.steps) + 1
         shapes: dict[str, tuple[int, ...]] = {
@@ -62,6 +61,7 @@ class Tally:
             "rows_unobserved": (n,),
         }
         self.counts = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
+        self.follow_up = Counter[str](ends)  # with those of `count_ends`
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], record: Record) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the records."""
@@ -107,6 +107,7 @@ class Tally:
         """Add the counts of other shards."""
         for name, counts in self.counts.items():
             counts += other.counts[name]
+        self.follow_up.update(other.follow_up)
 
     def as_json(self, outcomes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Content of `attrition.json`; `outcomes` are the counts of `choose_outcomes`."""
@@ -116,6 +117,7 @@ class Tally:
             **every,
             "outcomes_that_end_the_record": int(self.counts["ends_record"]),
             "ended_by_death": every["followed"]["death"],
+            "follow_up": dict(self.follow_up),
             "records_before": before,
             "events": events,
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
@@ -258,13 +260,14 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
             "last event: deaths are counted, survival after the last visit is not. Risks are too high."
         )
+    out += end_warnings(task, attrition)
     if attrition.get("ended_by_death"):
         out.append(
             "Some subjects die in follow-up, and death is no cause of the task: it is treated as censoring, so risks "
             "are too high. List it, as in competing: {death: MEDS_DEATH}."
         )
     if task.censoring.code and "followed" in attrition:
-        out += _unknown_ends(task, attrition["followed"])
+        out += unknown_ends(task, attrition["followed"])
     for row in attrition.get("records_before", []):
         if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
             out.append(
@@ -272,33 +275,6 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
                 "later: they are in the data because they lived to be recorded (immortal time), so risks are too low. "
                 "Take an index that is itself a record, as in {first_visit: true} or {code: X}."
             )
-    return out
-
-
-def _unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:
-    """What the code of `censoring` does not tell."""
-    out, rule, code = list[str](), task.censoring, " or ".join(task.censoring.code or ())
-    without = counts["alive_without_code"] + counts["died_without_code"]
-    by_last_event = rule == CensoringConfig(code=rule.code, start=rule.start)
-    if by_last_event and without and (counts["other"] or counts["died_with_code"]):
-        out.append(
-            f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
-            "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
-            "survival after it is not. Risks are too high."
-        )
-    is_record = task.index.code is not None or task.index.first_visit
-    if not is_record and counts["died_without_code"] and not counts["died_with_code"]:
-        out.append(
-            f"Nobody who died has {code}, and the index is not itself a record: people who left before their index and "
-            "died later cannot be distinguished from people who stayed, so they may be in the cohort because they "
-            "died. Take an index that is a record, as in {first_visit: true} or {code: X}."
-        )
-    if counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code:
-        out.append(
-            f"Some people whose index comes after their last {code} have rows other than a death after the index. If "
-            "they were under observation again, name the code at which that begins, as in "
-            f"censoring: {{code: {code}, start: X}}."
-        )
     return out
 
 

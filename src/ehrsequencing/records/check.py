@@ -119,7 +119,7 @@ def check_data(
         splits = {name: open_arrays(Timelines, folder / "visits" / name) for name in SPLITS}
         known, min_subjects = found["known_training_rows"], study.vocabulary.min_subjects
         facts = {
-            **{name: found[name] for name in ("splits", "rows", "years", "late_rows")},
+            **{name: found[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
             "subjects": {
                 "all": found["subjects"],
                 **{name: len(part) for name, part in splits.items()},
@@ -199,14 +199,16 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     births = f"{subjects['without_birth']:,} without a birth"
     shards = f"in {rows['shards']:,} shards; {rows['static']:,} without a time, {rows['with_number']:,} with a number"
     each = f"{visits['per_subject']:,} a subject, with {visits['codes_per_visit']:,} codes each"
-    longer = ""
+    longer = undated = ""
+    if facts["calendar"]["beyond_today"]:
+        undated = ", mostly after today: dates are not those of the calendar"
     if long := visits[f"over_{LONG_VISIT_DAYS}_days"]:
         longer = f"; {long:,} longer than {LONG_VISIT_DAYS} days"
     lines = [
         ("subjects", f"{subjects['all']:,} ({by_split}); {births}"),
         ("splits", _SPLIT_WORDS[facts["splits"]]),
         ("rows", f"{rows['all']:,} {shards}"),
-        ("years", " to ".join(map(str, facts["years"])) or "no row but births"),
+        ("years", (" to ".join(map(str, facts["years"])) or "no row but births") + undated),
         ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
         ("visits", f"{visits['all']:,}{longer}; on average {each}"),
     ]

@@ -21,11 +21,48 @@ from ehrsequencing.records.codes import (
     read_parents,
     what_comes_close,
 )
-from ehrsequencing.records.events import DEATH
+from ehrsequencing.records.events import DAY_US, DEATH
+from ehrsequencing.records.follow_up import LONG_DAYS, MOST
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.survey import CodeCounts, Progress, Steps, survey
 
 FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
+# What OMOP's visits are, by the names that imports give them without the vocabulary and with it
+_VISITS = {
+    "OMOP//9201": "Inpatient Visit",
+    "Visit//IP": "Inpatient Visit",
+    "Visit/IP": "Inpatient Visit",
+    "OMOP//262": "Emergency Room and Inpatient Visit",
+    "Visit//ERIP": "Emergency Room and Inpatient Visit",
+    "Visit/ERIP": "Emergency Room and Inpatient Visit",
+    "OMOP//9203": "Emergency Room Visit",
+    "Visit//ER": "Emergency Room Visit",
+    "Visit/ER": "Emergency Room Visit",
+    "OMOP//9202": "Outpatient Visit",
+    "Visit//OP": "Outpatient Visit",
+    "Visit/OP": "Outpatient Visit",
+    "OMOP//42898160": "Non-hospital institution Visit",
+    "OMOP//8717": "Inpatient Hospital",
+    "OMOP//8971": "Inpatient Psychiatric Facility",
+    "OMOP//8920": "Comprehensive Inpatient Rehabilitation Facility",
+    "OMOP//32037": "Intensive Care",
+    "OMOP//581379": "Inpatient Critical Care Facility",
+    "OMOP//581382": "Inpatient Intensive Care Facility",
+    "OMOP//581383": "Inpatient Cardiac Care Facility",
+    "OMOP//581384": "Inpatient Nursery",
+    "OMOP//581385": "Observation Room",
+    "OMOP//8870": "Emergency Room - Hospital",
+    "OMOP//8782": "Urgent Care Facility",
+    "OMOP//8883": "Ambulatory Surgical Center",
+    "OMOP//8756": "Outpatient Hospital",
+    "OMOP//8940": "Office",
+    "OMOP//8863": "Skilled Nursing Facility",
+    "OMOP//8676": "Nursing Facility",
+    "OMOP//8546": "Hospice",
+    "OMOP//581476": "Home Visit",
+    "OMOP//581477": "Office Visit",
+    "OMOP//38004207": "Ambulatory Clinic / Center",
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +118,7 @@ def find_codes(
             continue
         few = is_real and 0 < people < SMALLEST_COUNT
         shown = (f"<{SMALLEST_COUNT}", None) if few else (people, counts.rows[code])
-        found.append(FoundCode(code, descriptions.get(code, ""), *shown))
+        found.append(FoundCode(code, _describe(code, descriptions), *shown))
     if not found:
         known = listed if is_real else listed.union(subjects)
         words = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
@@ -98,6 +135,12 @@ def find_codes(
     )
 
 
+def _describe(code: str, descriptions: Mapping[str, str]) -> str:
+    """What a code is, or what the visit is that it ends or is a part of; empty where nothing says so."""
+    whole = code.removesuffix("//END").removesuffix("//PART")
+    return descriptions.get(code) or descriptions.get(whole) or _VISITS.get(whole, "")
+
+
 def _filter(
     text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
 ) -> Callable[[str], bool]:
@@ -107,7 +150,7 @@ def _filter(
     words = text.casefold().split()
 
     def fits(code: str) -> bool:
-        place = f"{code} {descriptions.get(code, '')}".casefold()
+        place = f"{code} {_describe(code, descriptions)}".casefold()
         return all(word in place for word in words)
 
     return fits
@@ -129,18 +172,37 @@ _WORDS = {
     "DIAGNOSIS": "a diagnosis",
     "TREATMENT": "a treatment",
 }
-# what begins a stay and what ends it, hospital stays before those in intensive care
+# What begins a stay and what ends it, hospital stays before those in intensive care. Visits of imports end with
+# their own code and //END; parts of them (//PART) match nothing here.
+_STAY_VISITS = (
+    ("ENCOUNTER//inpatient",),
+    ("OMOP//9201", "OMOP//262", "OMOP//8717", "OMOP//8971"),
+    ("Visit//IP", "Visit//ERIP", "CMS Place of Service//21", "CMS Place of Service//51"),
+    ("Visit/IP", "Visit/ERIP"),
+    ("OMOP//32037", "OMOP//581379", "OMOP//581382", "OMOP//581383"),
+)
+_VISIT_PREFIXES = ("ENCOUNTER//", "Visit/", "CMS Place of Service//", "ED_REGISTRATION")
 _STAYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("HOSPITAL_ADMISSION*",), ("HOSPITAL_DISCHARGE*",)),
-    (("ENCOUNTER//inpatient",), ("ENCOUNTER//inpatient//END",)),
-    (("OMOP//9201", "OMOP//262"), ("OMOP//9201//END", "OMOP//262//END")),
-    (("ADMISSION*",), ("DISCHARGE*",)),
+    *((codes, tuple(f"{code}//END" for code in codes)) for codes in _STAY_VISITS),
+    (("ADMISSION*",), ("DISCHARGE*", "HOSPITAL_DISCHARGE*")),
     (("STAY//ADMISSION",), ("STAY//DISCHARGE",)),
     (("ICU_ADMISSION*",), ("ICU_DISCHARGE*",)),
 )
+# What templates say where people leave unnoticed, or dates are shifted: then the data's end is wrong, and so is the
+# last event. With horizons of days and weeks the data's end is the lesser error, and the only one after a discharge,
+# which nothing follows where nobody comes back. Else the line is left out: it becomes a comment.
+_DOUBT = """# Doubt: for most of the {:,} living people the last row is over two years before the data's end. They
+# left, or dates are shifted. Whoever is not seen again counts as followed without the event.
+"""
+_OMITTED = """# Doubt: for most of the {:,} living people the last row is over two years before the data's end. They
+# left, or dates are shifted. So censoring is left out: the last event ends each follow-up, and risks are too high.
+# Name a code or a date, if there is one that ends it.
+# """
 _DEATHS = (DEATH, "HOSPITAL_DISCHARGE//DIED")
 _ENDS = ("END_OF_FOLLOWUP", "OBSERVATION_PERIOD_END")
 _DIAGNOSES = re.compile(r"(ICD|DIAGNOSIS//|DX//|CONDITION//)|.*\(disorder\)$")
+_SNOMED = re.compile(r"SNOMED//?(?!.*(procedure|encounter|finding|situation|visit))")
 _TREATMENTS = re.compile(r"RX//|RxNorm//|MEDICATION//(START//)?|ATC//|NDC//|DRUG//")
 
 
@@ -153,12 +215,15 @@ class Suggestion:
         title: Its question.
         missing: What the data has no code of; empty where the template fits.
         text: The task file, filled in; empty where it does not fit.
+        covers: The people and the stays that it is about, and the visits that it leaves out; empty where it is about
+            no stays.
     """
 
     name: str
     title: str
     missing: tuple[str, ...]
     text: str
+    covers: str
 
 
 def suggest(
@@ -175,9 +240,17 @@ def suggest(
         EhrseqError: The data cannot be read.
     """
     reader = MedsReader(data, settings)
-    found = survey(reader, CodeCounts, Steps(reader, 0, progress))
+    groups = [CodeMatcher(begins) for begins, _ in _STAYS]
+    found = survey(reader, lambda: CodeCounts(groups), Steps(reader, 0, progress))
     people = {code: n for code, n in found.part.subjects.items() if n >= SMALLEST_COUNT}
     codes = find_roles(people, read_descriptions(data), subjects=len(found.subject_id))
+    living = found.days.leaving - found.days.deaths
+    gone = living[found.days.day < found.end_us // DAY_US - LONG_DAYS].sum()
+    if gone >= MOST * living.sum() and "{code:" not in codes["CENSORING"]:
+        codes |= {
+            "DOUBT": _DOUBT.format(living.sum()),
+            "OMITTED": _OMITTED.format(living.sum()),
+        }
     suggestions = []
     for name in NAMES:
         path = files("ehrsequencing.config") / "templates" / f"{name}.yaml"
@@ -186,8 +259,24 @@ def suggest(
         missing = tuple(_WORDS[role] for role in wanted if role not in codes)
         title = text.partition("\n")[0].removeprefix("# ")
         filled = "" if missing else Template(text).substitute(codes)
-        suggestions.append(Suggestion(name, title, missing, filled))
+        covers = _covers(found.part, people, codes) if filled and "ADMISSION" in wanted else ""
+        suggestions.append(Suggestion(name, title, missing, filled, covers))
     return suggestions
+
+
+def _covers(counts: CodeCounts, people: Mapping[str, int], roles: Mapping[str, str]) -> str:
+    """People and stays with one of the codes that stand for an admission, and the other visits."""
+    place = [_as_yaml(begins) for begins, _ in _STAYS].index(roles["ADMISSION"])
+    is_stay = counts.groups[place]
+    others = [
+        " ".join(filter(None, (code, _VISITS.get(code), f"({counts.rows[code]:,})")))
+        for code in sorted(people)
+        if (code in _VISITS or code.startswith(_VISIT_PREFIXES))
+        and not (is_stay(code) or code.endswith(("//END", "//PART")))
+    ]
+    stays = sum(rows for code, rows in counts.rows.items() if is_stay(code))
+    left_out = f"; visits left out: {', '.join(others)}" if others else ""
+    return f"{counts.people[place]:,} people, {stays:,} stays{left_out}"
 
 
 def find_roles(
@@ -201,7 +290,11 @@ def find_roles(
         subjects: People in the data set.
     """
     end = next((code for code in _ENDS if code in people), None)
-    roles = {"CENSORING": f"{{code: {end}}}" if end else "{dataset_end: true}"}
+    roles = {
+        "CENSORING": f"{{code: {end}}}" if end else "{dataset_end: true}",
+        "DOUBT": "",
+        "OMITTED": "",
+    }
     if deaths := [code for code in _DEATHS if code in people]:
         roles["DEATH"] = _as_yaml(deaths)
     for admission, discharge in _STAYS:
@@ -218,7 +311,7 @@ def find_roles(
 
     diagnosis = commonest(
         lambda c: _DIAGNOSES.match(c) or _DIAGNOSES.match(descriptions.get(c, ""))
-    )
+    ) or commonest(lambda c: _SNOMED.match(f"{c} {descriptions.get(c, '').lower()}"))
     treatment = commonest(_TREATMENTS.match)
     roles |= {"DIAGNOSIS": _as_yaml(diagnosis)} if diagnosis else {}
     roles |= {"TREATMENT": _as_yaml(treatment)} if treatment else {}

@@ -24,6 +24,7 @@ from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
     DEATH,
+    FOLLOW_UP,
     NEVER,
     PERIOD_END,
     PERIOD_START,
@@ -174,6 +175,9 @@ class CohortBuilder:
         is_period = self.censoring_codes is not None and self.censoring_codes(PERIOD_END)
         starts = task.censoring.start or ((PERIOD_START,) if is_period else None)
         self.start_codes = matcher(starts)
+        self.marks = CodeMatcher(  # rows in which nothing happens
+            (BIRTH, *FOLLOW_UP, *(task.censoring.code or ())), parents=parents
+        )
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
         self.index_times: IndexTimes | None = None
@@ -283,7 +287,7 @@ class CohortBuilder:
         for matcher in self.cause_codes:
             is_cause |= matcher.events(events)
         last_other = last_time(
-            events, ~is_cause & ~events.is_code(BIRTH), record.subject, len(t_us)
+            events, ~is_cause & ~self.marks.events(events), record.subject, len(t_us)
         )
         with_event = np.unique(rows.subject[rows.cause > 0])
         if self.task.recurrent:

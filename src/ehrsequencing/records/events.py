@@ -18,6 +18,8 @@ from ehrsequencing.core.errors import EhrseqError
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 # what imports write where a period under observation begins and ends
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
+# of follow-up, under the names that imports and the shared data sets use: they are no news of anybody
+FOLLOW_UP = ("END_OF_FOLLOWUP", PERIOD_START, PERIOD_END)
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
 NEVER = np.iinfo(np.int64).max
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000

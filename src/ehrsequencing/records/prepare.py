@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -30,6 +30,7 @@ from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parent
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events, KeptRows, keep, ranges, read_kept
+from ehrsequencing.records.follow_up import compare_end, count_ends
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS, LateRows, MedsReader
 from ehrsequencing.records.outcomes import choose_outcomes
@@ -125,7 +126,8 @@ def fill(
     write_json(folder / _KEPT / _CODES, codes)
 
     # rows → visits, prediction times and labels, encoded
-    tallies = {builder.task.name: Tally(builder.task) for builder in work.builders}
+    ends = partial(compare_end, found.days, found.end_us)
+    tallies = {task.name: Tally(task, ends(stated=task.censoring.date)) for task in work.tasks}
     items = ((shards, found.end_us) for shards in ranges(found.part.kept, n_ranges))
     with ExitStack() as stack:
         writer = ArrayAppender(stack)
@@ -157,6 +159,7 @@ def fill(
         **_facts(work, found),
         "vocabulary": vocabulary.digest,
         "tasks": [task.name for task in work.tasks],
+        "calendar": ends(),
         "known_training_rows": fit.known_share(vocabulary),
         "fixes": {name: count for name, count in fixes.items() if count},
     }
@@ -287,6 +290,7 @@ class ShardWork:
             fixes["after_censoring"] += cohort.after_censoring
             tally = Tally(builder.task)
             tally.add_cohort(cohort, split, record)
+            tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
             rows = encode_rows(record, cohort.rows, self._vocabulary)
             found = builder.outcomes.find(record) if builder.outcomes else None
             outcomes = [found.take(part) for part in parts] if found else []

@@ -286,11 +286,12 @@ class TokenRows(Part):
 
 
 class CodeCounts(Part):
-    """Counts the subjects and the rows of each code."""
+    """Counts the subjects and the rows of each code, and the subjects with any code of a group (`people`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[CodeMatcher] = ()) -> None:
         self.subjects = Counter[str]()
         self.rows = Counter[str]()
+        self.groups, self.people = groups, [0] * len(groups)
 
     def add(self, events: Events) -> None:
         """Count one shard."""
@@ -298,6 +299,8 @@ class CodeCounts(Part):
         for counter, codes in ((self.rows, events.code), (self.subjects, pairs[0])):
             counts = np.bincount(codes, minlength=len(events.codes)).tolist()
             counter.update(dict(zip(events.codes, counts, strict=True)))
+        for place, group in enumerate(self.groups):
+            self.people[place] += len(np.unique(pairs[1][group.mask(events.codes)[pairs[0]]]))
 
     def unknown(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> dict[str, int]:
         """Codes that make a token which `vocabulary` does not know → subjects, most first."""

@@ -1,0 +1,190 @@
+"""The end of follow-up is only a claim, so it is held against the records.
+
+Is it the last event of most people without the event, does it lie years after their last row, do only deaths go on
+until it, is it still to come, and of whom is it not known?
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.config.task import CensoringConfig
+from ehrsequencing.core.disclosure import count_text
+from ehrsequencing.records.cohort import CohortBuilder, CohortRows, designed_end
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    DEATH,
+    NEVER,
+    PERIOD_END,
+    STATIC,
+    last_time,
+    opens_run,
+    parse_date_us,
+)
+from ehrsequencing.records.survey import DayCounts
+from ehrsequencing.records.visits import Record
+
+MOST = 0.5  # share of the subjects without the event from which on their rows speak against an end of follow-up
+# after somebody's last row, above which an end by design may have missed that they left
+LONG_DAYS = 730
+ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
+FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named
+
+
+def count_ends(
+    builder: CohortBuilder, record: Record, rows: CohortRows, dataset_end_us: int
+) -> dict[str, int]:
+    """Hold the end of each subject's follow-up against their own rows.
+
+    Args:
+        builder: Of the task.
+        record: A shard.
+        rows: Its prediction times.
+        dataset_end_us: End of the data set.
+
+    Returns:
+        `without_event`: subjects with no event after their first prediction time. `end_on_last_day`: those of them
+        whose code of censoring is on the day of their last other row. `end_years_after`: those of them whose end by
+        design is more than `LONG_DAYS` after their last row.
+    """
+    events, codes = record.events, builder.censoring_codes
+    first = np.flatnonzero(opens_run(rows.subject) & (rows.cause == 0))
+    end_us = np.full(len(record.subject_id), NEVER)
+    end_us[rows.subject[first]] = rows.prediction_us[first] + np.rint(
+        rows.duration_days[first] * DAY_US
+    )
+    is_end = codes.events(events) if codes is not None else np.zeros(len(events), dtype=bool)
+    code_us, other_us, row_us = (
+        last_time(events, chosen, record.subject, len(end_us))
+        for chosen in (
+            is_end & (events.time_us == end_us[record.subject]),
+            ~builder.marks.events(events) & ~events.is_code(DEATH),
+            ~events.is_code(BIRTH),
+        )
+    )
+    is_last = (code_us != STATIC) & (code_us // DAY_US == other_us // DAY_US)
+    designed_us = designed_end(builder.task.censoring, record.birth_us, dataset_end_us)
+    is_late = (designed_us == end_us) & (row_us < end_us - LONG_DAYS * DAY_US) & (end_us != NEVER)
+    return {
+        "without_event": len(first),
+        "end_on_last_day": int(is_last.sum()),
+        "end_years_after": int(is_late.sum()),
+    }
+
+
+def compare_end(
+    days: DayCounts, end_us: int, *, stated: str | None = None, today: str | None = None
+) -> dict[str, int]:
+    """Hold the end of a data set, or the date that a task states, against the calendar, and deaths against other rows.
+
+    Args:
+        days: Rows by day of the whole data set.
+        end_us: The data's end.
+        stated: The ISO date that takes its place.
+        today: An ISO date; by default the day of this machine's clock.
+
+    Returns:
+        `beyond_today`: 1 where the median subject's last row lies after today, so that the records are not dated by the
+        calendar (they are shifted, or simulated) and nothing is said of today; else 0. `days_after_today`: of the end;
+        `rows_after_today`, and the `subjects_after_today` who have them. `deaths_alone`: days from the last other row
+        to the last death, or to the end if that is earlier.
+    """
+    day = int(np.datetime64(today or "today", "D").astype(np.int64))
+    end_day = (parse_date_us(stated) if stated else end_us) // DAY_US
+    after = days.day > day
+    is_beyond = bool(2 * days.leaving[after].sum() > days.leaving.sum())
+    after &= not is_beyond
+    last_death, last_other = (
+        int(days.day[rows > 0].max(initial=days.day[0]))
+        for rows in (days.deaths, days.rows - days.deaths)
+    )
+    return {
+        "beyond_today": int(is_beyond),
+        "days_after_today": 0 if is_beyond else max(0, end_day - day),
+        "rows_after_today": int(days.rows[after].sum()),
+        "subjects_after_today": int(days.leaving[after].sum()),
+        "deaths_alone": min(last_death, end_day) - last_other,
+    }
+
+
+def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
+    """What the records say against a task's end of follow-up."""
+    rule, steps = task.censoring, attrition["steps"]
+    ends = Counter[str](attrition.get("follow_up"))  # none of an earlier version: all zero
+    without, same_day, years_after = (
+        ends[name] for name in ("without_event", "end_on_last_day", "end_years_after")
+    )
+    came, left = (step["indexes"] for step in steps[-3:-1])  # before and after "followed up"
+    rules = (
+        (
+            ends["days_after_today"] > 0 and rule.date is None,
+            f"The data's end lies {ends['days_after_today']:,} days after today, and rows of "
+            f"{count_text(ends['subjects_after_today'])} subjects lie after today: time that is still to come counts "
+            "as observed, so risks are too low. Remove such rows, and name the day of the export, as in "
+            "data.extracted=2019-12-31.",
+        ),
+        (
+            ends["days_after_today"] > 0 and rule.date is not None,
+            f"censoring.date lies {ends['days_after_today']:,} days after today: nobody has been observed until then. "
+            "Name a date that has passed.",
+        ),
+        (
+            same_day >= max(1, MOST * without),
+            f"For {count_text(same_day)} of {count_text(without)} subjects without the event, "
+            f"{' or '.join(rule.code or ())} is on the day of their last event, so that events after it count and time without one does not: risks are too high. "
+            "Name an end of follow-up that no event sets, as in censoring: {date: 2019-12-31} or {dataset_end: true}.",
+        ),
+        (
+            years_after >= max(1, MOST * without),
+            f"For {count_text(years_after)} of {count_text(without)} subjects without the event, follow-up ends more "
+            "than two years after their last row: if they left, or if dates are shifted, events of that time are missing and risks are too "
+            "low. Name a code that ends their record, or an earlier date, under censoring.",
+        ),
+        (
+            # a registry of deaths may outlive the records where death is all that is asked
+            any((rule.date, rule.age, rule.dataset_end))
+            and set().union(*task.outcome.values()) != {DEATH}
+            and ends["deaths_alone"] > ALONE_DAYS,
+            f"Deaths are recorded for {ends['deaths_alone']:,} days after all other rows: in that time nothing else "
+            "can be observed, so risks of it are too low. End follow-up with the other rows, as in censoring: "
+            "{date: 2019-12-31}.",
+        ),
+        (
+            rule.is_last_event and came - left > FEW_LOST * came,
+            f"The task names no end of follow-up, and nothing follows {count_text(came - left)} of {count_text(came)} indexes: these are "
+            "left out, so that only people to whom something happens are left, and risks are too high. Say when "
+            "follow-up ends, as in censoring: {dataset_end: true}.",
+        ),
+    )
+    return [text for holds, text in rules if holds]
+
+
+def unknown_ends(task: TaskConfig, counts: Mapping[str, int]) -> list[str]:
+    """What the code of `censoring` does not tell."""
+    out, rule, code = list[str](), task.censoring, " or ".join(task.censoring.code or ())
+    without = counts["alive_without_code"] + counts["died_without_code"]
+    by_last_event = rule == CensoringConfig(code=rule.code, start=rule.start)
+    if by_last_event and without and (counts["other"] or counts["died_with_code"]):
+        out.append(
+            f"{count_text(without)} of {count_text(counts['with_index'])} people with an index are without {code}, the "
+            "code of censoring: their last event ends their follow-up, so deaths after their last visit are counted, "
+            "survival after it is not. Risks are too high."
+        )
+    is_record = task.index.code is not None or task.index.first_visit
+    if not is_record and counts["died_without_code"] and not counts["died_with_code"]:
+        out.append(
+            f"Nobody who died has {code}, and the index is not itself a record: people who left before their index and "
+            "died later cannot be distinguished from people who stayed, so they may be in the cohort because they "
+            "died. Take an index that is a record, as in {first_visit: true} or {code: X}."
+        )
+    if counts["rows_unobserved"] and rule.start is None and PERIOD_END not in code:
+        out.append(
+            f"Some people whose index comes after their last {code} have rows other than a death after the index. If "
+            "they were under observation again, name the code at which that begins, as in "
+            f"censoring: {{code: {code}, start: X}}."
+        )
+    return out
