@@ -120,6 +120,7 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
     born = _keep_earliest(rows, Role.PERSON, "two_births", counts)
     counts["no_birth"] += len(rows.subject_ids) - born
     _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
+    _lose_late_results(rows)
     _check_ends(rows, counts)
     _join_periods(rows, counts)
     _lose_nobody(rows, counts)
@@ -251,6 +252,7 @@ def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
     first = np.where(start == NO_TIME, NO_TIME, day_of(start) - DAY_US)[rows.visit]
     is_far = (rows.time_us < first) | (rows.time_us >= until)
     is_far |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
+    is_far |= rows.of_role(Role.ISSUED) & (rows.time_us > spans.end_us[rows.visit])
     outside: Bools = is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
     return outside
 
@@ -284,7 +286,9 @@ def _remove_open_ends(rows: Rows, after_us: int, counts: RuleCounts) -> None:
 
 def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     """Move dates to the end of their day, or of their visit if it ends on that day; births stay at midnight."""
-    is_moved = is_date(rows.time_us) & rows.of_role(Role.EVENT, Role.REPORTED, Role.DEATH)
+    is_moved = is_date(rows.time_us) & rows.of_role(
+        Role.EVENT, Role.ISSUED, Role.REPORTED, Role.DEATH
+    )
     is_moved &= rows.lost == 0
     counts["date_only"] += int(is_moved.sum())
     day, at = rows.time_us[is_moved], rows.visit[is_moved]
@@ -305,6 +309,15 @@ def _keep_earliest(rows: Rows, role: Role, reason: str, counts: RuleCounts) -> i
     counts[reason] += int((time_us[first + length - 1] != time_us[first]).sum())
     rows.lose(reason, np.delete(order, first))
     return len(first)
+
+
+def _lose_late_results(rows: Rows) -> None:
+    """Drop results that were issued after the death of their person."""
+    died_us = np.full(len(rows.subject_ids), OPEN)
+    dead = rows.of_role(Role.DEATH) & (rows.time_us != NO_TIME) & (rows.lost == 0)
+    died_us[rows.subject[dead]] = rows.time_us[dead]
+    is_late = rows.of_role(Role.ISSUED) & (rows.time_us > died_us[rows.subject])
+    rows.lose("issued_after_death", is_late & (rows.lost == 0))
 
 
 def _check_ends(rows: Rows, counts: RuleCounts) -> None:

@@ -31,6 +31,7 @@ class Role(IntEnum):
     OBSERVED = 6  # a period under observation, with the code `PERIOD_START`
     REPORTED = 7  # began between `time` and `end`, and was reported in its visit: when it became known is not said
     NAMED_VISIT = 8  # only the id of an encounter, and its `time` and `end` where these are known; makes no row
+    ISSUED = 9  # a result that became available at `time`: of its encounter only until that ends
 
 
 def rows_schema(encounter: pa.DataType) -> pa.Schema:

@@ -5,6 +5,7 @@ patient's bundle uses it as `ehrseq import fhir` does.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from ehrsequencing.readers.fhir.elements import (
     coded_as,
     codings,
     days_of,
+    is_absent,
+    is_ruled_out,
     kind_of,
     number_of,
     referred,
@@ -44,21 +47,29 @@ class Row(NamedTuple):
     number: float | None = None
     text: str | None = None
     encounter: str | None = None
-    recorded: str | None = None  # of role `REPORTED`: when what began at `time` was recorded
+    # of role `REPORTED` when what began at `time` was recorded; of role `EVENT` when the result was issued
+    recorded: str | None = None
     # what became of the cell with its value: values, empty or unread; None where it is counted elsewhere
     cell: str | None = None
+    acute: bool | None = None  # as in `rows_schema`
+    died: bool | None = None
 
 
 @dataclass(frozen=True)
 class Known:
-    """What resources say of others."""
+    """What resources say of others, and which of several dates counts."""
 
+    earliest: bool = False  # whether the earliest counts, and not the one at which the content was known
     # id of a Medication → its codes
     codes: dict[str, tuple[Coded, ...]] = field(default_factory=dict)
     # Condition/ID → id of the encounter that names it as its diagnosis or reason
     stays: dict[str, str] = field(default_factory=dict)
     # id of a patient's record → id of the record that replaces it
     merged: dict[str, str] = field(default_factory=dict)
+    # id of an encounter → id of the encounter that it is part of
+    wholes: dict[str, str] = field(default_factory=dict)
+    # id of an encounter with parts → its class
+    classes: dict[str, tuple[str]] = field(default_factory=dict)
 
     def find(self, reference: str) -> tuple[Coded, ...]:
         """The codes that a reference to a Medication leads to."""
@@ -78,6 +89,20 @@ class Known:
             name = self.merged[name]
         return name
 
+    def is_part(self, name: str | None, kind: str) -> bool:
+        """Whether an encounter is part of one of the same class, also by way of others; never if they form a circle.
+
+        >>> classes = {"stay": ("inpatient",), "y": ("inpatient",)}
+        >>> known = Known(wholes={"ward": "stay", "x": "y", "y": "x"}, classes=classes)
+        >>> known.is_part("ward", "inpatient"), known.is_part("ward", "emergency"), known.is_part("x", "inpatient")
+        (True, False, False)
+        """
+        path = [name]
+        while path[-1] in self.wholes and path[-1] not in path[:-1]:
+            path.append(self.wholes[path[-1]])
+        is_same = any(kind in self.classes.get(above, ()) for above in path[1:])
+        return is_same and path[-1] not in path[:-1]
+
 
 @dataclass(frozen=True)
 class EventResource:
@@ -88,6 +113,7 @@ class EventResource:
     subject: str = "subject"
     encounter: str = "encounter"
     recorded: tuple[str, ...] = ()  # when that became known which may have begun long before
+    issued: tuple[str, ...] = ()  # when the result became available
 
 
 _MEDICATION = ("medicationCodeableConcept", "medicationReference")
@@ -110,8 +136,10 @@ EVENTS = {
         ("code",), ("onsetDateTime", "onsetPeriod.start"), recorded=("recordedDate",)
     ),
     "Procedure": EventResource(("code",), ("performedDateTime", "performedPeriod.start")),
-    "Observation": EventResource(("code",), _RESULT_TIMES),
-    "DiagnosticReport": EventResource(("code", "conclusionCode"), _RESULT_TIMES),
+    "Observation": EventResource(("code",), _RESULT_TIMES, issued=("issued",)),
+    "DiagnosticReport": EventResource(
+        ("code", "conclusionCode"), _RESULT_TIMES, issued=("issued",)
+    ),
     "MedicationRequest": EventResource(_MEDICATION, ("authoredOn",)),
     "MedicationStatement": EventResource(
         _MEDICATION,
@@ -139,7 +167,7 @@ EVENTS = {
     "ExplanationOfBenefit": _BILL,
 }
 READ = ("Patient", "Encounter", "Medication", *EVENTS)
-_DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
+DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
     "status": {
         "entered-in-error",
         "not-done",
@@ -150,8 +178,15 @@ _DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about 
         "draft",
         "intended",
         "registered",  # there is no result yet
+        "declined",
     },
-    "verificationStatus.coding.code": {"entered-in-error", "refuted"},
+    "verificationStatus.coding.code": {
+        "entered-in-error",
+        "refuted",
+        "410516002",  # SNOMED: known absent
+        "410594000",  # definitely not present
+        "723511001",  # refuted
+    },
     "use": {"preauthorization", "predetermination"},
     "intent": {"proposal", "plan", "option"},
 }
@@ -168,6 +203,15 @@ _ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names 
     "SS": "shortstay",
     "VR": "virtual",
 }
+# a resource of another type, which may hold one of these
+_OTHER = EventResource((), ("period.end", "authoredOn", "authored", "date"))
+_ACUTE = ("inpatient", "emergency", "observation")
+# what ended a stay: codes of HL7, UB-04, SNOMED and Germany, or words; and what says nothing (30: still a patient)
+_DIED = re.compile(
+    r"(.*//)?(exp|20|4[012]|371828006|419099009)|entlassungsgrund\w*//07\d?"
+    r"|.*\b(died|dead|deceased|death|expired|tod|verstorben)\b.*"
+)
+_UNSAID = {"oth", "other", "unk", "unknown", "30", ""}
 _US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
 
 
@@ -192,11 +236,27 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
         return "looked_up"
     if resource.get("doNotPerform") is True or any(
         path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
-        for path, values in _DID_NOT_HAPPEN.items()
+        for path, values in DID_NOT_HAPPEN.items()
     ):
         return "not_done"
+    if kind == "Condition" and is_ruled_out(resource.get("code")):
+        return "not_done"
+    if resource.get("modifierExtension") and kind in EVENTS:
+        return "modified"
     read = {"Patient": _patient, "Encounter": _encounter, "Observation": _observation}
     return read.get(kind, _event)(resource, known, counts)
+
+
+def inherited(row: Row, whole: Row) -> Row:
+    """A row of a resource inside another one, with subject, encounter and time of that one where it lacks them."""
+    time = row.time or whole.time
+    known = whole.recorded or (whole.time if row.role == Role.REPORTED else None)
+    return row._replace(
+        subject=row.subject or whole.subject,
+        encounter=row.encounter or whole.encounter,
+        time=time,
+        recorded=row.recorded or known,
+    )
 
 
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:
@@ -220,20 +280,28 @@ def _time_of(resource: Resource, paths: tuple[str, ...]) -> str | None:
     return next((time for time in found if len(time) > len("2011-05")), found[0] if found else None)
 
 
+def _asserted(resource: Resource) -> str | None:
+    """When a condition or an allergy was asserted, as a standard extension says."""
+    extensions = walk(resource, "extension")
+    named = [one for one in extensions if (text(one, "url") or "").endswith("-assertedDate")]
+    return text(named, "valueDateTime")
+
+
 def _subject(resource: Resource, path: str, known: Known) -> str | None:
     """The id of the patient's record that counts."""
     subject = referred_id(resource, path, "Patient")
     return known.record(subject) if subject is not None else None
 
 
-def _base(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Row:
-    """A row of a resource of `EVENTS`, without its code.
+def base_of(resource: Resource, known: Known, counts: RuleCounts) -> Row:
+    """A row of a resource of `EVENTS`, or of another one that holds such, without its code.
 
     By the last day that a date may mean an event was certainly known. What was reported has both days. What has an
     encounter and no date was known by the encounter's end: it is `REPORTED` without a time. A reference to an encounter
     that leads nowhere stays as it is written, so that the writer counts it.
     """
-    spec = EVENTS[kind]
+    kind = kind_of(resource) or ""
+    spec = EVENTS.get(kind, _OTHER)
     subject = _subject(resource, spec.subject, known)
     encounter = (
         referred_id(resource, spec.encounter, "Encounter")
@@ -241,16 +309,19 @@ def _base(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Ro
         or text(resource, f"{spec.encounter}.reference")
     )
     first, last = days_of(_time_of(resource, spec.times))
-    recorded_first, recorded = days_of(_time_of(resource, spec.recorded))
+    is_first = known.earliest and last is not None
+    written = _time_of(resource, spec.recorded) or _asserted(resource)
+    recorded_first, recorded = days_of(None if is_first else written)
     counts["partial_date"] += first != last if recorded is None else recorded_first != recorded
-    if spec.recorded:
+    if spec.recorded and not is_first:
         end = last if last != first else None
         return Row(
             Role.REPORTED, subject, first, None, end=end, encounter=encounter, recorded=recorded
         )
     is_undated = last is None and encounter is not None
     role = Role.REPORTED if is_undated else Role.EVENT
-    return Row(role, subject, last, None, encounter=encounter)
+    issued = None if is_first else _time_of(resource, spec.issued)
+    return Row(role, subject, last, None, encounter=encounter, recorded=issued)
 
 
 # ---- the types of resources ----------------------------------------------------------------------
@@ -277,7 +348,7 @@ def _patient(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] 
         name = url.removeprefix(_US_CORE).upper()
         for coding in walk(extension, "extension.valueCoding"):
             code = text(coding, "code")
-            made = f"{name}//{code}" if code else None
+            made = f"{name}//{code}" if codings(coding) else None
             rows.append(Row(Role.STATIC, subject, None, made, text(coding, "display")))
     return rows
 
@@ -288,40 +359,81 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
     first, last = days_of(text(resource, "period.start"))
     first_end, end = days_of(text(resource, "period.end"))
     counts["partial_date"] += (first != last) + (first_end != end)
-    written = text(resource, "class.code") or text(resource, "class.coding.code")
-    kind = _ENCOUNTER_CLASSES.get(written.upper(), written.lower()) if written else "unknown"
-    visit = Row(Role.VISIT, subject, first, f"ENCOUNTER//{kind}", end=end, encounter=encounter)
+    kind = class_of(resource)
+    part = "//PART" if known.is_part(encounter, kind) else ""
+    visit = Row(
+        Role.VISIT,
+        subject,
+        first,
+        f"ENCOUNTER//{kind}{part}",
+        end=end,
+        encounter=encounter,
+        acute=kind in _ACUTE,
+        died=_died(resource),
+    )
     types = coded_as(walk(resource, "type"), known.find, uncoded=f"{UNCODED}ENCOUNTER")
     event = Row(Role.EVENT, subject, last, None, encounter=encounter)
     return [visit, *(_coded_rows(event, types) if types else [])]
+
+
+def class_of(resource: Resource) -> str:
+    """The class of an encounter."""
+    written = [one.code.rpartition("//")[2] for one in codings(resource.get("class"))]
+    return _ENCOUNTER_CLASSES.get(written[0].upper(), written[0].lower()) if written else "unknown"
+
+
+def _died(resource: Resource) -> bool | None:
+    """Whether a stay ended with a death, as its discharge says; None where it does not say."""
+    ways = [
+        way
+        for holder in ("hospitalization", "admission")
+        for way in walk(resource, f"{holder}.dischargeDisposition")
+    ]
+    ways += walk(ways, "extension.extension.valueCoding")
+    said = [one for way in ways for one in codings(way) or (Coded(text(way, "text") or ""),)]
+    words = [
+        word.lower()
+        for one in said
+        if one.code.lower().rpartition("//")[2] not in _UNSAID
+        for word in filter(None, one)
+    ]
+    if any(map(_DIED.fullmatch, words)):
+        return True
+    return False if words else None
+
+
+def medication_codes(resource: Resource) -> tuple[Coded, ...]:
+    """The codes of a Medication; where it has none, those of its ingredients."""
+    parts = walk(resource, "ingredient.itemCodeableConcept")
+    return codings(resource.get("code")) or tuple(one for part in parts for one in codings(part))
 
 
 def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """The codes of a resource at its time. A medication may lie inside it."""
     kind = kind_of(resource) or ""
     inside = {
-        f"#{item['id']}": codings(item.get("code"))
+        f"#{item['id']}": medication_codes(item)
         for item in walk(resource, "contained")
         if text(item, "id")
     }
     if EVENTS[kind] is _BILL and not walk(resource, _BILL.concepts[0]):
         return "no_diagnosis"
     codes = _codes(resource, kind, lambda name: inside.get(name) or known.find(name))
-    return _coded_rows(_base(resource, kind, known, counts), codes)
+    return _coded_rows(base_of(resource, known, counts), codes)
 
 
 def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """The results of an Observation: those of its components, and its own if it has one or no component."""
-    parts = [part for part in walk(resource, "component") if isinstance(part, dict)]
-    if not parts or _value(resource)[1] is not None:
+    named = [part for part in walk(resource, "component") if isinstance(part, dict)]
+    parts = [part for part in named if not part.get("modifierExtension")]
+    counts["modified"] += len(named) - len(parts)
+    if not named or _value(resource)[1] is not None:
         parts.insert(0, dict(resource))
-    results = [
-        one for one in parts if _value(one)[1] is not None or one.get("dataAbsentReason") is None
-    ]
+    results = [part for part in parts if not _has_no_result(part)]
     if not results:
         return "no_result"
     counts["no_result"] += len(parts) - len(results)
-    base, found = _base(resource, "Observation", known, counts), []
+    base, found = base_of(resource, known, counts), []
     for part in results:
         counts["bound"] += text(part, "valueQuantity.comparator") is not None
         rows = _coded_rows(base, _codes(part, "Observation", known.find))
@@ -339,6 +451,13 @@ def _value(part: Resource) -> tuple[str, Any]:
         if name.startswith("value") and value is not None:
             return name, value
     return "", None
+
+
+def _has_no_result(part: Resource) -> bool:
+    """Whether an Observation or a component says that its result is absent, with a reason or by a null flavour."""
+    name, value = _value(part)
+    no_value = value is None and part.get("dataAbsentReason") is not None
+    return no_value or (name == "valueCodeableConcept" and is_absent(value))
 
 
 def _valued(row: Row, part: Resource) -> Row:
