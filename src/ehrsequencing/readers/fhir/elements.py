@@ -230,14 +230,15 @@ def is_absent(concept: Any) -> bool:
     return bool(texts(concept, "coding.code") or text(concept, "code")) and not codings(concept)
 
 
+def extensions(value: Any, path: str, ending: str) -> list[Any]:
+    """The extensions at a path whose URL ends so."""
+    return [one for one in walk(value, path) if (text(one, "url") or "").endswith(ending)]
+
+
 def is_ruled_out(concept: Any) -> bool:
     """Whether a diagnosis of ICD-10-GM has the certainty A: it was ruled out."""
-    certainties = [
-        text(extension, "valueCoding.code")
-        for extension in [*walk(concept, "coding.extension"), *walk(concept, "extension")]
-        if (text(extension, "url") or "").lower().endswith("icd-10-gm-diagnosesicherheit")
-    ]
-    return "A" in certainties
+    certainty = extensions(concept, "coding.extension", "icd-10-gm-diagnosesicherheit")
+    return "A" in texts(certainty, "valueCoding.code")
 
 
 def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded]:

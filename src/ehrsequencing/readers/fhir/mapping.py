@@ -6,7 +6,8 @@ patient's bundle uses it as `ehrseq import fhir` does.
 
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from ehrsequencing.readers.fhir.elements import (
     coded_as,
     codings,
     days_of,
+    extensions,
     is_absent,
     is_ruled_out,
     kind_of,
@@ -59,7 +61,9 @@ class Row(NamedTuple):
 class Known:
     """What resources say of others, and which of several dates counts."""
 
-    earliest: bool = False  # whether the earliest counts, and not the one at which the content was known
+    earliest: bool = (
+        False  # whether the earliest counts, and not the one at which the content was known
+    )
     # id of a Medication → its codes
     codes: dict[str, tuple[Coded, ...]] = field(default_factory=dict)
     # Condition/ID → id of the encounter that names it as its diagnosis or reason
@@ -69,7 +73,7 @@ class Known:
     # id of an encounter → id of the encounter that it is part of
     wholes: dict[str, str] = field(default_factory=dict)
     # id of an encounter with parts → its class
-    classes: dict[str, tuple[str]] = field(default_factory=dict)
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def find(self, reference: str) -> tuple[Coded, ...]:
         """The codes that a reference to a Medication leads to."""
@@ -97,7 +101,7 @@ class Known:
         >>> known.is_part("ward", "inpatient"), known.is_part("ward", "emergency"), known.is_part("x", "inpatient")
         (True, False, False)
         """
-        path = [name]
+        path = [name or ""]
         while path[-1] in self.wholes and path[-1] not in path[:-1]:
             path.append(self.wholes[path[-1]])
         is_same = any(kind in self.classes.get(above, ()) for above in path[1:])
@@ -206,12 +210,12 @@ _ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names 
 # a resource of another type, which may hold one of these
 _OTHER = EventResource((), ("period.end", "authoredOn", "authored", "date"))
 _ACUTE = ("inpatient", "emergency", "observation")
-# what ended a stay: codes of HL7, UB-04, SNOMED and Germany, or words; and what says nothing (30: still a patient)
+# how a stay ended with a death: codes of HL7, UB-04 and SNOMED, and words; and what does not say how it ended
 _DIED = re.compile(
-    r"(.*//)?(exp|20|4[012]|371828006|419099009)|entlassungsgrund\w*//07\d?"
+    r"exp|20|4[012]|371828006|419099009"
     r"|.*\b(died|dead|deceased|death|expired|tod|verstorben)\b.*"
 )
-_UNSAID = {"oth", "other", "unk", "unknown", "30", ""}
+_UNSAID = {"oth", "other", "unk", "unknown", "asku", "nask", "ni", "na", "30", "still patient"}
 _US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
 
 
@@ -234,29 +238,48 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
         return "not_read"
     if kind == "Medication":
         return "looked_up"
-    if resource.get("doNotPerform") is True or any(
-        path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
-        for path, values in DID_NOT_HAPPEN.items()
+    if (
+        resource.get("doNotPerform") is True
+        or any(
+            path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
+            for path, values in DID_NOT_HAPPEN.items()
+        )
+        or (kind == "Condition" and is_ruled_out(resource.get("code")))
     ):
         return "not_done"
-    if kind == "Condition" and is_ruled_out(resource.get("code")):
-        return "not_done"
-    if resource.get("modifierExtension") and kind in EVENTS:
+    modifiers = resource.get("modifierExtension") or walk(resource, "component.modifierExtension")
+    if modifiers and kind in EVENTS:
         return "modified"
     read = {"Patient": _patient, "Encounter": _encounter, "Observation": _observation}
     return read.get(kind, _event)(resource, known, counts)
 
 
-def inherited(row: Row, whole: Row) -> Row:
-    """A row of a resource inside another one, with subject, encounter and time of that one where it lacks them."""
-    time = row.time or whole.time
-    known = whole.recorded or (whole.time if row.role == Role.REPORTED else None)
-    return row._replace(
-        subject=row.subject or whole.subject,
-        encounter=row.encounter or whole.encounter,
-        time=time,
-        recorded=row.recorded or known,
-    )
+def rows_inside(
+    resource: Resource, known: Known, counts: RuleCounts
+) -> Iterator[tuple[Resource, Iterable[Row] | str]]:
+    """The resources inside another one with their rows, as `rows_of` gives them.
+
+    They take subject, encounter and time from the other one where they lack them. Their ids mean nothing outside, and
+    a Medication is read where it is referred to.
+    """
+    for part in walk(resource, "contained"):
+        if kind_of(part) in (None, "Medication"):
+            continue
+        rows = rows_of({**part, "id": None}, known, counts)
+        if not isinstance(rows, str):
+            whole = base_of(resource, known, Counter())
+            rows = [
+                row._replace(
+                    subject=row.subject or whole.subject,
+                    encounter=row.encounter or whole.encounter,
+                    time=row.time or whole.time,
+                    recorded=row.recorded
+                    or whole.recorded
+                    or (whole.time if row.role == Role.REPORTED else None),
+                )
+                for row in rows
+            ]
+        yield part, rows
 
 
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:
@@ -278,13 +301,6 @@ def _time_of(resource: Resource, paths: tuple[str, ...]) -> str | None:
     """The first time with a day among these elements, else the first with a month or a year."""
     found = [time for path in paths for time in texts(resource, path)]
     return next((time for time in found if len(time) > len("2011-05")), found[0] if found else None)
-
-
-def _asserted(resource: Resource) -> str | None:
-    """When a condition or an allergy was asserted, as a standard extension says."""
-    extensions = walk(resource, "extension")
-    named = [one for one in extensions if (text(one, "url") or "").endswith("-assertedDate")]
-    return text(named, "valueDateTime")
 
 
 def _subject(resource: Resource, path: str, known: Known) -> str | None:
@@ -309,19 +325,21 @@ def base_of(resource: Resource, known: Known, counts: RuleCounts) -> Row:
         or text(resource, f"{spec.encounter}.reference")
     )
     first, last = days_of(_time_of(resource, spec.times))
+    asserted = texts(extensions(resource, "extension", "-assertedDate"), "valueDateTime")
+    written = _time_of(resource, spec.recorded or spec.issued) or next(iter(asserted), None)
     is_first = known.earliest and last is not None
-    written = _time_of(resource, spec.recorded) or _asserted(resource)
     recorded_first, recorded = days_of(None if is_first else written)
-    counts["partial_date"] += first != last if recorded is None else recorded_first != recorded
-    if spec.recorded and not is_first:
+    is_reported = bool(spec.recorded) and not is_first
+    is_partial = recorded_first != recorded if is_reported and recorded else first != last
+    counts["partial_date"] += is_partial
+    if is_reported:
         end = last if last != first else None
         return Row(
             Role.REPORTED, subject, first, None, end=end, encounter=encounter, recorded=recorded
         )
     is_undated = last is None and encounter is not None
     role = Role.REPORTED if is_undated else Role.EVENT
-    issued = None if is_first else _time_of(resource, spec.issued)
-    return Row(role, subject, last, None, encounter=encounter, recorded=issued)
+    return Row(role, subject, last, None, encounter=encounter, recorded=recorded)
 
 
 # ---- the types of resources ----------------------------------------------------------------------
@@ -384,35 +402,23 @@ def class_of(resource: Resource) -> str:
 
 def _died(resource: Resource) -> bool | None:
     """Whether a stay ended with a death, as its discharge says; None where it does not say."""
-    ways = [
-        way
-        for holder in ("hospitalization", "admission")
-        for way in walk(resource, f"{holder}.dischargeDisposition")
-    ]
-    ways += walk(ways, "extension.extension.valueCoding")
-    said = [one for way in ways for one in codings(way) or (Coded(text(way, "text") or ""),)]
-    words = [
+    said = {
         word.lower()
-        for one in said
-        if one.code.lower().rpartition("//")[2] not in _UNSAID
-        for word in filter(None, one)
-    ]
-    if any(map(_DIED.fullmatch, words)):
+        for holder in ("hospitalization", "admission")
+        for path in ("coding.code", "coding.display", "text")
+        for word in texts(resource, f"{holder}.dischargeDisposition.{path}")
+    }
+    if any(map(_DIED.fullmatch, said)):
         return True
-    return False if words else None
-
-
-def medication_codes(resource: Resource) -> tuple[Coded, ...]:
-    """The codes of a Medication; where it has none, those of its ingredients."""
-    parts = walk(resource, "ingredient.itemCodeableConcept")
-    return codings(resource.get("code")) or tuple(one for part in parts for one in codings(part))
+    return False if said - _UNSAID else None
 
 
 def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """The codes of a resource at its time. A medication may lie inside it."""
     kind = kind_of(resource) or ""
     inside = {
-        f"#{item['id']}": medication_codes(item)
+        f"#{item['id']}": codings(item.get("code"))
+        or codings(walk(item, "ingredient.itemCodeableConcept"))
         for item in walk(resource, "contained")
         if text(item, "id")
     }
@@ -424,10 +430,8 @@ def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | 
 
 def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """The results of an Observation: those of its components, and its own if it has one or no component."""
-    named = [part for part in walk(resource, "component") if isinstance(part, dict)]
-    parts = [part for part in named if not part.get("modifierExtension")]
-    counts["modified"] += len(named) - len(parts)
-    if not named or _value(resource)[1] is not None:
+    parts = [part for part in walk(resource, "component") if isinstance(part, dict)]
+    if not parts or _value(resource)[1] is not None:
         parts.insert(0, dict(resource))
     results = [part for part in parts if not _has_no_result(part)]
     if not results:

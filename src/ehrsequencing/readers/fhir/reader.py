@@ -30,7 +30,7 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
-from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, base_of, inherited, rows_of
+from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, rows_inside, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
 from ehrsequencing.readers.import_report import (
     FATES,
@@ -264,7 +264,8 @@ class Blocks:
         self._place = 0  # of the next entry
         self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
         self._modifiers = Counter[str]()  # URLs of extensions of Patient and Encounter
-        self._issued = Counter[Any]()  # results by the day of issue; under None those issued on their own day
+        # results by the day of their issue; under None those issued on their own day
+        self._issued = Counter[Any]()
 
     def tables(
         self, entries: Iterable[Entry], *, where: str, file: str | None = None
@@ -293,12 +294,11 @@ class Blocks:
         """Warn of clocks of two kinds, and of elements that may not mean what they seem to."""
         cautions, issued = self.report.cautions, self._issued.total()
         late = self.report.counts["late_issue"]
-        days = [n for day, n in self._issued.items() if day is not None]
-        if late > WARN_SHARE * issued or (issued >= _FEW_ISSUED and max(days, default=0) * 2 >= issued):
+        most = max([n for day, n in self._issued.items() if day is not None], default=0)
+        if late > WARN_SHARE * issued or (issued >= _FEW_ISSUED and most * 2 >= issued):
             cautions.append(
                 f"{late:,} of {issued:,} results were issued more than 90 days after they were taken, and "
-                f"{max(days, default=0):,} on one day: if `issued` says when an archive was filled, set "
-                "import.known=earliest"
+                f"{most:,} on one day: if `issued` says when an archive was filled, set import.known=earliest"
             )
         cautions += [
             f"{n:,} resources have the modifier extension {url}, which is not read: it may change what they mean"
@@ -325,23 +325,10 @@ class Blocks:
         refuse_other_release(resource, where=self._where)
         if self._survey.several and kind_of(resource) is not None:
             resource = at_server(resource, entry.server)
-        known, counts = self._survey.known, self.report.counts
-        found = lost or rows_of(resource, known, counts)
+        found = lost or rows_of(resource, self._survey.known, self.report.counts)
         rows = self._counted(resource, found)
-        for part in walk(resource, "contained"):
-            kind = kind_of(part)
-            if kind is None or kind == "Medication":  # read where it is referred to
-                continue
-            if found in _SHARED:
-                inside = found
-            elif kind in EVENTS:
-                inside = rows_of(part, known, counts)
-            else:
-                inside = "not_read"
-            if not isinstance(inside, str):
-                whole = base_of(resource, known, Counter())
-                inside = [inherited(row, whole) for row in inside]
-            rows += self._counted(part, inside)
+        for part, inside in rows_inside(resource, self._survey.known, self.report.counts):
+            rows += self._counted(part, found if found in _SHARED else inside)
         return rows
 
     def _counted(self, resource: Any, found: Iterable[Row] | str) -> list[tuple[Any, ...]]:
@@ -381,16 +368,14 @@ class Blocks:
         day, recorded_day = (pc.floor_temporal(one, unit="day") for one in (time, recorded))
         is_result = pc.equal(role, int(Role.EVENT))
         is_late = pc.and_(is_result, pc.greater(recorded, pc.add(time, _LATEST_ISSUE)))
-        is_late = pc.fill_null(is_late, False)
-        has_clock = pc.and_(is_result, pc.not_equal(recorded, recorded_day))
-        is_later = pc.greater_equal(recorded, pc.if_else(has_clock, time, day))
+        self.report.count("late_issue", is_late)
+        is_clock = pc.and_(is_result, pc.not_equal(recorded, recorded_day))
+        is_later = pc.greater_equal(recorded, pc.if_else(is_clock, time, day))
         is_dated = pc.and_(pc.is_valid(recorded), pc.fill_null(is_later, True))
-        is_dated = pc.and_(is_dated, pc.invert(is_late))
-        self.report.counts["late_issue"] += pc.sum(is_late).as_py() or 0
-        moved = pc.if_else(pc.greater(recorded_day, day), recorded_day, None).filter(is_result)
-        for value in pc.value_counts(moved.filter(pc.is_valid(recorded.filter(is_result)))).to_pylist():
-            self._issued[value["values"]] += value["counts"]
-        role = pc.if_else(is_dated, pc.if_else(is_result, _ISSUED, _EVENT), role)
+        is_dated = pc.and_(is_dated, pc.invert(pc.fill_null(is_late, False)))
+        is_issued = pc.and_(is_result, pc.is_valid(recorded))
+        other_day = pc.if_else(pc.greater(recorded_day, day), recorded_day, None)
+        self._issued.update(other_day.filter(is_issued).to_pylist())
         self.book.add(code, rows["description"], rows["parent"])
         stays = code.filter(pc.equal(role, int(Role.VISIT)))
         ends = pc.binary_join_element_wise(stays, pa.scalar(END_SUFFIX), "")
@@ -400,7 +385,7 @@ class Blocks:
         table = pa.table(
             {
                 "subject_id": subject_ids(pa.chunked_array([rows["subject"]])),
-                "role": role,
+                "role": pc.if_else(is_dated, pc.if_else(is_result, _ISSUED, _EVENT), role),
                 "time": pc.if_else(is_dated, recorded, time),
                 "end": end,
                 "code": code,

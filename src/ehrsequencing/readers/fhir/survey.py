@@ -18,6 +18,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.fhir.elements import (
     Entry,
     Resource,
+    codings,
     kind_of,
     qualified,
     referred,
@@ -31,10 +32,10 @@ from ehrsequencing.readers.fhir.mapping import (
     READ,
     Known,
     class_of,
-    medication_codes,
 )
 
 LOST = ("", "older_version", "withdrawn", "subsetted")  # keys of `import_report.REASONS`
+_SEXES = {"male", "female"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # type → element → the release that writes it, and as which type of JSON; R4 has it not, or another type there
 _OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
@@ -92,7 +93,9 @@ class Survey:
     several: bool
     lost: NDArray[np.int8]
     known: Known
-    newer_parts: int  # copies with a part of the elements only that are newer than the whole resource
+    newer_parts: (
+        int  # copies with a part of the elements only that are newer than the whole resource
+    )
 
 
 def survey(
@@ -120,11 +123,18 @@ def survey(
         server = servers.setdefault(entry.server, len(servers))
         if kind in READ and own is not None:
             key = hash(f"{kind}/{own}")
-            state = entry.is_there and (1 if _is_subsetted(entry.resource) else 2)
+            is_part = "SUBSETTED" in texts(entry.resource, "meta.tag.code")
+            state = 2 - is_part if entry.is_there else 0
             seen.extend((key, server, *_version(entry), place, state))
             if kind == "Patient" and entry.is_there and not entry.server:
-                facts = text(entry.resource, "birthDate"), text(entry.resource, "gender"), where
-                _refuse_two_people(people.setdefault(own, facts), facts)
+                birth, sex = (text(entry.resource, name) for name in ("birthDate", "gender"))
+                other = people.setdefault(own, (birth, sex, where))
+                if birth and other[0] not in (None, birth) and {sex, other[1]} == _SEXES:
+                    raise EhrseqError(
+                        "one Patient id has two births and two sexes: these are two people",
+                        where=" and ".join(dict.fromkeys((other[2], where))),
+                        fix="import the files of each hospital by themselves, or make the ids differ",
+                    )
             if entry.is_there:
                 found = _links(entry.resource, kind, own)
                 links += [(*link, entry.server, place) for link in found]
@@ -141,26 +151,6 @@ def survey(
         if not lost[place]:  # of several stays the one that ends first
             getattr(looked_up, table).setdefault(name, value)
     return Survey(several, lost, looked_up, newer_parts)
-
-
-def _refuse_two_people(
-    one: tuple[str | None, str | None, str], other: tuple[str | None, str | None, str]
-) -> None:
-    """Refuse two versions of a Patient with another birth and another sex."""
-    births, sexes, files = zip(one, other, strict=True)
-    digits = min(len(birth or "") for birth in births)
-    if digits and births[0][:digits] != births[1][:digits] and {*sexes} == {"male", "female"}:
-        raise EhrseqError(
-            "one Patient id has two dates of birth and two sexes: these are two people",
-            where=" and ".join(dict.fromkeys(files)),
-            fix="import the files of each hospital by themselves, or make the ids differ",
-        )
-
-
-def _is_subsetted(resource: Resource) -> bool:
-    """Whether a resource is a copy that lacks some of its elements."""
-    meta = resource.get("meta")
-    return "tag" in meta and "SUBSETTED" in texts(meta, "tag.code") if meta else False
 
 
 def _lost(seen: Ints, n: int, several: bool) -> tuple[NDArray[np.int8], int]:
@@ -210,7 +200,15 @@ def _instant_us(written: str | None) -> int:
 def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
     """What a resource says of others: order (the lowest counts), table of `Known`, name there, and value."""
     if kind == "Medication":
-        yield 0, "codes", own, medication_codes(resource)
+        yield (
+            0,
+            "codes",
+            own,
+            (
+                codings(resource.get("code"))
+                or codings(walk(resource, "ingredient.itemCodeableConcept"))
+            ),
+        )
     elif kind == "Encounter":
         if text(resource, "status") not in DID_NOT_HAPPEN["status"]:
             yield 0, "classes", own, (class_of(resource),)
