@@ -7,6 +7,7 @@ service needs as `prefetch`; the service never asks the EHR's FHIR server for mo
 import uuid
 from collections.abc import Sequence
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from fastapi import APIRouter
@@ -16,7 +17,7 @@ from ehrsequencing.config import format_days
 from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS
-from ehrsequencing.serve.predictor import Answer
+from ehrsequencing.serve.predictor import Answer, Predictor
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.service import Service
 
@@ -72,7 +73,7 @@ def router(service: Service) -> APIRouter:
             lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
             detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            answer = predictor.answer(read_patient(bundle, predictor.encounter_column))
+            answer = predictor.answer(read_patient(bundle, predictor))
             not_sent = [name for name in _PREFETCH if name not in request.prefetch]
             indicator = "info"
             summary, detail = _summary_and_detail(answer, causes, not_sent)
@@ -108,12 +109,12 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def read_patient(bundle: dict[str, Any], encounter_column: str | None) -> pa.Table:
+def read_patient(bundle: dict[str, Any], predictor: Predictor) -> pa.Table:
     """The rows of one patient's resources, with the columns of MEDS but `subject_id`.
 
     Args:
         bundle: A FHIR R4 Bundle.
-        encounter_column: The name of the column for the ids of encounters, where the run has one.
+        predictor: Its run names the column for the ids of encounters, and how the import of its data read times.
 
     Raises:
         Problem: It does not hold exactly one patient with an id.
@@ -127,8 +128,11 @@ def read_patient(bundle: dict[str, Any], encounter_column: str | None) -> pa.Tab
             where="prefetch",
             fix="send one patient and its resources",
         )
-    rows = read_bundle(bundle)[0].select(["time", "code", "numeric_value", "encounter_id"])
-    return rows.rename_columns({"encounter_id": encounter_column or "encounter_id"})
+    noted = predictor.run.manifest.get("import", {})
+    zone = ZoneInfo(noted["time_zone"]) if "time_zone" in noted else None
+    rows = read_bundle(bundle, zone, known=noted.get("known", "latest"))[0]
+    rows = rows.select(["time", "code", "numeric_value", "encounter_id"])
+    return rows.rename_columns({"encounter_id": predictor.encounter_column or "encounter_id"})
 
 
 def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
