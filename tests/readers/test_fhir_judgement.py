@@ -196,7 +196,8 @@ def test_unknown_modifiers_leave_a_resource_out_and_are_named() -> None:
     modified = {"modifierExtension": [{"url": "http://h.example/not", "valueBoolean": True}]}
     part = {"code": concept("8480-6", LOINC), "valueInteger": 5, **modified}
     rows, report = read({**stay(), **modified}, {**lab(valueInteger=5), **modified}, lab(component=[part]))
-    assert times(rows, "ENCOUNTER//inpatient") and not times(rows, "LOINC")
+    assert times(rows, "ENCOUNTER//inpatient")
+    assert not times(rows, "LOINC")
     assert report.counts["modified"] == 2
     assert any("http://h.example/not" in warning for warning in report.warnings())
 
@@ -243,10 +244,13 @@ def test_one_id_of_two_people_is_refused_where_nothing_names_the_servers(tmp_pat
         (tmp_path / f"fhir/{name}").mkdir(parents=True)
         (tmp_path / f"fhir/{name}/all.ndjson").write_text("\n".join(map(json.dumps, [patient, stay()])))
     error = refused("import", "fhir", tmp_path / "fhir", tmp_path / "meds")
-    assert "a/all.ndjson" in error and "b/all.ndjson" in error and "1980" not in error
+    assert "a/all.ndjson" in error
+    assert "b/all.ndjson" in error
+    assert "1980" not in error
     with pytest.raises(EhrseqError, match="two people"):
         read(other)
-    assert read({**ANNA, "gender": "male"}) and read({**ANNA, "birthDate": "1951"})
+    assert read({**ANNA, "gender": "male"})
+    assert read({**ANNA, "birthDate": "1951"})
 
 
 def test_references_by_identifier_are_named(tmp_path: Path) -> None:

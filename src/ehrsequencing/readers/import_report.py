@@ -70,7 +70,7 @@ RULES = {
     "no_time": "rows without a readable date were dropped",
     "no_code": "rows without a code were dropped",
     "unmapped": "rows whose concept is 0 or missing were kept as OMOP//0//DOMAIN, without their number",
-    "uncoded": "concepts without a coding, or with null flavours, were kept as FHIR//0//TYPE: their text may hold a name",
+    "uncoded": "concepts without a code, or with null flavours, were kept as FHIR//0//TYPE: their text may hold a name",
     "partial_date": "dates without a day were put at the end of their month or year, births and stays at its start",
     "not_done": "resources that say that they are wrong, did not happen or were ruled out were left out",
     "no_result": "results that are absent, with a reason, were left out",

@@ -28,7 +28,6 @@ from ehrsequencing.readers.fhir.elements import (
     entries_of,
     kind_of,
     texts,
-    walk,
 )
 from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, rows_inside, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
