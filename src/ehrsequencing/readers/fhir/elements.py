@@ -216,8 +216,11 @@ def codings(concept: Any) -> tuple[Coded, ...]:
     known: dict[str, Coded] = {}
     other: dict[str, Coded] = {}
     for coding in [*walk(concept, "coding"), concept]:
-        code, (name, is_known) = text(coding, "code"), vocabulary(text(coding, "system"))
-        if code is None or not name:
+        code = text(coding, "code")
+        if code is None:
+            continue
+        name, is_known = vocabulary(text(coding, "system"))
+        if not name:
             continue
         meaning = text(coding, "display") or text(concept, "text")
         coded = Coded(f"{name}//{code}", meaning)
@@ -238,7 +241,7 @@ def extensions(value: Any, path: str, ending: str) -> list[Any]:
 def is_ruled_out(concept: Any) -> bool:
     """Whether a diagnosis of ICD-10-GM has the certainty A: it was ruled out."""
     certainty = extensions(concept, "coding.extension", "icd-10-gm-diagnosesicherheit")
-    return "A" in texts(certainty, "valueCoding.code")
+    return bool(certainty) and "A" in texts(certainty, "valueCoding.code")
 
 
 def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded]:

@@ -247,7 +247,9 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
         or (kind == "Condition" and is_ruled_out(resource.get("code")))
     ):
         return "not_done"
-    modifiers = resource.get("modifierExtension") or walk(resource, "component.modifierExtension")
+    modifiers = resource.get("modifierExtension")
+    if "component" in resource and not modifiers:
+        modifiers = walk(resource, "component.modifierExtension")
     if modifiers and kind in EVENTS:
         return "modified"
     read = {"Patient": _patient, "Encounter": _encounter, "Observation": _observation}
@@ -325,8 +327,9 @@ def base_of(resource: Resource, known: Known, counts: RuleCounts) -> Row:
         or text(resource, f"{spec.encounter}.reference")
     )
     first, last = days_of(_time_of(resource, spec.times))
-    asserted = texts(extensions(resource, "extension", "-assertedDate"), "valueDateTime")
-    written = _time_of(resource, spec.recorded or spec.issued) or next(iter(asserted), None)
+    written = _time_of(resource, spec.recorded or spec.issued)
+    if spec.recorded and written is None and "extension" in resource:
+        written = text(extensions(resource, "extension", "-assertedDate"), "valueDateTime")
     is_first = known.earliest and last is not None
     recorded_first, recorded = days_of(None if is_first else written)
     is_reported = bool(spec.recorded) and not is_first

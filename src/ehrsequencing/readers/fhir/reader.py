@@ -326,6 +326,8 @@ class Blocks:
             resource = at_server(resource, entry.server)
         found = lost or rows_of(resource, self._survey.known, self.report.counts)
         rows = self._counted(resource, found)
+        if not isinstance(resource, dict) or "contained" not in resource:
+            return rows
         for part, inside in rows_inside(resource, self._survey.known, self.report.counts):
             rows += self._counted(part, found if found in _SHARED else inside)
         return rows
