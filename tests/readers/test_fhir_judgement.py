@@ -11,7 +11,8 @@ import pytest
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.fhir import import_fhir, read_bundle
-from ehrsequencing.readers.fhir.mapping import Known, rows_of
+from ehrsequencing.readers.fhir.known import Known
+from ehrsequencing.readers.fhir.mapping import rows_of
 from helpers.command_line import refused
 from helpers.fhir import LOINC, RXNORM, Resource, concept, of, refer
 

@@ -252,8 +252,7 @@ def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
     first = np.where(start == NO_TIME, NO_TIME, day_of(start) - DAY_US)[rows.visit]
     is_far = (rows.time_us < first) | (rows.time_us >= until)
     is_far |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
-    is_after = (rows.time_us > spans.end_us[rows.visit]) & (until < OPEN)
-    is_far |= rows.of_role(Role.ISSUED) & is_after
+    is_far |= rows.of_role(Role.ISSUED) & (until < OPEN) & (rows.time_us > spans.end_us[rows.visit])
     outside: Bools = is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
     return outside
 

@@ -27,10 +27,10 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
+from ehrsequencing.readers.fhir.known import Known
 from ehrsequencing.readers.fhir.mapping import (
     DID_NOT_HAPPEN,
     READ,
-    Known,
     class_of,
 )
 
