@@ -125,7 +125,7 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             f"The data's end lies {ends['days_after_today']:,} days after today, and rows of "
             f"{count_text(ends['subjects_after_today'])} subjects lie after today: time that is still to come counts "
             "as observed, so risks are too low. Remove such rows, and name the day of the export, as in "
-            "data.extracted=2019-12-31.",
+            "data.extracted=2020-12-31.",
         ),
         (
             ends["days_after_today"] > 0 and rule.date is not None,
@@ -137,7 +137,7 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             f"For {count_text(same_day)} of {count_text(without)} subjects without the event, "
             f"{' or '.join(rule.code or ())} is on the day of their last event, so that events after it count and time "
             "without one does not: risks are too high. Name an end of follow-up that no event sets, as in censoring: "
-            "{date: 2019-12-31} or {dataset_end: true}.",
+            "{date: 2020-12-31} or {dataset_end: true}.",
         ),
         (
             years_after >= max(1, MOST * without),
@@ -152,7 +152,7 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             and ends["deaths_alone"] > ALONE_DAYS,
             f"Deaths are recorded for {ends['deaths_alone']:,} days after all other rows: in that time nothing else "
             "can be observed, so risks of it are too low. End follow-up with the other rows, as in censoring: "
-            "{date: 2019-12-31}.",
+            "{date: 2020-12-31}.",
         ),
         (
             rule.is_last_event and came - left > FEW_LOST * came,
