@@ -14,7 +14,8 @@ from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, su
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import shareable_count
-from ehrsequencing.core.files import write_json
+from ehrsequencing.core.files import digest, write_json
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
@@ -75,8 +76,10 @@ def audit(
         progress(number, total, check.name)
         answers.append({"name": check.name, "question": check.question} | _told(facts, check))
     progress(total, total, "done")
+    drawn = {"split": split, "subjects": subjects, "seed": seed, "shuffled": shuffled_labels}
     result = {
         "fingerprint": run.fingerprint,
+        "made_of": digest(made_of(run=run.fingerprint, drawn=drawn)),
         "created": date.today().isoformat(),
         "version": __version__,
         "task": run.task.name,

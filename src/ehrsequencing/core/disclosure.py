@@ -18,6 +18,7 @@ _FACTS = (
     "title",
     "run",
     "weights",
+    "made_of",
     "split",
     "created",
     "versions",

@@ -19,7 +19,8 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_json
+from ehrsequencing.core.files import digest, write_json
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.evaluation import population as follow_up
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import (
@@ -396,6 +397,14 @@ class Evaluation:
         return found
 
 
+def evaluation_made_of(run: Run, split: str, settings: EvaluationConfig, **more: object) -> str:
+    """Digest of all that an evaluation of a run is made of, for `metrics.json`."""
+    asked = settings.model_dump(mode="json", exclude={"tripod"})
+    answers = read_tripod(settings.tripod)
+    parts = {"run": run.fingerprint, "split": split, "evaluation": asked, "tripod": answers}
+    return digest(made_of(**parts, **more))
+
+
 def evaluate(
     run_folder: Path,
     *,
@@ -428,6 +437,7 @@ def evaluate(
     fitted = recalibrate(run, store) if settings.recalibrate else None
     evaluation = Evaluation(source, population, prepared=store, settings=settings)
     result = evaluation.result(progress=progress)
+    result["made_of"] = evaluation_made_of(run, split, settings)
     if fitted is not None:
         landmark = result["main"]["landmark_days"]
         recalibration = before_and_after(run, fitted, population, landmark_days=landmark)

@@ -16,11 +16,12 @@ import numpy as np
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import private_folder, refuse_overlap
-from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
+from ehrsequencing.core.files import private_folder, read_json, refuse_overlap
+from ehrsequencing.core.made_of import differing, made_of
+from ehrsequencing.core.outputs import EXTERNAL, MANIFEST, complete_folder, write_manifest
 from ehrsequencing.evaluation.context import input_rates
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
-from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluation_made_of
 from ehrsequencing.evaluation.population import Population, people
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
@@ -56,6 +57,7 @@ class External:
     unknown: dict[str, int]  # codes that the run does not know → subjects
     unmatched: list[str]  # settings of the task whose codes match nothing here
     late: LateRows | None  # rows that were left out, long after all others
+    made_of: dict[str, str]  # its rows
 
 
 def read_external(
@@ -114,7 +116,8 @@ def read_external(
         source=data,
         dataset_end_us=end_us,
     )
-    return External(population, unknown, unmatched, late=reader.late)
+    made = made_of(records=found.days.content)
+    return External(population, unknown, unmatched, late=reader.late, made_of=made)
 
 
 def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
@@ -190,10 +193,20 @@ def validate(
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         found = read_external(run, data, facts=facts, progress=progress)
+        there = folder / MANIFEST
+        noted = read_json(there).get("made_of") if there.is_file() else found.made_of
+        if out is None and not overwrite and differing(found.made_of, noted):
+            raise EhrseqError(
+                f"holds the validation of other records, which are called {name} too",
+                where=str(folder),
+                fix="name another folder with --out, or replace it with --overwrite",
+            )
         found = replace(found, population=found.population.drawn(settings))
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
         summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
+        parts = {"data": found.made_of, "baselines": store is not None}
+        result["made_of"] = evaluation_made_of(run, SPLIT, settings, **parts)
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(
@@ -204,7 +217,8 @@ def validate(
             )
         write_result(result, temporary)
         draw(result, temporary)
-        write_manifest(temporary, {**EXTERNAL.facts, "run": run.manifest.get("fingerprint")})
+        made = {"run": run.fingerprint, "made_of": found.made_of}
+        write_manifest(temporary, {**EXTERNAL.facts, **made})
     return result, folder
 
 

@@ -44,6 +44,7 @@ class DayCounts:
     last_us: int  # the latest time; `STATIC` without any
     static: int  # rows without a time
     with_number: int  # rows with a number
+    content: int = 0  # of all rows (`Events.content`)
 
     @property
     def years(self) -> list[int]:
@@ -73,6 +74,7 @@ def count_days(events: Events) -> DayCounts:
         last_us=int(events.time_us.max(initial=STATIC)),
         static=len(events) - len(timed),
         with_number=int(np.count_nonzero(~np.isnan(events.value))),
+        content=events.content,
     )
 
 
@@ -93,6 +95,7 @@ def add_days(parts: Sequence[DayCounts]) -> DayCounts:
         last_us=max(part.last_us for part in parts),
         static=sum(part.static for part in parts),
         with_number=sum(part.with_number for part in parts),
+        content=sum(part.content for part in parts) % 2**64,
     )
 
 
