@@ -178,7 +178,7 @@ def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(module, "trainer_of", fits)
     for models in (1, 1, 2):
-        monkeypatch.setattr(module, "MODELS", models)
+        monkeypatch.setattr("ehrsequencing.core.made_of.FORMULAS", models)
         with pytest.raises(Made):
             module.one_split(records, folder, study=study, seed=5, settings=QUICK)
     first, again, other = trained
@@ -206,7 +206,7 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
     with pytest.raises(EhrseqError, match="records have moved"):
         repeated_splits(run, splits=2, data=tmp_path / "nowhere")
     simulate(tmp_path / "other", subjects=300, seed=9)
-    with pytest.raises(EhrseqError, match=r"other records than those of the run: .*labels"):
+    with pytest.raises(EhrseqError, match=r"other records than those .*what differs: records"):
         repeated_splits(run, splits=3, data=tmp_path / "other", settings=QUICK)  # whatever is kept
     with pytest.raises(EhrseqError, match="prepared set has moved"):
         repeated_splits(run, splits=2, prepared=tmp_path / "nowhere")

@@ -272,8 +272,11 @@ def prepare(
             other = differing(made, read_json(folder / MANIFEST).get("made_of"))
             if other and not overwrite:
                 what = f"is there already, made with other data or settings (what differs: {', '.join(other)})"
-                fix = "name another folder with --out, or replace this one with --overwrite"
-                raise EhrseqError(what, where=str(folder), fix=fix)
+                raise EhrseqError(
+                    what,
+                    where=str(folder),
+                    fix="name another folder with --out, or replace this one with --overwrite",
+                )
             with suppress(EhrseqError):  # damaged: refused below
                 if not other:
                     return PreparedData(folder)

@@ -72,21 +72,17 @@ def run(
     else:  # how it is evaluated may change, but for the trees that are in the model
         known = TrainedRun(folder).study
         has_trees = known.training.blend or known.training.distillation > 0
-        decided = {"seed", "tuning_trials"} if has_trees else set()
-        update = settings.evaluation.model_dump(include=decided)
-        evaluation = known.evaluation.model_copy(update=update)
+        decided = {"seed", "tuning_trials"} if has_trees else set[str]()
+        update = known.evaluation.model_dump(exclude=decided)
+        evaluation = settings.evaluation.model_copy(update=update)
         asked_for = settings.model_copy(update={"evaluation": evaluation})
     train(prepared, folder, study=asked_for, resume=True, progress=progress, say=say)
     made = TrainedRun(folder)
     written = set(made.manifest["files"]) - set(made.altered)
     noted, wanted = read_result(folder), evaluation_made_of(made, "held_out", settings.evaluation)
     if noted is None or noted.get("made_of") != wanted or not {*PAGES} <= written:
-        again = (
-            ""
-            if noted is None
-            else " again: the last evaluation had other settings, or lost a page"
-        )
-        say(f"4/5  evaluating on held-out people, beside baselines{again}")
+        step = "evaluating" if noted is None else "evaluating again, by other settings,"
+        say(f"4/5  {step} on held-out people, beside baselines")
         evaluate(made, progress=progress, **dict(settings.evaluation))
     if saved_audit(folder) is None:
         say("5/5  auditing: can anything from the future reach the model?")

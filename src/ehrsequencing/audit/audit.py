@@ -76,10 +76,13 @@ def audit(
         progress(number, total, check.name)
         answers.append({"name": check.name, "question": check.question} | _told(facts, check))
     progress(total, total, "done")
-    drawn = {"split": split, "subjects": subjects, "seed": seed, "shuffled": shuffled_labels}
     result = {
         "fingerprint": run.fingerprint,
-        "made_of": digest(made_of(run=run.fingerprint, drawn=drawn)),
+        "made_of": digest(
+            made_of(
+                run=run.fingerprint, split=split, drawn=[subjects, seed], shuffled=shuffled_labels
+            )
+        ),
         "created": date.today().isoformat(),
         "version": __version__,
         "task": run.task.name,

@@ -345,12 +345,12 @@ def sha256(path: Path) -> str:
 
 
 def remembered(key: object, make: Callable[[], Any]) -> Any:
-    """A JSON value that is made once for each key, and kept in the user's cache (`XDG_CACHE_HOME`).
+    """A JSON value that is made once for each key, and kept in the user's cache (`EHRSEQ_CACHE`).
 
     A cache that cannot be read or written is done without.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    path = cache / "ehrsequencing" / f"{digest(key)}.json"
+    cache = os.environ.get("EHRSEQ_CACHE") or os.path.expanduser("~/.cache/ehrsequencing")
+    path = Path(cache, f"{digest(key)}.json")
     with suppress(EhrseqError):
         return read_json(path)
     value = make()

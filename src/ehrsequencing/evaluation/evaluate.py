@@ -399,10 +399,15 @@ class Evaluation:
 
 def evaluation_made_of(run: Run, split: str, settings: EvaluationConfig, **more: object) -> str:
     """Digest of all that an evaluation of a run is made of, for `metrics.json`."""
-    asked = settings.model_dump(mode="json", exclude={"tripod"})
-    answers = read_tripod(settings.tripod)
-    parts = {"run": run.fingerprint, "split": split, "evaluation": asked, "tripod": answers}
-    return digest(made_of(**parts, **more))
+    return digest(
+        made_of(
+            run=run.fingerprint,
+            split=split,
+            evaluation=settings.model_dump(mode="json", exclude={"tripod"}),
+            tripod=read_tripod(settings.tripod),
+            **more,
+        )
+    )
 
 
 def evaluate(

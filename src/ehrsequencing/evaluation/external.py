@@ -16,7 +16,7 @@ import numpy as np
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import private_folder, read_json, refuse_overlap
+from ehrsequencing.core.files import digest, private_folder, read_json, refuse_overlap
 from ehrsequencing.core.made_of import differing, made_of
 from ehrsequencing.core.outputs import EXTERNAL, MANIFEST, complete_folder, write_manifest
 from ehrsequencing.evaluation.context import input_rates
@@ -116,8 +116,13 @@ def read_external(
         source=data,
         dataset_end_us=end_us,
     )
-    made = made_of(records=found.days.content)
-    return External(population, unknown, unmatched, late=reader.late, made_of=made)
+    return External(
+        population,
+        unknown,
+        unmatched,
+        late=reader.late,
+        made_of=made_of(records=found.days.content),
+    )
 
 
 def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
@@ -205,8 +210,9 @@ def validate(
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
         summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
-        parts = {"data": found.made_of, "baselines": store is not None}
-        result["made_of"] = evaluation_made_of(run, SPLIT, settings, **parts)
+        result["made_of"] = evaluation_made_of(
+            run, SPLIT, settings, data=found.made_of, baselines=store is not None
+        )
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(
@@ -260,4 +266,5 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
         "new_codes": common[:MOST_CODES],
         "unmatched": found.unmatched,
         "seen_in_training": seen,
+        "people": digest(found.made_of),
     }, warnings

@@ -132,7 +132,10 @@ def score(
         if prepared is None:
             progress("preparing the records")
             prepare(data, temporary / _PREPARED, study=study, tasks=[task])
-        store = _opened(prepared or temporary / _PREPARED, data, task, is_ours=prepared is None)
+        store = Prepared(prepared or temporary / _PREPARED, verify=prepared is not None)
+        if prepared is not None:
+            refuse_other_task(task, store.task(task.name), file=Path("--task"), by=prepared)
+            require_made_of(store, data)
         whole = Population.of_split(store, task, split)
         found = match(table, whole.records, task, path=predictions)
         population, risk, notes = _evaluated(replace(whole, source=data), found, task, predictions)
@@ -166,11 +169,10 @@ def score(
             },
             "warnings": [*notes, *result["warnings"]],
         }
-        asked = study.evaluation.model_dump(mode="json", exclude={"tripod"})
         made = store.manifest["made_of"] | made_of(
             predictions=[sha256(path) for path in (predictions, *others.values())],
             split=split,
-            evaluation=asked,
+            evaluation=study.evaluation.model_dump(mode="json", exclude={"tripod"}),
             tripod=result["tripod"],
         )
         result["made_of"] = digest(made)
@@ -330,16 +332,6 @@ def _require_own_names(names: Sequence[str]) -> None:
         if not name.strip() or name in (NETWORK, ORACLE, FLAT, *BASELINES, *names[:number]):
             what = f"{name!r} is the name of another model of the report"
             raise EhrseqError(what, where="--name", fix="choose another")
-
-
-def _opened(folder: Path, data: Path, task: TaskConfig, *, is_ours: bool) -> Prepared:
-    """The prepared set, which must be of this data and task."""
-    store = Prepared(folder, verify=not is_ours)
-    if is_ours:
-        return store
-    refuse_other_task(task, store.task(task.name), file=Path("--task"), by=folder)
-    require_made_of(store, data)
-    return store
 
 
 def _evaluated(

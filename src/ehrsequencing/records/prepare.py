@@ -127,13 +127,12 @@ def content_of(data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> d
         EhrseqError: The data cannot be used.
     """
     files = sorted([*find_shards(data), *(data / "metadata").glob("*"), *_index_files(tasks)])
-    stats = [(path, path.stat()) for path in files]
-    key = [
-        FORMULAS,
-        str(data.resolve()),
-        [(str(path.resolve()), stat.st_size, stat.st_mtime_ns) for path, stat in stats],
-        [one.model_dump(mode="json") for one in (study, *tasks)],
-    ]
+    key = {
+        "formulas": FORMULAS,
+        "data": str(data.resolve()),
+        "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+        "settings": [one.model_dump(mode="json") for one in (study, *tasks)],
+    }
     found: dict[str, str] = remembered(
         key, lambda: _made_of(ShardWork.of_study(data, study, tasks))
     )
@@ -146,8 +145,7 @@ def require_made_of(prepared: Prepared, data: Path) -> None:
     Raises:
         EhrseqError: Names what differs.
     """
-    tasks = [prepared.task(name) for name in prepared.tasks]
-    made = content_of(data, prepared.study, tasks)
+    made = content_of(data, prepared.study, [prepared.task(name) for name in prepared.tasks])
     if other := differing(made, prepared.manifest.get("made_of")):
         what = f"holds other records than those that {prepared.folder} was made from"
         fix = "name those records, or prepare, train and evaluate these in folders of their own"

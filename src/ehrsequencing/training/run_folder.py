@@ -165,8 +165,9 @@ class RunFolder:
 
 def fingerprint_of(identity: Mapping[str, str], settings: Mapping[str, str]) -> str:
     """Digest of the data and the settings that decide a model, all but those of `evaluate`."""
-    decided = {k: v for k, v in settings.items() if not k.startswith("evaluation.")}
-    return digest([identity, decided])
+    return digest(
+        [identity, {k: v for k, v in settings.items() if not k.startswith("evaluation.")}]
+    )
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
