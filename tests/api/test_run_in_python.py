@@ -123,10 +123,12 @@ def test_prepare_is_cached_by_content(here: Path, tmp_path: Path) -> None:
     index.parent.mkdir()
     task = load_task(here / "task.yaml").model_dump() | {"index": {"file": str(index.parent)}}
     cached = []
-    for text in (b"x", b"x", b"y"):
-        index.write_bytes(text)
+    for day in (1, 1, 2):
+        when = pd.Series([pd.Timestamp(2010, 1, day)]).astype("datetime64[us]")
+        pd.DataFrame({"subject_id": [1], "prediction_time": when}).to_parquet(index)
         cached.append(content_of(here / "meds", load_study(None), [eh.TaskConfig.model_validate(task)]))
-    assert cached[0] == cached[1] != cached[2]
+    assert cached[0] == cached[1]
+    assert differing(cached[1], cached[2]) == ["index_files"]
     (other.folder / "vocabulary.json").write_text("{}")  # damaged: neither believed nor replaced
     with pytest.raises(EhrseqError, match="has changed since it was written"):
         eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)

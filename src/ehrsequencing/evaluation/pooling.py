@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 from scipy.stats import norm, t
@@ -25,17 +25,18 @@ SCALES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], float, float
     "slope": (np.asarray, np.asarray, -MOST, MOST),
 }
 Count = Annotated[int, Field(ge=0, le=10**10)] | Literal["<11"] | None
+Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]  # no half a surrogate
 Place = tuple[float | None, str, float | None, str]
 
 
 class MetricRow(BaseModel, strict=True, allow_inf_nan=False):
     """A row of `metrics`: one metric of one model at one place, with its 95 % interval."""
 
-    model: str
+    model: Text
     landmark_days: Annotated[float, Field(ge=0)] | None
-    cause: str
+    cause: Text
     horizon_days: float | None
-    metric: str
+    metric: Text
     value: float | None
     low: float | None
     high: float | None
@@ -74,11 +75,10 @@ class MetricRow(BaseModel, strict=True, allow_inf_nan=False):
 def _is_narrow(metric: str, limits: Sequence[float], counts: Sequence[int]) -> bool:
     """Whether so few people cannot tell a metric so well; an IPA near 0 may have no width once it is rounded."""
     _, events, subjects = counts
-    with np.errstate(divide="ignore"):
+    with np.errstate(all="ignore"):
         low, high = SCALES[metric][0](np.array(limits))
-    if metric == "ipa":
-        return bool(0 < high - low < 0.1 / subjects)
-    return bool(high - low < 0.3 / events**0.5)
+        width = float(high - low)
+    return 0 < width < 0.1 / subjects if metric == "ipa" else width < 0.3 / events**0.5
 
 
 class External(BaseModel, strict=True):
@@ -92,13 +92,13 @@ class External(BaseModel, strict=True):
 class Site(BaseModel, strict=True):
     """The part of `metrics.json` that is pooled."""
 
-    title: str
+    title: Text
     split: Literal["held_out", "external"]
     external: External | None
-    weights: str
+    weights: Text
     task: dict[str, Any]
     data: dict[str, Any]
-    models: Annotated[list[str], Field(min_length=1)]
+    models: Annotated[list[Text], Field(min_length=1)]
     metrics: list[MetricRow]
 
     @property

@@ -128,7 +128,7 @@ def prediction_file(
     horizons_days: Sequence[float | None],
     start_days: float,
     banded: bool,
-    made_by: Mapping[str, str],
+    made_by: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Iterator[PredictionWriter]:
     """Open a file of predictions for writing. It appears when it is complete, and not at all after an error.
@@ -144,7 +144,7 @@ def prediction_file(
     """
     require_suffix(out)
     schema = pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS
-    notes = {"version": __version__, **made_by}
+    notes = {"version": __version__, **(made_by or {})}
     schema = schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
     if not out.name.endswith(".parquet"):
         causes = without_formulas(pa.array(causes, pa.string())).to_pylist()

@@ -137,10 +137,9 @@ def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) 
         return "Too few people had the event to judge it."
     landmark = metrics["main"]["landmark_days"]
     where = f"{format_days(landmark)} after the index" if landmark else "at the index"
-    people, meaning = _PEOPLE[metrics["split"]]
-    note = "" if metrics["split"] == "held_out" else f" {meaning}"
+    people, meaning = _people(metrics)
     lines = [
-        f"On {people}, predicted {where}.{note} A dash stands where too few events allow an interval.",
+        f"On {people}, predicted {where}. {meaning} A dash stands where too few events allow an interval.",
         "",
         "| metric | event and horizon | value | 95 % interval |",
         "|---|---|---|---|",
@@ -150,6 +149,11 @@ def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) 
         name = METRICS[row["metric"]].name
         lines.append(f"| {name} | {_place(row)} | {row['value']:.3f} | {interval} |")
     return "\n".join(lines)
+
+
+def _people(metrics: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Whose numbers they are, and what that means."""
+    return _PEOPLE[(metrics or {}).get("split", "held_out")]
 
 
 def _trained_on(metrics: Mapping[str, Any] | None) -> str:
@@ -165,7 +169,7 @@ def _trained_on(metrics: Mapping[str, Any] | None) -> str:
 def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str) -> bytes:
     """The card as XML; arguments as of `model_card`."""
     rows, groups = _rows(metrics), _group_rows(metrics)
-    split = "held_out" if metrics is None else metrics["split"]
+    people = _people(metrics)
     asked = _question(run.task)
     discrimination = [row for row in rows if row["metric"] in ("c", "auc")]
     calibration = [row for row in rows if row["metric"] not in ("c", "auc")]
@@ -223,17 +227,17 @@ def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str
         },
         "KeyMetrics": {
             "UsefulnessUsabilityEfficacy": _key_metric(
-                "To rank people by risk", [(_label(row), row) for row in discrimination], split
+                "To rank people by risk", [(_label(row), row) for row in discrimination], people
             ),
             "FairnessEquity": _key_metric(
                 "As many events as expected in every group",
                 [(f"{_label(row)}, {row['group']} {row['level']}", row) for row in groups],
-                split,
+                people,
             ),
             "SafetyReliability": _key_metric(
                 "Risks that are right on average",
                 [(_label(row), row) for row in calibration],
-                split,
+                people,
             ),
         },
         "Resources": {
@@ -260,7 +264,7 @@ def _append(parent: xml.Element, entries: list[tuple[str, Any]]) -> None:
 
 
 def _key_metric(
-    goal: str, found: list[tuple[str, Mapping[str, Any]]], split: str
+    goal: str, found: list[tuple[str, Mapping[str, Any]]], people: tuple[str, str]
 ) -> dict[str, Any]:
     """One of the three key metrics; the schema wants a result also where there is none."""
     results = [("MetricResult", {"Label": label, "ValueJson": _value(row)}) for label, row in found]
@@ -270,8 +274,8 @@ def _key_metric(
         "MetricGoal": goal,
         "Results": results,
         "Interpretation": TO_FILL_IN,
-        "TestType": f"Retrospective, on {_PEOPLE[split][0]} of the same source",
-        "TestingDataDescription": _PEOPLE[split][1],
+        "TestType": f"Retrospective, on {people[0]} of the same source",
+        "TestingDataDescription": people[1],
         "ValidationProcessAndJustification": TO_FILL_IN,
     }
 
