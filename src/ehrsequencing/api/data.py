@@ -268,8 +268,8 @@ def prepare(
     tasks, folder = tasks_of(task), Path(out)
     with meds_folder(meds) as source, bar("preparing", show=progress) as tick:
         if is_json_of(folder / MANIFEST, PREPARED):
-            made = content_of(source, settings, tasks)
-            other = differing(made, read_json(folder / MANIFEST).get("made_of"))
+            noted = read_json(folder / MANIFEST).get("made_of")
+            other = differing(content_of(source, settings, tasks), noted)
             if other and not overwrite:
                 what = f"is there already, made with other data or settings (what differs: {', '.join(other)})"
                 raise EhrseqError(

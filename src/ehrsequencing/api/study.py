@@ -13,7 +13,7 @@ from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.signals import keep_freed_memory
-from ehrsequencing.evaluation.evaluate import evaluation_made_of
+from ehrsequencing.evaluation.context import evaluation_made_of
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.report import PAGES

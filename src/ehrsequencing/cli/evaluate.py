@@ -95,10 +95,18 @@ def evaluate(
 
     opened = open_run(run, study, command, config=config)
     if redraw:
-        others = {"--split": split != "held_out", "--prepared": prepared, "--baselines": baselines}
-        others |= {"--data": data, "--out": out, "--overwrite": overwrite, "--splits": splits}
-        others |= {"--recalibrate": recalibrate, "--split-seed": split_seed != 1234}
-        others |= {one: not one.startswith("evaluation.tripod=") for one in overrides or ()}
+        others: dict[str, object] = {
+            "--split": split != "held_out",
+            "--prepared": prepared,
+            "--baselines": baselines,
+            "--data": data,
+            "--out": out,
+            "--overwrite": overwrite,
+            "--recalibrate": recalibrate,
+            "--splits": splits is not None,
+            "--split-seed": split_seed != 1234,
+            **{one: not one.startswith("evaluation.tripod=") for one in overrides or ()},
+        }
         if unused := [name for name, value in others.items() if value]:
             what = f"--redraw only draws the last evaluation again, without {', '.join(unused)}"
             fix = "leave out --redraw to evaluate again, or leave out the rest"

@@ -5,7 +5,6 @@ is not compared. Files that may be shared carry one digest of all these digests,
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from ehrsequencing.core.files import digest
 
@@ -27,6 +26,7 @@ def made_of(**parts: object) -> dict[str, str]:
     return found
 
 
-def differing(made: Mapping[str, str], noted: Mapping[str, Any] | None) -> list[str]:
+def differing(made: Mapping[str, str], noted: object) -> list[str]:
     """The parts that another result, by its note, was not made of."""
-    return [name for name, own in made.items() if (noted or {}).get(name) != own]
+    known = noted if isinstance(noted, Mapping) else {}
+    return [name for name, own in made.items() if known.get(name) != own]

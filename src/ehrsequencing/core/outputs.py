@@ -277,16 +277,10 @@ def save_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with the digest of its other entries."""
-    content = {name: entry for name, entry in value.items() if name != _DIGEST}
-    content = json.loads(json.dumps(content))
+    """A JSON object with the digest of its other entries; one that is as it was sealed stays the same."""
+    content = json.loads(json.dumps({k: v for k, v in value.items() if k != _DIGEST}))
     own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {**content, _DIGEST: own}
-
-
-def is_sealed(value: Mapping[str, Any]) -> bool:
-    """Whether the entries of a JSON object are as they were when it was sealed."""
-    return bool(value.get(_DIGEST) == sealed(value)[_DIGEST])
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
@@ -341,7 +335,7 @@ def _whole_manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
-    if not is_sealed(manifest):
+    if manifest != sealed(manifest):
         raise EhrseqError("has changed since it was written", where=str(path), fix=_AGAIN)
     del manifest[_DIGEST]
     if manifest.get("format") != FORMAT:

@@ -19,8 +19,7 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, write_json
-from ehrsequencing.core.made_of import made_of
+from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import population as follow_up
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import (
@@ -30,7 +29,7 @@ from ehrsequencing.evaluation.comparison import (
     fewer_draws,
     main_place,
 )
-from ehrsequencing.evaluation.context import Context, read_tripod
+from ehrsequencing.evaluation.context import Context, evaluation_made_of, read_tripod
 from ehrsequencing.evaluation.curves import (
     decision_rows,
     incidence_rows,
@@ -395,19 +394,6 @@ class Evaluation:
         found = oracle_table(self.truth, self.source, self.records, self.nll[self.ours])
         self.warnings += oracle_warnings(found)
         return found
-
-
-def evaluation_made_of(run: Run, split: str, settings: EvaluationConfig, **more: object) -> str:
-    """Digest of all that an evaluation of a run is made of, for `metrics.json`."""
-    return digest(
-        made_of(
-            run=run.fingerprint,
-            split=split,
-            evaluation=settings.model_dump(mode="json", exclude={"tripod"}),
-            tripod=read_tripod(settings.tripod),
-            **more,
-        )
-    )
 
 
 def evaluate(

@@ -18,10 +18,16 @@ from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, refuse_overlap
 from ehrsequencing.core.made_of import differing, made_of
-from ehrsequencing.core.outputs import EXTERNAL, MANIFEST, complete_folder, write_manifest
-from ehrsequencing.evaluation.context import input_rates
+from ehrsequencing.core.outputs import (
+    EXTERNAL,
+    MANIFEST,
+    complete_folder,
+    is_json_of,
+    write_manifest,
+)
+from ehrsequencing.evaluation.context import evaluation_made_of, input_rates
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
-from ehrsequencing.evaluation.evaluate import Evaluation, evaluation_made_of
+from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, people
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import RunRisks
@@ -198,8 +204,8 @@ def validate(
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         found = read_external(run, data, facts=facts, progress=progress)
-        there = folder / MANIFEST
-        noted = read_json(there).get("made_of") if there.is_file() else found.made_of
+        is_there = is_json_of(folder / MANIFEST, EXTERNAL)
+        noted = read_json(folder / MANIFEST).get("made_of") if is_there else found.made_of
         if out is None and not overwrite and differing(found.made_of, noted):
             raise EhrseqError(
                 f"holds the validation of other records, which are called {name} too",

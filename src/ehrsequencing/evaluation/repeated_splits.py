@@ -22,7 +22,7 @@ from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.made_of import made_of
-from ehrsequencing.core.outputs import MANIFEST, is_sealed, sealed
+from ehrsequencing.core.outputs import MANIFEST, sealed
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
@@ -249,7 +249,8 @@ def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
     path = run_folder / FOLDER / SUMMARY
     kept = read_json(path) if path.is_file() else {}
-    if kept.get("fingerprint") != Run(run_folder).manifest["fingerprint"] or not is_sealed(kept):
+    own = Run(run_folder).manifest["fingerprint"]
+    if kept.get("fingerprint") != own or kept != sealed(kept):
         return result
     whole = result | {"repeated_splits": kept["repeated_splits"]}
     add_result(whole, run_folder)
@@ -291,7 +292,7 @@ def one_split(
     fingerprint = split_fingerprint(study, settings, origin)
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
-        if stored.get("fingerprint") == fingerprint and is_sealed(stored):
+        if stored.get("fingerprint") == fingerprint and stored == sealed(stored):
             return stored
     # other data, settings or models than before: what they left is neither taken nor continued
     own = folder / digest(made_of(origin=origin, splits=study.splits.model_dump(mode="json")))[:12]

@@ -19,7 +19,7 @@ from ehrsequencing.baselines.teacher import teacher_of
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import read_json
-from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder
+from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, is_json_of
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
@@ -86,7 +86,7 @@ def train_baseline(
     flat = {"architecture": "flat", "history_dropout": 0.0}
     wanted = study.model_copy(update={"model": study.model.model_copy(update=flat)})
     made, there = Trainer(prepared, task_name, folder, study=wanted), folder / MANIFEST
-    if not there.is_file() or read_json(there).get("fingerprint") != made.fingerprint:
+    if not is_json_of(there, RUN) or read_json(there).get("fingerprint") != made.fingerprint:
         with complete_folder(folder, RUN, overwrite=True) as temporary:
             teacher = teacher_of(
                 prepared, task_name, wanted

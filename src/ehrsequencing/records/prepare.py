@@ -148,8 +148,11 @@ def require_made_of(prepared: Prepared, data: Path) -> None:
     made = content_of(data, prepared.study, [prepared.task(name) for name in prepared.tasks])
     if other := differing(made, prepared.manifest.get("made_of")):
         what = f"holds other records than those that {prepared.folder} was made from"
-        fix = "name those records, or prepare, train and evaluate these in folders of their own"
-        raise EhrseqError(f"{what} (what differs: {', '.join(other)})", where=str(data), fix=fix)
+        raise EhrseqError(
+            f"{what} (what differs: {', '.join(other)})",
+            where=str(data),
+            fix="name those records, or prepare, train and evaluate these in folders of their own",
+        )
 
 
 def _index_files(tasks: Sequence[TaskConfig]) -> list[Path]:
