@@ -32,10 +32,10 @@ from ehrsequencing.config import StudyConfig
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.core.files import digest, read_json, write_json
+from ehrsequencing.core.made_of import FORMULAS
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK
-from ehrsequencing.evaluation.repeated_splits import MODELS
 from ehrsequencing.evaluation.trained_baselines import TrainedBaseline, known_baselines
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
@@ -310,7 +310,7 @@ def main() -> None:
     study = study.model_copy(update={"task": load_task(arguments.data / "task.yaml")})
     # of other settings, stays or models nothing is taken
     stays = sorted(map(str, arguments.raw or [arguments.data]))
-    out = arguments.out / digest([study.model_dump(mode="json"), stays, MODELS])[:12]
+    out = arguments.out / digest([study.model_dump(mode="json"), stays, FORMULAS])[:12]
     meds = arguments.data
     if arguments.raw:
         meds = out / "meds"

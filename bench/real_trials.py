@@ -13,8 +13,9 @@ from statistics import fmean
 
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.made_of import FORMULAS
 from ehrsequencing.core.signals import keep_freed_memory
-from ehrsequencing.evaluation.repeated_splits import MODELS, split_study
+from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
@@ -28,7 +29,7 @@ def tried(
 ) -> dict[str, float]:
     """Tuning NLL, CPU seconds and epochs of one training."""
     found, records, run = folder / "trial.json", folder / "prepared", folder / "run"
-    if found.is_file() and (kept := read_json(found)).pop("models", None) == MODELS:
+    if found.is_file() and (kept := read_json(found)).pop("models", None) == FORMULAS:
         return dict(kept)
     study = split_study(study_of(name, ("training.blend=false", *settings)), seed)
     assert study.task is not None
@@ -41,7 +42,7 @@ def tried(
     nll = float(Run(run).nll(parts.records(study.task.name, "tuning")).mean())
     epochs = sum(1 for _ in (run / "history.jsonl").open())
     result = {"nll": nll, "cpu_s": cpu_s, "epochs": epochs}
-    write_json(found, {**result, "models": MODELS})
+    write_json(found, {**result, "models": FORMULAS})
     shutil.rmtree(records)
     return result
 

@@ -14,13 +14,14 @@ import pytest
 
 import ehrsequencing as eh
 from ehrsequencing.api import plots
-from ehrsequencing.api.data import _content
 from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.config import load_study
 from ehrsequencing.config.files import load_task
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.made_of import differing
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import predict
+from ehrsequencing.records.prepare import content_of
 from helpers.command_line import ehrseq
 
 
@@ -116,16 +117,18 @@ def test_prepare_is_cached_by_content(here: Path, tmp_path: Path) -> None:
         eh.prepare("meds/", "task.yaml", out=tmp_path / "p", progress=False, vocabulary={"min_subjects": 12})
     new: dict[str, Any] = {"out": tmp_path / "p", "overwrite": True, "progress": False}
     other = eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)
-    assert other.manifest["content"] != first.manifest["content"]
+    assert differing(other.manifest["made_of"], first.manifest["made_of"]) == ["vocabulary.min_subjects"]
     assert len(other.vocabulary) < tokens
     index = tmp_path / "index" / "a.parquet"  # a folder of files, as other tools write them
     index.parent.mkdir()
     task = load_task(here / "task.yaml").model_dump() | {"index": {"file": str(index.parent)}}
     cached = []
-    for text in (b"x", b"x", b"y"):
-        index.write_bytes(text)
-        cached.append(_content(here / "meds", load_study(None), [eh.TaskConfig.model_validate(task)]))
-    assert cached[0] == cached[1] != cached[2]
+    for day in (1, 1, 2):
+        when = pd.Series([pd.Timestamp(2010, 1, day)]).astype("datetime64[us]")
+        pd.DataFrame({"subject_id": [1], "prediction_time": when}).to_parquet(index)
+        cached.append(content_of(here / "meds", load_study(None), [eh.TaskConfig.model_validate(task)]))
+    assert cached[0] == cached[1]
+    assert differing(cached[1], cached[2]) == ["index_files"]
     (other.folder / "vocabulary.json").write_text("{}")  # damaged: neither believed nor replaced
     with pytest.raises(EhrseqError, match="has changed since it was written"):
         eh.prepare("meds/", "task.yaml", vocabulary={"min_subjects": 12}, **new)

@@ -318,6 +318,8 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Board 7, reference 12" in (run / "report.html").read_text()
     assert ehrseq("evaluate", run, "--redraw").exit_code == 0  # and as it was
+    for more in (("--recalibrate",), ("--split", "tuning"), ("--data", tmp_path), ("evaluation.bootstrap=7",)):
+        assert f"without {more[0]}" in ehrseq("evaluate", run, "--redraw", *more).stderr
     assert (run / "report-details.html").read_text() == after
     assert "has no results of an evaluation" in ehrseq("evaluate", bare, "--redraw").stderr
     # Metrics that cannot be drawn change neither the verdict nor the report.

@@ -174,7 +174,7 @@ def test_training_starts_and_resumes_in_no_folder_of_somebody_else(
 
 def test_overwrite_starts_an_interrupted_training_again(sim_prepared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    RunFolder(out, Prepared(sim_prepared), "simulated", "other settings").begin(resume=False)
+    RunFolder(out, Prepared(sim_prepared), "simulated", {"model.dim": "other"}).begin(resume=False)
     note = out / "notes.txt"
     note.write_text("mine")
     train = ("train", sim_prepared, "--out", out, "--overwrite", *TINY)

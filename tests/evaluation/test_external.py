@@ -209,3 +209,18 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     assert ehrseq("evaluate", run, "--recalibrate", *quick).exit_code == 0
     assert "--out needs --data" in refused("evaluate", run, "--out", tmp_path / "x")
     assert "exclude each other" in refused("evaluate", run, "--data", held_out, "--split", "tuning")
+
+
+def test_other_records_of_one_name_do_not_replace_a_validation(run: Path, elsewhere: Path, tmp_path: Path) -> None:
+    first, second = (rewritten(elsewhere, tmp_path / name / "data", lambda table: table) for name in "ab")
+    _, folder = validate(run, first, settings=QUICK)
+    before = read_json(folder / "metrics.json")
+    assert validate(run, second, settings=QUICK)[1] == folder  # the same rows
+    fewer = rewritten(elsewhere, tmp_path / "c" / "data", lambda table: table.slice(0, len(table) - 1))
+    with pytest.raises(EhrseqError, match=r"holds the validation of other records, which are called .*--out"):
+        validate(run, fewer, settings=QUICK)
+    assert read_json(folder / "metrics.json") == before
+    again, _ = validate(run, fewer, settings=QUICK, overwrite=True)
+    assert again["made_of"] != before["made_of"]
+    assert again["external"]["people"] != before["external"]["people"]
+    shutil.rmtree(folder)

@@ -65,8 +65,12 @@ def evaluation(seed: int = 0) -> dict[str, Any]:
     """`metrics.json` of real people at one site."""
     result = complete(seed=seed)
     rows = [{"subjects": 312, "events": 47, **row} for row in result["metrics"]]
+    for row in rows:
+        if row["metric"] == "oe" and row["low"] is not None:  # as wide as so many events allow
+            row |= {"low": row["value"] * 0.8, "high": row["value"] * 1.25}
     redacted = redact({**result, "weights": "a" * 64, "metrics": rows})
-    found: dict[str, Any] = json.loads(json.dumps(redacted))
+    people = {"subjects": 310, "seen_in_training": 0, "people": f"people of seed {seed}"}
+    found: dict[str, Any] = json.loads(json.dumps({**redacted, "split": "external", "external": people}))
     return found
 
 
@@ -113,26 +117,57 @@ def test_the_command_writes_a_page_with_a_forest_plot(files: list[Path], tmp_pat
 
 
 def changed(**row: Any) -> dict[str, Any]:
-    """An evaluation whose first C is changed."""
+    """An evaluation whose first C, or first row of `metric`, is changed."""
     metrics = evaluation(7)
-    one = next(one for one in metrics["metrics"] if one["metric"] == "c" and one["value"] is not None)
+    named = row.pop("metric", "c")
+    one = next(one for one in metrics["metrics"] if one["metric"] == named and one["value"] is not None)
     one.update(row)
     return metrics
 
 
+def validated(**external: Any) -> dict[str, Any]:
+    """An evaluation that says something else of its people."""
+    metrics = evaluation(7)
+    return {**metrics, "external": {**metrics["external"], **external}}
+
+
 REFUSED = {
     "c above one": (changed(value=1.2, low=1.1, high=1.3), "not possible"),
-    "outside its interval": (changed(value=0.5, low=0.6, high=0.7), "not in its interval"),
+    "outside its interval": (
+        changed(value=0.5, low=0.6, high=0.7),
+        r"metrics, row \d+, value is not within its limits",
+    ),
+    "one limit": (changed(low=None), "low or high is missing"),
+    "limits without an estimate": (changed(value=None), "value is missing"),
+    "no width": (changed(low=0.7, value=0.7, high=0.7), "too near to one another"),
+    "a width of rounding": (changed(low=0.7 - 1e-12, value=0.7, high=0.7 + 1e-12), "too near to one another"),
+    "an ipa of no width": (changed(metric="ipa", low=0.1, value=0.1 + 1e-7, high=0.1 + 2e-7), "too near"),
+    "huge": (changed(metric="oe", low=1e300, value=1e305, high=1e308), "not possible"),
+    "a huge slope": (changed(metric="slope", low=-1e308, value=0.0, high=1e308), "not possible"),
+    "a huge count": (changed(subjects=10**400), "less than or equal to"),
+    "more events than people": (changed(events=3000), "impossible subjects or events"),
+    "nobody": (changed(subjects=0, events=0), "impossible subjects or events"),
+    "beside a hidden count": (changed(events="<11"), "hidden"),
+    "a hidden number": (changed(hidden=True), "hidden"),
+    "a landmark before the index": (changed(landmark_days=-5.0), "landmark_days.*greater than or equal to 0"),
+    "training people": ({**evaluation(7), "split": "train"}, "split, Input should be"),
+    "seen in training": (validated(seen_in_training=15), "seen_in_training is too large"),
+    "a hidden number of few": (validated(seen_in_training="<11", subjects=60), "seen_in_training is too large"),
+    "no count of people": (validated(seen_in_training="many"), "external, seen_in_training"),
+    "people of another site": (validated(people="people of seed 0"), "people is of the same people"),
+    "a score": ({**evaluation(7), "weights": None}, "weights, Input should be a valid string"),
+    "half a surrogate": ({**evaluation(7), "title": "a\ud800"}, "title"),
+    "half a surrogate in a row": (changed(cause="a\ud800"), "cause"),
     "no number": (changed(value=float("nan")), "finite number"),
     "text": (changed(value="0.8"), "valid number"),
     "an exact count": (changed(events=13), "exact count"),
     "a small count": (changed(events=3), "exact count"),
     "a negative count": (changed(events=-20), "greater than or equal to 0"),
-    "twice": ({**evaluation(7), "metrics": evaluation(7)["metrics"] * 2}, "stands twice"),
+    "twice": ({**evaluation(7), "metrics": evaluation(7)["metrics"] * 2}, r"row \d+, metric stands twice"),
     "no rows": ({**evaluation(7), "metrics": None}, "valid list"),
-    "another model": ({**evaluation(7), "weights": "b" * 64}, "same model and task"),
-    "another task": ({**evaluation(7), "task": {"name": "other"}}, "same model and task"),
-    "the same people": (evaluation(0), "results or the name"),
+    "another model": ({**evaluation(7), "weights": "b" * 64}, "weights is that of another model"),
+    "another task": ({**evaluation(7), "task": {"name": "other"}}, "task differs"),
+    "the same people": (evaluation(0), "same people"),
     "no object": ([1, 2], "no metrics.json"),
 }
 
@@ -159,5 +194,22 @@ def test_one_site_or_two_of_one_name_are_refused(files: list[Path], tmp_path: Pa
     with pytest.raises(EhrseqError, match="two sites"):
         read_sites(files[:1])
     (tmp_path / "other").mkdir()
-    with pytest.raises(EhrseqError, match="results or the name"):
+    with pytest.raises(EhrseqError, match="has the name of north"):
         read_sites([files[0], write(tmp_path / "other" / "north", evaluation(5))])
+
+
+def test_other_resamples_of_the_same_people_are_no_other_site(files: list[Path], tmp_path: Path) -> None:
+    """Other intervals around the same numbers, and held-out people of one model."""
+    again = evaluation(0)
+    for row in again["metrics"]:
+        if row["low"] is not None:
+            row["low"] -= 0.001
+    again["external"]["people"] = None
+    with pytest.raises(EhrseqError, match="metrics has the same results"):
+        read_sites([files[0], write(tmp_path / "again", again)])
+    own = [{**evaluation(seed), "split": "held_out", "external": None} for seed in (3, 4)]
+    with pytest.raises(EhrseqError, match="same people"):
+        read_sites([write(tmp_path / f"own-{seed}", one) for seed, one in enumerate(own)])
+    assert len(read_sites([files[0], write(tmp_path / "one", own[0])])) == 2
+    few = validated(seen_in_training="<11", subjects=100)  # at most a tenth
+    assert len(read_sites([files[0], write(tmp_path / "few", few)])) == 2

@@ -150,6 +150,15 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
     assert repeated_splits(other, splits=3, settings=QUICK) == table
     assert (other / "splits" / "seed-1234" / "rows.json").stat().st_mtime_ns == before
 
+    edited = json.loads((other / "splits" / "seed-1234" / "rows.json").read_text())
+    edited["metrics"][0]["value"] = 0.999
+    (other / "splits" / "seed-1234" / "rows.json").write_text(json.dumps(edited))
+    assert repeated_splits(other, splits=3, settings=QUICK) == table  # that split is made again
+    summary = other / "splits" / "repeated_splits.json"
+    assert module.add_splits(other, {"data": {"simulated": True}})["repeated_splits"] == table
+    summary.write_text(summary.read_text().replace('"splits": 3', '"splits": 30'))
+    assert "repeated_splits" not in module.add_splits(other, {"data": {"simulated": True}})
+
     def nothing_to_do(*arguments: object, **options: object) -> None:
         raise AssertionError
 
@@ -178,7 +187,7 @@ def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(module, "trainer_of", fits)
     for models in (1, 1, 2):
-        monkeypatch.setattr(module, "MODELS", models)
+        monkeypatch.setattr("ehrsequencing.core.made_of.FORMULAS", models)
         with pytest.raises(Made):
             module.one_split(records, folder, study=study, seed=5, settings=QUICK)
     first, again, other = trained
@@ -206,7 +215,7 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
     with pytest.raises(EhrseqError, match="records have moved"):
         repeated_splits(run, splits=2, data=tmp_path / "nowhere")
     simulate(tmp_path / "other", subjects=300, seed=9)
-    with pytest.raises(EhrseqError, match=r"other records than those of the run: .*labels"):
+    with pytest.raises(EhrseqError, match=r"other records than those .*what differs: records"):
         repeated_splits(run, splits=3, data=tmp_path / "other", settings=QUICK)  # whatever is kept
     with pytest.raises(EhrseqError, match="prepared set has moved"):
         repeated_splits(run, splits=2, prepared=tmp_path / "nowhere")

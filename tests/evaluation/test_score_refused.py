@@ -1,17 +1,20 @@
 """`score`: what does not fit is refused, and what is left out is counted."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.baselines.forest import CompetingForest
-from ehrsequencing.config import TaskConfig
+from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.trained_baselines import FLAT
+from ehrsequencing.records.prepare import prepare
 from helpers.command_line import refused
 from helpers.score import Score, first
 
@@ -62,6 +65,20 @@ def test_blanking_needs_risks_that_are_given_it(frame: pd.DataFrame, scored: Sco
         scored(frame, task=later)
     with pytest.raises(EhrseqError, match="does not tell from when its risks count"):
         scored(frame.drop(columns="start_days"), task=later, prepared=None)
+
+
+def test_a_prepared_set_of_other_records_is_refused_whatever_its_name(
+    frame: pd.DataFrame, scored: Score, sim_data: Path, task: TaskConfig, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    """Records of the same people, under the same name, without one row."""
+    other = Path(shutil.copytree(sim_data, tmp_path / "other" / sim_data.name))
+    (other / "manifest.json").unlink()
+    shard = sorted((other / "data").rglob("*.parquet"))[0]
+    table = pq.read_table(shard, partitioning=None)
+    pq.write_table(table.slice(0, len(table) - 1), shard)
+    prepare(other, tmp_path / "set", study=tiny_study, tasks=[task])
+    with pytest.raises(EhrseqError, match=r"holds other records .*what differs: records"):
+        scored(frame, prepared=tmp_path / "set")
 
 
 def test_names_and_files_that_do_not_fit_are_refused(

@@ -13,6 +13,7 @@ import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
@@ -106,6 +107,10 @@ def test_the_file_holds_the_risks_that_are_judged(
     table = pq.read_table(tmp_path / "p.parquet")
     assert set(table["start_days"].to_pylist()) == {run.task.blanking}
     assert table.schema.names[6:] == (["low", "high"] if name == "landmarks" else [])
+    notes = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    made_by = {"run": name, "fingerprint": run.fingerprint, "version": __version__}
+    assert {key: notes.get(f"ehrsequencing.{key}") for key in made_by} == made_by
+    assert len(notes["ehrsequencing.data"]) == 16
     if name == "landmarks":
         assert_band(tmp_path / "p.parquet", judged, run.task, member_risks(run, judged, *run.answers.members))
     if name == "blanking":  # which moves the risks: those without it are not the file's

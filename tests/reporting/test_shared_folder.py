@@ -152,6 +152,15 @@ def test_the_card_has_metrics_with_intervals(run: Path, tmp_path: Path) -> None:
         ),
         ("O/E, outcome by 1y", {"kind": "single", "value": 1.123}),
     ]
+    whose = {"held_out": "held-out people", "tuning": "tuning people", "train": "training people"}
+    for split, people in whose.items():
+        named = json.dumps(metrics | {"split": split})
+        add_to_run(copy, "metrics.json", lambda path, text=named: path.write_text(text))  # type: ignore[misc]
+        share_run(copy, tmp_path / split)
+        text = (tmp_path / split / CARD).read_text(encoding="utf-8")
+        applied_text = (tmp_path / split / APPLIED_CARD).read_text(encoding="utf-8")
+        for name in whose.values():
+            assert (f"On {name}, predicted" in text) == (f"on {name} of the" in applied_text) == (name == people)
     add_to_run(copy, "metrics.json", lambda path: path.write_text(json.dumps(metrics | {"metrics": []})))
     share_run(copy, tmp_path / "without")
     text = (tmp_path / "without" / CARD).read_text(encoding="utf-8")

@@ -77,16 +77,25 @@ def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
     before = weights(reference)
     train(sim_prepared, reference, resume=True)
     assert weights(reference) == before
-    with pytest.raises(EhrseqError, match="other settings"):
-        train(sim_prepared, reference, "training.learning_rate=0.1", resume=True)
+    for name, value in {"learning_rate": 0.1, "epochs": 9, "patience": 9}.items():  # 8 epochs are not 2
+        with pytest.raises(EhrseqError, match=rf"other settings \(what differs: training\.{name}\) .*--out"):
+            train(sim_prepared, reference, f"training.{name}={value}", resume=True)
+    with pytest.raises(EhrseqError, match=r"what differs: model\.dropout, evaluation\.bootstrap"):
+        train(sim_prepared, reference, "model.dropout=0.3", "evaluation.bootstrap=7", resume=True)
+    train(sim_prepared, reference, "training.checkpoint_steps=3", resume=True)  # decides nothing
+    assert weights(reference) == before
     with pytest.raises(EhrseqError, match="not empty"):
         train(sim_prepared, reference)
     stopped = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
     with pytest.raises(Interrupted):
         stopped.fit(on_progress=raise_at(5))
-    with pytest.raises(EhrseqError, match="other settings"):
+    with pytest.raises(EhrseqError, match=r"other settings \(what differs: model\.dropout\)"):
         train(sim_prepared, tmp_path / "run", "model.dropout=0.3", resume=True)
-    train(sim_prepared, tmp_path / "run", "training.patience=9", resume=True)  # on the allow-list
+    more = ("training.patience=9", "evaluation.bootstrap=7")  # an interrupted run may go on with them
+    train(sim_prepared, tmp_path / "run", *more, resume=True)
+    train(sim_prepared, tmp_path / "run", *more, resume=True)
+    with pytest.raises(EhrseqError, match=r"what differs: training\.patience, evaluation\.bootstrap"):
+        train(sim_prepared, tmp_path / "run", resume=True)
 
 
 def test_a_damaged_checkpoint_is_an_error(sim_prepared: Path, tmp_path: Path) -> None:

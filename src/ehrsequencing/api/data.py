@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, load_task, validated
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, private_folder, read_json, sha256, write_json
+from ehrsequencing.core.files import private_folder, read_json, write_json
+from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
-from ehrsequencing.core.version import __version__
-from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards, parquet_files
+from ehrsequencing.records.meds import SPLITS, MedsReader
+from ehrsequencing.records.prepare import content_of
 from ehrsequencing.records.prepare import prepare as write_prepared
-from ehrsequencing.records.prepared import SECTIONS, Prepared
+from ehrsequencing.records.prepared import Prepared
 
 if TYPE_CHECKING:
     from ehrsequencing.batches.visit_batch import VisitBatch
@@ -237,8 +238,9 @@ def prepare(
 ) -> PreparedData:
     """Turn MEDS data into packed arrays and labels; does nothing if `out` holds the result already.
 
-    The result is known by the content of the data, the tasks, the settings and the version, so a changed file or
-    setting makes it again.
+    The result is known by the rows of the data, the tasks and the settings. Where one of them has changed, what is in
+    `out` is refused by the name of the change, or made again with `overwrite`. Another compression or another order of
+    the shards is no change.
 
     Args:
         meds: A folder of MEDS data, or a frame of MEDS rows.
@@ -265,9 +267,19 @@ def prepare(
     settings = study_of(study, sections, where="prepare")
     tasks, folder = tasks_of(task), Path(out)
     with meds_folder(meds) as source, bar("preparing", show=progress) as tick:
-        content = _content(source, settings, tasks)
-        if (found := _known(folder, content)) is not None:
-            return found
+        if is_json_of(folder / MANIFEST, PREPARED):
+            noted = read_json(folder / MANIFEST).get("made_of")
+            other = differing(content_of(source, settings, tasks), noted)
+            if other and not overwrite:
+                what = f"is there already, made with other data or settings (what differs: {', '.join(other)})"
+                raise EhrseqError(
+                    what,
+                    where=str(folder),
+                    fix="name another folder with --out, or replace this one with --overwrite",
+                )
+            with suppress(EhrseqError):  # damaged: refused below
+                if not other:
+                    return PreparedData(folder)
         write_prepared(
             source,
             folder,
@@ -275,35 +287,6 @@ def prepare(
             tasks=tasks,
             overwrite=overwrite,
             progress=tick,
-            content=content,
             engine=engine,
         )
     return PreparedData(folder)
-
-
-def _known(folder: Path, content: str) -> PreparedData | None:
-    """What the folder holds, if it is complete and of this very content."""
-    manifest = folder / MANIFEST
-    if not is_json_of(manifest, PREPARED) or read_json(manifest).get("content") != content:
-        return None
-    try:
-        return PreparedData(folder)
-    except EhrseqError:
-        return None
-
-
-def _content(data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> str:
-    """Digest of everything that a prepared set is made of."""
-    metadata = [path for path in sorted((data / "metadata").glob("*")) if path.is_file()]
-    named = [Path(task.index.file) for task in tasks if task.index.file is not None]
-    indexes = [
-        file for path in named for file in (parquet_files(path) if path.is_dir() else [path])
-    ]
-    files = [
-        (str(path.relative_to(data)), sha256(path)) for path in (*find_shards(data), *metadata)
-    ]
-    settings = [
-        study.model_dump(mode="json", include=SECTIONS),
-        [task.model_dump(mode="json") for task in tasks],
-    ]
-    return digest([__version__, settings, files, [sha256(path) for path in indexes]])

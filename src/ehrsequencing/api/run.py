@@ -349,6 +349,7 @@ class TrainedRun(Run):
             counts = metrics["data"]["subjects"].items()
             known = " / ".join(f"{n} {split.replace('_', '-')}" for split, n in counts)
             parts, c = [*parts, f"{known} subjects"], main_c(metrics)
+            c += "" if metrics["split"] == "held_out" else f" on {metrics['split']}"
         audit = saved_audit(self.folder)
         verdict = "not made yet"
         if audit is not None:

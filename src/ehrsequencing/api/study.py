@@ -13,7 +13,8 @@ from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.signals import keep_freed_memory
-from ehrsequencing.evaluation.results import SHARED
+from ehrsequencing.evaluation.context import evaluation_made_of
+from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.report import PAGES
 
@@ -29,6 +30,9 @@ def run(
     **sections: Any,
 ) -> TrainedRun:
     """Check, prepare, train, evaluate and audit, and write the report; what is complete in `out` is not done again.
+
+    A folder of other data, task, model or training is refused by the name of what differs. With other settings of
+    `evaluation` its run is evaluated again.
 
     Args:
         data: A folder of MEDS data.
@@ -64,12 +68,22 @@ def run(
     prepared = prepare(data, asked, out=store, study=settings, progress=progress)
     if not (folder / MANIFEST).is_file():
         say("3/5  training")
-    train(prepared, folder, study=settings, resume=True, progress=progress, say=say)
+        asked_for = settings
+    else:  # how it is evaluated may change, but for the trees that are in the model
+        known = TrainedRun(folder).study
+        has_trees = known.training.blend or known.training.distillation > 0
+        decided = {"seed", "tuning_trials"} if has_trees else set[str]()
+        update = known.evaluation.model_dump(exclude=decided)
+        evaluation = settings.evaluation.model_copy(update=update)
+        asked_for = settings.model_copy(update={"evaluation": evaluation})
+    train(prepared, folder, study=asked_for, resume=True, progress=progress, say=say)
     made = TrainedRun(folder)
     written = set(made.manifest["files"]) - set(made.altered)
-    if not {SHARED, *PAGES} <= written:
-        say("4/5  evaluating on held-out people, beside baselines")
-        evaluate(made, progress=progress)
+    noted, wanted = read_result(folder), evaluation_made_of(made, "held_out", settings.evaluation)
+    if noted is None or noted.get("made_of") != wanted or not {*PAGES} <= written:
+        step = "evaluating" if noted is None else "evaluating again, by other settings,"
+        say(f"4/5  {step} on held-out people, beside baselines")
+        evaluate(made, progress=progress, **dict(settings.evaluation))
     if saved_audit(folder) is None:
         say("5/5  auditing: can anything from the future reach the model?")
         audit(folder, progress=progress)

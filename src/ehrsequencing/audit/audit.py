@@ -14,7 +14,8 @@ from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, su
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import shareable_count
-from ehrsequencing.core.files import write_json
+from ehrsequencing.core.files import digest, write_json
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
@@ -77,6 +78,11 @@ def audit(
     progress(total, total, "done")
     result = {
         "fingerprint": run.fingerprint,
+        "made_of": digest(
+            made_of(
+                run=run.fingerprint, split=split, drawn=[subjects, seed], shuffled=shuffled_labels
+            )
+        ),
         "created": date.today().isoformat(),
         "version": __version__,
         "task": run.task.name,

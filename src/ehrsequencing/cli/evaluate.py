@@ -95,6 +95,22 @@ def evaluate(
 
     opened = open_run(run, study, command, config=config)
     if redraw:
+        others: dict[str, object] = {
+            "--split": split != "held_out",
+            "--prepared": prepared,
+            "--baselines": baselines,
+            "--data": data,
+            "--out": out,
+            "--overwrite": overwrite,
+            "--recalibrate": recalibrate,
+            "--splits": splits is not None,
+            "--split-seed": split_seed != 1234,
+            **{one: not one.startswith("evaluation.tripod=") for one in overrides or ()},
+        }
+        if unused := [name for name, value in others.items() if value]:
+            what = f"--redraw only draws the last evaluation again, without {', '.join(unused)}"
+            fix = "leave out --redraw to evaluate again, or leave out the rest"
+            raise EhrseqError(what, where="ehrseq evaluate", fix=fix)
         page = redraw_report(run, tripod=study.evaluation.tripod)
         finish(wrote={"report": page}, then=["predict", run, "DATA"])
         return

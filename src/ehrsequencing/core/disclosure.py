@@ -18,6 +18,7 @@ _FACTS = (
     "title",
     "run",
     "weights",
+    "made_of",
     "split",
     "created",
     "versions",
@@ -51,6 +52,7 @@ _EXTERNAL = (
     "training_unknown_token_rate",
     "subjects",
     "seen_in_training",
+    "people",
     "new_codes",
 )
 _COUNTS = (  # of people, in the rows of a result

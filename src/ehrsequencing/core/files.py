@@ -344,6 +344,21 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def remembered(key: object, make: Callable[[], Any]) -> Any:
+    """A JSON value that is made once for each key, and kept in the user's cache (`EHRSEQ_CACHE`).
+
+    A cache that cannot be read or written is done without.
+    """
+    cache = os.environ.get("EHRSEQ_CACHE") or os.path.expanduser("~/.cache/ehrsequencing")
+    path = Path(cache, f"{digest(key)}.json")
+    with suppress(EhrseqError):
+        return read_json(path)
+    value = make()
+    with suppress(EhrseqError):
+        write_json(path, value, owner_only=True)
+    return value
+
+
 def digest(value: object) -> str:
     """Short stable hash of a JSON-like value (configurations, vocabularies, label sets)."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -273,13 +273,14 @@ def write_manifest(
 
 def save_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write a manifest with the digest of its own entries, which tells whether one of them has changed."""
-    content = {name: value for name, value in manifest.items() if name != _DIGEST}
-    content = json.loads(json.dumps(content))
-    write_json(folder / MANIFEST, {**content, _DIGEST: _own_digest(content)})
+    write_json(folder / MANIFEST, sealed(manifest))
 
 
-def _own_digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with the digest of its other entries; one that is as it was sealed stays the same."""
+    content = json.loads(json.dumps({k: v for k, v in value.items() if k != _DIGEST}))
+    own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {**content, _DIGEST: own}
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
@@ -334,8 +335,9 @@ def _whole_manifest(path: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
-    if manifest.pop(_DIGEST, None) != _own_digest(manifest):
+    if manifest != sealed(manifest):
         raise EhrseqError("has changed since it was written", where=str(path), fix=_AGAIN)
+    del manifest[_DIGEST]
     if manifest.get("format") != FORMAT:
         raise EhrseqError(
             f"has format {manifest.get('format')!r}, and this version of ehrseq reads {FORMAT}",

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE
+from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.config.files import read_yaml
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json_lines
-from ehrsequencing.core.outputs import HISTORY
+from ehrsequencing.core.files import digest, read_json_lines
+from ehrsequencing.core.made_of import made_of
+from ehrsequencing.core.outputs import HISTORY, RUN_NEEDS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population, unobserved_tenths
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
-from ehrsequencing.models.base import WEIGHTS_FILE
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
@@ -110,6 +112,21 @@ def read_tripod(path: str | Path | None) -> dict[str, str]:
     return answers
 
 
+def evaluation_made_of(run: Run, split: str, settings: EvaluationConfig, **more: object) -> str:
+    """Digest of all that an evaluation of a run is made of, for `metrics.json`."""
+    return digest(
+        made_of(
+            run=run.fingerprint,
+            split=split,
+            evaluation=settings.model_dump(mode="json", exclude={"tripod"}),
+            tripod=read_tripod(settings.tripod),
+            **more,
+        )
+    )
+
+
+# the files of a run that decide its answers, and that a shared copy has byte for byte
+_ANSWERS = sorted({*RUN_NEEDS, BLEND_FILE, ARRAYS_FILE} - {"config.yaml"})
 CUTOFF = "Every token at a prediction time is stamped at or before it, or carries no time at all."
 UNKNOWN_CUTOFF = "Unknown: a file of predictions does not tell what its model has seen."
 FEW_EVENTS = 50
@@ -198,7 +215,7 @@ class Context:
         history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
             "run": run.folder.name,
-            "weights": files.get(WEIGHTS_FILE),
+            "weights": digest([files.get(name) for name in _ANSWERS]),
             "history": history,
             "recalibrated_in_training": "recalibration"
             in run.manifest.get("members", [run.manifest])[0],

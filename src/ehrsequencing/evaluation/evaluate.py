@@ -29,7 +29,7 @@ from ehrsequencing.evaluation.comparison import (
     fewer_draws,
     main_place,
 )
-from ehrsequencing.evaluation.context import Context, read_tripod
+from ehrsequencing.evaluation.context import Context, evaluation_made_of, read_tripod
 from ehrsequencing.evaluation.curves import (
     decision_rows,
     incidence_rows,
@@ -428,6 +428,7 @@ def evaluate(
     fitted = recalibrate(run, store) if settings.recalibrate else None
     evaluation = Evaluation(source, population, prepared=store, settings=settings)
     result = evaluation.result(progress=progress)
+    result["made_of"] = evaluation_made_of(run, split, settings)
     if fitted is not None:
         landmark = result["main"]["landmark_days"]
         recalibration = before_and_after(run, fitted, population, landmark_days=landmark)

@@ -16,9 +16,16 @@ import numpy as np
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import private_folder, refuse_overlap
-from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
-from ehrsequencing.evaluation.context import input_rates
+from ehrsequencing.core.files import digest, private_folder, read_json, refuse_overlap
+from ehrsequencing.core.made_of import differing, made_of
+from ehrsequencing.core.outputs import (
+    EXTERNAL,
+    MANIFEST,
+    complete_folder,
+    is_json_of,
+    write_manifest,
+)
+from ehrsequencing.evaluation.context import evaluation_made_of, input_rates
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, people
@@ -58,6 +65,7 @@ class External:
     unmatched: list[str]  # settings of the task whose codes match nothing here
     differences: list[str]  # from the training data, in sentences
     late: LateRows | None  # rows that were left out, long after all others
+    made_of: dict[str, str]  # its rows
 
 
 def read_external(
@@ -118,8 +126,14 @@ def read_external(
         source=data,
         dataset_end_us=end_us,
     )
-    unlike = differences(inputs, encoder.builder.cause_codes)
-    return External(population, unknown, unmatched, unlike, late=reader.late)
+    return External(
+        population,
+        unknown,
+        unmatched,
+        differences(inputs, encoder.builder.cause_codes),
+        late=reader.late,
+        made_of=made_of(records=found.days.content),
+    )
 
 
 def _mapped(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
@@ -198,12 +212,23 @@ def validate(
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
         found = read_external(run, data, facts=facts, progress=progress)
+        is_there = is_json_of(folder / MANIFEST, EXTERNAL)
+        noted = read_json(folder / MANIFEST).get("made_of") if is_there else found.made_of
+        if out is None and not overwrite and differing(found.made_of, noted):
+            raise EhrseqError(
+                f"holds the validation of other records, which are called {name} too",
+                where=str(folder),
+                fix="name another folder with --out, or replace it with --overwrite",
+            )
         for text in found.differences:
             say(f"warning: {text}")
         found = replace(found, population=found.population.drawn(settings))
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
         summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
+        result["made_of"] = evaluation_made_of(
+            run, SPLIT, settings, data=found.made_of, baselines=store is not None
+        )
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(
@@ -214,7 +239,8 @@ def validate(
             )
         write_result(result, temporary)
         draw(result, temporary)
-        write_manifest(temporary, {**EXTERNAL.facts, "run": run.manifest.get("fingerprint")})
+        made = {"run": run.fingerprint, "made_of": found.made_of}
+        write_manifest(temporary, {**EXTERNAL.facts, **made})
     return result, folder
 
 
@@ -257,4 +283,5 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
         "new_codes": common[:MOST_CODES],
         "unmatched": found.unmatched,
         "seen_in_training": seen,
+        "people": digest(found.made_of),
     }, warnings

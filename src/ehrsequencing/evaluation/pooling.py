@@ -5,41 +5,44 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 from scipy.stats import norm, t
 
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.disclosure import shareable_count
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST, altered, read_manifest
 
+MOST = 1e6  # that a metric of real people can be
 #: Each pooled metric: to the scale on which it is pooled and back, and its possible values.
 SCALES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], float, float]] = {
     "c": (logit, expit, 0.0, 1.0),
-    "oe": (np.log, np.exp, 0.0, np.inf),
-    "ipa": (np.asarray, np.asarray, -np.inf, 1.0),
-    "slope": (np.asarray, np.asarray, -np.inf, np.inf),
+    "oe": (np.log, np.exp, 0.0, MOST),
+    "ipa": (np.asarray, np.asarray, -MOST, 1.0),
+    "slope": (np.asarray, np.asarray, -MOST, MOST),
 }
-Count = Annotated[int, Field(ge=0)] | Literal["<11"] | None
+Count = Annotated[int, Field(ge=0, le=10**10)] | Literal["<11"] | None
+Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]  # no half a surrogate
 Place = tuple[float | None, str, float | None, str]
 
 
 class MetricRow(BaseModel, strict=True, allow_inf_nan=False):
     """A row of `metrics`: one metric of one model at one place, with its 95 % interval."""
 
-    model: str
-    landmark_days: float | None
-    cause: str
+    model: Text
+    landmark_days: Annotated[float, Field(ge=0)] | None
+    cause: Text
     horizon_days: float | None
-    metric: str
+    metric: Text
     value: float | None
     low: float | None
     high: float | None
     subjects: Count
     events: Count
+    hidden: bool = False
 
     @property
     def place(self) -> Place:
@@ -48,21 +51,54 @@ class MetricRow(BaseModel, strict=True, allow_inf_nan=False):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        *_, least, most = SCALES.get(self.metric, (-np.inf, np.inf))
+        if self.metric not in SCALES:
+            return self
+        *_, least, most = SCALES[self.metric]
         known = [x for x in (least, self.low, self.value, self.high, most) if x is not None]
-        if known != sorted(known):
-            raise ValueError(f"{self.metric} is not in its interval, or not possible")
+        counts = [n for n in (1, self.events, self.subjects) if isinstance(n, int)]
+        has_counts = len(counts) == 3 and counts == sorted(counts) and not self.hidden
+        faults = {
+            "value is not within its limits, or not possible": known != sorted(known),
+            "value is missing beside a limit": len(known) > 2 and self.value is None,
+            "low or high is missing": len(known) == 4,
+            "value stands beside hidden or impossible subjects or events": len(known) > 2
+            and not has_counts,
+            "low and high are too near to one another for these events": len(known) == 5
+            and has_counts
+            and _is_narrow(self.metric, known[1:4:2], counts),
+        }
+        if any(faults.values()):
+            raise ValueError(next(text for text, is_so in faults.items() if is_so))
         return self
+
+
+def _is_narrow(metric: str, limits: Sequence[float], counts: Sequence[int]) -> bool:
+    """Whether so few people cannot tell a metric so well; an IPA near 0 may have no width once it is rounded."""
+    _, events, subjects = counts
+    with np.errstate(all="ignore"):
+        low, high = SCALES[metric][0](np.array(limits))
+        width = float(high - low)
+    return 0 < width < 0.1 / subjects if metric == "ipa" else width < 0.3 / events**0.5
+
+
+class External(BaseModel, strict=True):
+    """What an external validation says of its people."""
+
+    subjects: Count
+    seen_in_training: Count
+    people: str | None = None  # a digest: the same people give the same
 
 
 class Site(BaseModel, strict=True):
     """The part of `metrics.json` that is pooled."""
 
-    title: str
-    weights: str | None
+    title: Text
+    split: Literal["held_out", "external"]
+    external: External | None
+    weights: Text
     task: dict[str, Any]
     data: dict[str, Any]
-    models: Annotated[list[str], Field(min_length=1)]
+    models: Annotated[list[Text], Field(min_length=1)]
     metrics: list[MetricRow]
 
     @property
@@ -73,12 +109,41 @@ class Site(BaseModel, strict=True):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        if len({(row.model, *row.place) for row in self.metrics}) != len(self.metrics):
-            raise ValueError("a metric stands twice")
-        counts = [count for row in self.metrics for count in (row.subjects, row.events)]
-        if not self.data.get("simulated") and any(shareable_count(n) != n for n in counts):
-            raise ValueError("an exact count of people is in it")
+        exact = not self.data.get("simulated")
+        seen = set[tuple[str, Place]]()
+        for number, row in enumerate(self.metrics, start=1):
+            if (row.model, row.place) in seen:
+                raise ValueError(f"metrics, row {number}, metric stands twice")
+            if exact and any(shareable_count(n) != n for n in (row.subjects, row.events)):
+                raise ValueError(f"metrics, row {number}, subjects or events is an exact count")
+            seen.add((row.model, row.place))
+        if self.external is not None:
+            count = self.external.seen_in_training or 0
+            most = SMALLEST_COUNT - 1 if isinstance(count, str) else count
+            people = self.external.subjects
+            if most and (
+                most >= SMALLEST_COUNT or not isinstance(people, int) or 10 * most > people
+            ):
+                raise ValueError(
+                    "external, seen_in_training is too large for an external validation"
+                )
         return self
+
+    def conflict(self, other: "Site") -> str | None:
+        """Why two files are not two places of one model, with the field; None where they are."""
+        ours, theirs = (
+            [(row.model, row.place, row.value, row.subjects, row.events) for row in site.metrics]
+            for site in (self, other)
+        )
+        people = {site.external.people if site.external else site.split for site in (self, other)}
+        faults = {
+            "weights is that of another model": self.weights != other.weights,
+            "task differs": self.task != other.task,
+            "split or external, people is of the same people": len(people) == 1
+            and None not in people,
+            "metrics has the same results": ours == theirs,
+        }
+        return next((text for text, is_so in faults.items() if is_so), None)
 
 
 def read_sites(files: Sequence[Path]) -> dict[str, Site]:
@@ -97,14 +162,17 @@ def read_sites(files: Sequence[Path]) -> dict[str, Site]:
         try:
             site = Site.model_validate(read_json(path))
         except ValidationError as error:
-            what = f"is no metrics.json: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
-            raise EhrseqError(what, where=str(path), fix="evaluate again at this site") from error
+            first = error.errors(include_input=False, include_url=False)[0]
+            parts = [f"row {part + 1}" if isinstance(part, int) else part for part in first["loc"]]
+            what = ", ".join([*parts, first["msg"].removeprefix("Value error, ")])
+            fix = "evaluate again at this site"
+            raise EhrseqError(f"is no metrics.json: {what}", where=str(path), fix=fix) from error
         for name, other in sites.items():
-            what = f"is not of the same model and task as that of {name}"
-            if (site.weights, site.task) != (other.weights, other.task):
+            if why := site.conflict(other):
+                what = f"cannot be pooled with {name}: {why}"
                 raise EhrseqError(what, where=str(path), fix="evaluate one run at each site")
-            if site.metrics == other.metrics or name == path.resolve().parent.name:
-                what = f"has the results or the name of {name}"
+            if name == path.resolve().parent.name:
+                what = f"has the name of {name}"
                 raise EhrseqError(what, where=str(path), fix="give each site a folder of its name")
         sites[path.resolve().parent.name] = site
     if len(sites) < 2:

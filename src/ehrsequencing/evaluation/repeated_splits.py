@@ -20,9 +20,9 @@ from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, private_folder, read_json, write_json
-from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.core.version import __version__
+from ehrsequencing.core.files import digest, read_json, write_json
+from ehrsequencing.core.made_of import made_of
+from ehrsequencing.core.outputs import MANIFEST, sealed
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
@@ -31,13 +31,12 @@ from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
-from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 FIRST_SEED = 1234
-MODELS = 2  # raise it when the same settings give other models or numbers: kept splits then count no more
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 # of the splits; above, what is left would be a selection of the lucky ones
 LARGEST_UNDEFINED_SHARE = 0.05
@@ -219,8 +218,7 @@ def repeated_splits(
     if not records.is_dir():
         what, fix = "the MEDS records have moved", "name them with --data"
         raise EhrseqError(what, where=str(records), fix=fix)
-    if data is not None:
-        _require_own_records(run, store, records)
+    require_made_of(store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
     own = {"task": run.task, "model": run.study.model, "training": run.study.training}
     study = store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
@@ -242,31 +240,17 @@ def repeated_splits(
         found.append(Split.of(stored))
     result = summarise(found)
     kept = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
-    write_json(run_folder / FOLDER / SUMMARY, kept, owner_only=True)  # it has exact counts
+    write_json(run_folder / FOLDER / SUMMARY, sealed(kept), owner_only=True)  # it has exact counts
     progress(splits, splits, "done")
     return result
-
-
-def _require_own_records(run: Run, store: Prepared, records: Path) -> None:
-    """Refuse records that do not give the prepared set that the run was trained on.
-
-    Raises:
-        EhrseqError: Visits, codes, values or labels differ.
-    """
-    with private_folder() as folder:
-        again = folder / "prepared"
-        prepare(records, again, study=store.study, tasks=[store.task(name) for name in store.tasks])
-        if other := Prepared(again, verify=False).unlike(run.task.name, run.manifest):
-            what = f"holds other records than those of the run: {' and '.join(other)} differ"
-            fix = "name the run's own records with --data; evaluate other records without --splits"
-            raise EhrseqError(what, where=str(records), fix=fix)
 
 
 def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
     path = run_folder / FOLDER / SUMMARY
     kept = read_json(path) if path.is_file() else {}
-    if kept.get("fingerprint") != Run(run_folder).manifest["fingerprint"]:
+    own = Run(run_folder).manifest["fingerprint"]
+    if kept.get("fingerprint") != own or kept != sealed(kept):
         return result
     whole = result | {"repeated_splits": kept["repeated_splits"]}
     add_result(whole, run_folder)
@@ -308,10 +292,10 @@ def one_split(
     fingerprint = split_fingerprint(study, settings, origin)
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
-        if stored.get("fingerprint") == fingerprint:
+        if stored.get("fingerprint") == fingerprint and stored == sealed(stored):
             return stored
     # other data, settings or models than before: what they left is neither taken nor continued
-    own = folder / digest([origin, study.splits.model_dump(), __version__, MODELS])[:12]
+    own = folder / digest(made_of(origin=origin, splits=study.splits.model_dump(mode="json")))[:12]
     for other in folder.glob("*/"):
         if other != own:
             shutil.rmtree(other)
@@ -323,7 +307,7 @@ def one_split(
     stage("training")
     trainer_of(parts, task.name, run_folder, study=study).fit(resume=True)
     stored = {"fingerprint": fingerprint, "seed": seed}
-    stored |= _judge(run_folder, parts, settings, stage)
+    stored = sealed(stored | _judge(run_folder, parts, settings, stage))
     write_json(folder / ROWS, stored, owner_only=True)
     # made again in seconds; 25 of them would fill a disk
     shutil.rmtree(set_folder, ignore_errors=True)
@@ -334,7 +318,8 @@ def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: st
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
     elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
     asked = settings.model_dump(mode="json", exclude=elsewhere)
-    return digest([origin, study.splits.model_dump(), asked, __version__, MODELS])
+    splits = study.splits.model_dump(mode="json")
+    return digest(made_of(origin=origin, splits=splits, evaluation=asked))
 
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:

@@ -32,7 +32,8 @@ from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, refuse_other_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap, sha256
+from ehrsequencing.core.files import digest, refuse_overlap, sha256
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
@@ -42,7 +43,7 @@ from ehrsequencing.evaluation.risk_source import FileRisks
 from ehrsequencing.evaluation.trained_baselines import FLAT
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import SUFFIXES, RiskTable, read_predictions
-from ehrsequencing.records.prepare import data_name, prepare
+from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.resolve import training_edges
@@ -131,7 +132,10 @@ def score(
         if prepared is None:
             progress("preparing the records")
             prepare(data, temporary / _PREPARED, study=study, tasks=[task])
-        store = _opened(prepared or temporary / _PREPARED, data, task, is_ours=prepared is None)
+        store = Prepared(prepared or temporary / _PREPARED, verify=prepared is not None)
+        if prepared is not None:
+            refuse_other_task(task, store.task(task.name), file=Path("--task"), by=prepared)
+            require_made_of(store, data)
         whole = Population.of_split(store, task, split)
         found = match(table, whole.records, task, path=predictions)
         population, risk, notes = _evaluated(replace(whole, source=data), found, task, predictions)
@@ -165,11 +169,18 @@ def score(
             },
             "warnings": [*notes, *result["warnings"]],
         }
+        made = store.manifest["made_of"] | made_of(
+            predictions=[sha256(path) for path in (predictions, *others.values())],
+            split=split,
+            evaluation=study.evaluation.model_dump(mode="json", exclude={"tripod"}),
+            tripod=result["tripod"],
+        )
+        result["made_of"] = digest(made)
         with suppress(FileNotFoundError):
             shutil.rmtree(temporary / _PREPARED)
         write_result(result, temporary)
         draw(result, temporary)
-        write_manifest(temporary, {**SCORE.facts, "predictions": result["score"]["sha256"]})
+        write_manifest(temporary, {**SCORE.facts, "made_of": made})
     return result, folder
 
 
@@ -321,21 +332,6 @@ def _require_own_names(names: Sequence[str]) -> None:
         if not name.strip() or name in (NETWORK, ORACLE, FLAT, *BASELINES, *names[:number]):
             what = f"{name!r} is the name of another model of the report"
             raise EhrseqError(what, where="--name", fix="choose another")
-
-
-def _opened(folder: Path, data: Path, task: TaskConfig, *, is_ours: bool) -> Prepared:
-    """The prepared set, which must be of this data and task."""
-    store = Prepared(folder, verify=not is_ours)
-    if is_ours:
-        return store
-    refuse_other_task(task, store.task(task.name), file=Path("--task"), by=folder)
-    if store.manifest["data"] != data_name(data):
-        raise EhrseqError(
-            f"was not made from {data}",
-            where=str(folder),
-            fix="leave out --prepared, or name that set",
-        )
-    return store
 
 
 def _evaluated(

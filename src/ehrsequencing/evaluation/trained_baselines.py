@@ -16,9 +16,10 @@ from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.teacher import teacher_of
-from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, read_manifest
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, is_json_of
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
@@ -84,7 +85,8 @@ def train_baseline(
     folder = run_folder / FOLDER / "flat-behrt"
     flat = {"architecture": "flat", "history_dropout": 0.0}
     wanted = study.model_copy(update={"model": study.model.model_copy(update=flat)})
-    if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
+    made, there = Trainer(prepared, task_name, folder, study=wanted), folder / MANIFEST
+    if not is_json_of(there, RUN) or read_json(there).get("fingerprint") != made.fingerprint:
         with complete_folder(folder, RUN, overwrite=True) as temporary:
             teacher = teacher_of(
                 prepared, task_name, wanted
@@ -92,15 +94,6 @@ def train_baseline(
             Trainer(prepared, task_name, temporary, study=wanted, teacher=teacher).fit()
             shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
     return TrainedBaseline(FLAT, Run(folder).answers)
-
-
-def _is_made(folder: Path, trainer: Trainer) -> bool:
-    """Whether the folder holds what the trainer would make; a fingerprint does not know when training was to stop."""
-    if not (folder / MANIFEST).is_file():
-        return False
-    manifest = read_manifest(folder, what="a run", verify=False)
-    is_own = manifest.get("fingerprint") == trainer.fingerprint
-    return is_own and load_study(folder / "config.yaml").training == trainer.settings
 
 
 def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.files import digest, refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.drift import differences
@@ -128,6 +128,7 @@ class NewRecords:
         subjects: How many there are in the shards encoded so far.
         moments: How many prediction times they have, late ones included.
         late: Moments after the data's end, which have no answer.
+        made_by: The run's name and fingerprint, and the digest of the rows.
     """
 
     run: Run
@@ -149,6 +150,11 @@ class NewRecords:
         )
         self.rows = found.part
         self.end_us = found.end_us
+        self.made_by = {
+            "run": self.run.folder.name,
+            "fingerprint": self.run.fingerprint,
+            "data": digest(found.days.content),
+        }
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
         """Visits and prediction times that have an answer, shard by shard."""
@@ -246,6 +252,7 @@ def predict(
         horizons_days=predictor.horizons_days,
         start_days=predictor.start_days,
         banded=bool(predictor.of_run.members),
+        made_by=records.made_by,
         overwrite=overwrite,
     ) as file:
         count = 0

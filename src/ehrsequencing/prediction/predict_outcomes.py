@@ -87,6 +87,7 @@ def predict_outcomes(
         horizons_days=horizons,
         start_days=start,
         banded=False,
+        made_by=records.made_by,
         overwrite=overwrite,
     ) as file:
         for part in records.encoded(moment):

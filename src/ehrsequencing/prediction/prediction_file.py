@@ -1,6 +1,6 @@
 """The file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV. Written and read here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.core.outputs import PREDICTIONS, output_file
+from ehrsequencing.core.version import __version__
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
@@ -127,6 +128,7 @@ def prediction_file(
     horizons_days: Sequence[float | None],
     start_days: float,
     banded: bool,
+    made_by: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Iterator[PredictionWriter]:
     """Open a file of predictions for writing. It appears when it is complete, and not at all after an error.
@@ -137,10 +139,13 @@ def prediction_file(
         horizons_days: None for a horizon that is not a number of days (the `visit` head).
         start_days: Risks are conditional on no event for this long after the prediction time.
         banded: Whether the file has the columns `low` and `high`.
+        made_by: What a Parquet file notes in its metadata, each under `ehrsequencing.NAME`.
         overwrite: As of `refuse_existing`.
     """
     require_suffix(out)
     schema = pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS
+    notes = {"version": __version__, **(made_by or {})}
+    schema = schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
     if not out.name.endswith(".parquet"):
         causes = without_formulas(pa.array(causes, pa.string())).to_pylist()
     with (

@@ -16,6 +16,7 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, sha256
+from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import (
     MANIFEST,
     RUN,
@@ -110,7 +111,7 @@ class Run:
         Raises:
             EhrseqError: Its vocabulary, labels, codes, values or visits differ.
         """
-        if other := prepared.unlike(self.task.name, self.manifest):
+        if other := differing(prepared.identity(self.task.name), self.manifest):
             fix = f"name the set that {self.folder} was trained on with --prepared"
             what = f"is not what this run was trained on (what differs: {', '.join(other)})"
             raise EhrseqError(what, where=str(prepared.folder), fix=fix)

@@ -1,5 +1,6 @@
 """`Events`: the checked rows of one shard as plain NumPy columns, and fast arithmetic on sorted rows."""
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,30 @@ class Events:
     def subjects(self) -> tuple[Ints, Ints]:
         """(S,) the subject ids in their order, and (n,) the subject row of each event."""
         return self.subject_id.take(self.starts), number_runs(self.starts, len(self))
+
+    @property
+    def content(self) -> int:
+        """A hash of every row, subject by subject, added up modulo 2^64: no division into shards moves it."""
+        first, subject = self.starts, self.subjects[1]
+        names = b"".join(hashlib.sha256(code.encode()).digest()[:8] for code in self.codes)
+        columns = [
+            np.arange(len(self)) - first[subject],  # the place in the subject's record
+            self.time_us,
+            np.frombuffer(names, np.int64)[self.code],
+            self.value.astype(np.float64).view(np.int64),
+        ]
+        if (
+            self.encounter is not None
+        ):  # by the first row of each, since numbers are the shard's own
+            pair = np.stack([subject, self.encounter])
+            _, opens, number = np.unique(pair, axis=1, return_index=True, return_inverse=True)
+            columns.append(
+                np.where(self.encounter < 0, -1, (opens[number.ravel()] - first[subject]))
+            )
+        found = hash_u64(self.subject_id.view(np.uint64))
+        for column in columns:
+            found = hash_u64(found ^ column.astype(np.int64).view(np.uint64))
+        return int(found.sum()) + int(hash_u64(self.beyond.view(np.uint64)).sum())
 
     def is_code(self, code: str) -> Bools:
         """(n,) True where the event has exactly this code."""

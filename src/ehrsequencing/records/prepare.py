@@ -22,20 +22,35 @@ import numpy as np
 from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, validated
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
+from ehrsequencing.core.files import (
+    read_json,
+    refuse_overlap,
+    remembered,
+    sha256,
+    write_json,
+    write_settings,
+)
+from ehrsequencing.core.made_of import FORMULAS, differing, made_of
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally, nobody_left
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import Events, KeptRows, keep, ranges, read_kept
+from ehrsequencing.records.events import Events, KeptRows, hash_u64, keep, ranges, read_kept
 from ehrsequencing.records.follow_up import compare_end, count_ends
 from ehrsequencing.records.labels import write_cohort
-from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS, LateRows, MedsReader
+from ehrsequencing.records.meds import (
+    IMPORT_SETTINGS,
+    SPLITS,
+    LateRows,
+    MedsReader,
+    find_shards,
+    parquet_files,
+)
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
-from ehrsequencing.records.prepared import SECTIONS
+from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
 from ehrsequencing.records.survey import (
     DayCounts,
@@ -70,7 +85,6 @@ def prepare(
     progress: Progress | None = None,
     processes: int | None = None,
     engine: str = PROCESSES,
-    content: str | None = None,
     allow_empty: bool = False,
 ) -> None:
     """Turn a MEDS data set into packed arrays and labels.
@@ -86,7 +100,6 @@ def prepare(
             result is the same, byte for byte. Inside `joblib.parallel_config` the default is that backend.
         engine: Where that work runs: `processes`, or a cluster as `dask://HOST:PORT`. Same bytes, too.
         allow_empty: Whether a task may keep nobody.
-        content: Digest of everything that goes in, for the manifest (`ehrsequencing.prepare` looks for it).
 
     Raises:
         EhrseqError: Data or task cannot be used; nothing is left behind.
@@ -103,7 +116,67 @@ def prepare(
         complete_folder(out, PREPARED, overwrite=overwrite) as folder,
     ):
         facts = fill(folder, work, jobs=jobs, progress=progress, allow_empty=allow_empty)
-        write_manifest(folder, facts if content is None else {**facts, "content": content})
+        write_manifest(folder, facts)
+
+
+def content_of(data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> dict[str, str]:
+    """What a prepared set of these records, settings and tasks is made of, as its manifest notes it.
+
+    The records are read again only if the size or the time of a file has changed since they were read last.
+
+    Raises:
+        EhrseqError: The data cannot be used.
+    """
+    files = sorted([*find_shards(data), *(data / "metadata").glob("*"), *_index_files(tasks)])
+    key = {
+        "formulas": FORMULAS,
+        "data": str(data.resolve()),
+        "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+        "settings": [one.model_dump(mode="json") for one in (study, *tasks)],
+    }
+    found: dict[str, str] = remembered(
+        key, lambda: _made_of(ShardWork.of_study(data, study, tasks))
+    )
+    return found
+
+
+def require_made_of(prepared: Prepared, data: Path) -> None:
+    """Refuse records that do not give a prepared set, whatever they are called.
+
+    Raises:
+        EhrseqError: Names what differs.
+    """
+    made = content_of(data, prepared.study, [prepared.task(name) for name in prepared.tasks])
+    if other := differing(made, prepared.manifest.get("made_of")):
+        what = f"holds other records than those that {prepared.folder} was made from"
+        raise EhrseqError(
+            f"{what} (what differs: {', '.join(other)})",
+            where=str(data),
+            fix="name those records, or prepare, train and evaluate these in folders of their own",
+        )
+
+
+def _index_files(tasks: Sequence[TaskConfig]) -> list[Path]:
+    """The files of index times that tasks name."""
+    named = [Path(task.index.file) for task in tasks if task.index.file is not None]
+    return [file for path in named for file in (parquet_files(path) if path.is_dir() else [path])]
+
+
+def _made_of(work: "ShardWork", surveyed: "Survey[Any] | None" = None) -> dict[str, str]:
+    """What the set is made of: rows as they are read, whatever their files; and what decides beside them."""
+    found = surveyed or survey(work.reader, Part)
+    ids, split = found.subject_id, work.lookup(found.subject_id)
+    tasks = {task.name: task.model_dump(mode="json") for task in work.tasks}
+    settings = work.study.model_dump(mode="json", include=SECTIONS)
+    return made_of(
+        records=found.days.content,
+        parents_of_codes=work.parents,
+        splits_of_subjects=hash_u64(ids.view(np.uint64) ^ split.astype(np.uint64)).sum().item(),
+        index_files=[sha256(path) for path in _index_files(work.tasks)],
+        tasks=list(tasks),
+        **{f"task {name}": task for name, task in tasks.items()},
+        **settings,
+    )
 
 
 def fill(
@@ -186,7 +259,7 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
         "dataset_end_us": found.end_us,
         "late_rows": asdict(reader.late) if reader.late else None,
         "splits": split_source(reader.data, work.study.splits),
-        "config": digest(work.study.model_dump(mode="json", include=SECTIONS)),
+        "made_of": _made_of(work, found),
         "excluded": list(work.excluded.patterns),
     }
 

@@ -6,7 +6,6 @@ PREPARED/tasks/NAME/task.yaml  cohort.parquet  attrition.json
 PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -98,10 +97,6 @@ class Prepared:
             "vocabulary": self.vocabulary.digest,
             **{part: digest(found) for part, found in hashes.items()},
         }
-
-    def unlike(self, task: str, identity: Mapping[str, Any]) -> list[str]:
-        """What of this set is not as in an `identity` that was noted before; what that lacks is not compared."""
-        return [part for part, own in self.identity(task).items() if identity.get(part, own) != own]
 
     def timelines(self, split: str) -> Timelines:
         """Visits of a split."""

@@ -50,6 +50,7 @@ class DayCounts:
     last_us: int  # the latest time, late rows apart; `STATIC` without any
     static: int  # rows without a time
     with_number: int  # rows with a number
+    content: int = 0  # of all rows (`Events.content`)
 
     @property
     def years(self) -> list[int]:
@@ -79,6 +80,7 @@ def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
         last_us=last_row_us(events, late),
         static=len(events) - len(timed),
         with_number=int(np.count_nonzero(~np.isnan(events.value))),
+        content=events.content,
     )
 
 
@@ -99,6 +101,7 @@ def add_days(parts: Sequence[DayCounts]) -> DayCounts:
         last_us=max(part.last_us for part in parts),
         static=sum(part.static for part in parts),
         with_number=sum(part.with_number for part in parts),
+        content=sum(part.content for part in parts) % 2**64,
     )
 
 

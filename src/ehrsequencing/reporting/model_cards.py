@@ -27,6 +27,12 @@ TAGS = (
     "meds",
     "competing-risks",
 )
+# split → whose numbers they are, and what that means
+_PEOPLE = {
+    "held_out": ("held-out people", "People whom neither training nor tuning has seen."),
+    "tuning": ("tuning people", "People who decided when training stopped: numbers are too good."),
+    "train": ("training people", "People on whom the model was trained: numbers are too good."),
+}
 _OF_CARD = ("c", "auc", "brier", "ipa", "oe")
 _LICENCE_UNKNOWN = "unknown"  # what hubs take for a licence that nobody has chosen
 LIMITS = "It is for research. It is no medical device, and its risks are associations, not effects of treatments."
@@ -131,8 +137,9 @@ def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) 
         return "Too few people had the event to judge it."
     landmark = metrics["main"]["landmark_days"]
     where = f"{format_days(landmark)} after the index" if landmark else "at the index"
+    people, meaning = _people(metrics)
     lines = [
-        f"On held-out people, predicted {where}. A dash stands where too few events allow an interval.",
+        f"On {people}, predicted {where}. {meaning} A dash stands where too few events allow an interval.",
         "",
         "| metric | event and horizon | value | 95 % interval |",
         "|---|---|---|---|",
@@ -142,6 +149,11 @@ def _accuracy(metrics: Mapping[str, Any] | None, rows: list[Mapping[str, Any]]) 
         name = METRICS[row["metric"]].name
         lines.append(f"| {name} | {_place(row)} | {row['value']:.3f} | {interval} |")
     return "\n".join(lines)
+
+
+def _people(metrics: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Whose numbers they are, and what that means."""
+    return _PEOPLE[(metrics or {}).get("split", "held_out")]
 
 
 def _trained_on(metrics: Mapping[str, Any] | None) -> str:
@@ -157,6 +169,7 @@ def _trained_on(metrics: Mapping[str, Any] | None) -> str:
 def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str) -> bytes:
     """The card as XML; arguments as of `model_card`."""
     rows, groups = _rows(metrics), _group_rows(metrics)
+    people = _people(metrics)
     asked = _question(run.task)
     discrimination = [row for row in rows if row["metric"] in ("c", "auc")]
     calibration = [row for row in rows if row["metric"] not in ("c", "auc")]
@@ -214,14 +227,17 @@ def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str
         },
         "KeyMetrics": {
             "UsefulnessUsabilityEfficacy": _key_metric(
-                "To rank people by risk", [(_label(row), row) for row in discrimination]
+                "To rank people by risk", [(_label(row), row) for row in discrimination], people
             ),
             "FairnessEquity": _key_metric(
                 "As many events as expected in every group",
                 [(f"{_label(row)}, {row['group']} {row['level']}", row) for row in groups],
+                people,
             ),
             "SafetyReliability": _key_metric(
-                "Risks that are right on average", [(_label(row), row) for row in calibration]
+                "Risks that are right on average",
+                [(_label(row), row) for row in calibration],
+                people,
             ),
         },
         "Resources": {
@@ -247,7 +263,9 @@ def _append(parent: xml.Element, entries: list[tuple[str, Any]]) -> None:
             _append(child, list(content.items()) if isinstance(content, Mapping) else content)
 
 
-def _key_metric(goal: str, found: list[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def _key_metric(
+    goal: str, found: list[tuple[str, Mapping[str, Any]]], people: tuple[str, str]
+) -> dict[str, Any]:
     """One of the three key metrics; the schema wants a result also where there is none."""
     results = [("MetricResult", {"Label": label, "ValueJson": _value(row)}) for label, row in found]
     if not found:
@@ -256,8 +274,8 @@ def _key_metric(goal: str, found: list[tuple[str, Mapping[str, Any]]]) -> dict[s
         "MetricGoal": goal,
         "Results": results,
         "Interpretation": TO_FILL_IN,
-        "TestType": "Retrospective, on held-out people of the same source",
-        "TestingDataDescription": "People whom neither training nor tuning has seen.",
+        "TestType": f"Retrospective, on {people[0]} of the same source",
+        "TestingDataDescription": people[1],
         "ValidationProcessAndJustification": TO_FILL_IN,
     }
 

@@ -30,6 +30,7 @@ from ehrsequencing.core.files import (
     write_json,
     write_settings,
 )
+from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import (
     CHECKPOINT,
     HISTORY,
@@ -50,6 +51,8 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
 
+# settings that an interrupted run may go on with: when it stops, and what only `evaluate` uses
+MAY_CHANGE = ("training.epochs", "training.patience", "evaluation.")
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
 MODEL_FILES = (*RUN_NEEDS, HISTORY)  # of a run and of a pretrained model
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
@@ -88,7 +91,7 @@ class RunFolder:
         out: The folder.
         prepared: What the run is trained on.
         task_name: Its task; empty for pretraining, which has none.
-        fingerprint: Digest of what a resumed run must share with its start.
+        settings: What decides the run beside its data, as of `made_of`.
         kinds: What the folder is when it is finished, and until then.
     """
 
@@ -97,16 +100,12 @@ class RunFolder:
         out: Path,
         prepared: Prepared,
         task_name: str,
-        fingerprint: str,
+        settings: Mapping[str, str],
         *,
         kinds: tuple[Kind, Kind] = (RUN, UNFINISHED_RUN),
     ) -> None:
-        self.out, self.prepared, self.task_name, self.fingerprint = (
-            out,
-            prepared,
-            task_name,
-            fingerprint,
-        )
+        self.out, self.settings = out, settings
+        self.identity = prepared.identity(task_name)
         self.finished, self.unfinished = kinds
         self.checkpoints = out / "checkpoints"
 
@@ -124,8 +123,10 @@ class RunFolder:
                     what = f"holds something other than {self.finished.what}"
                     raise EhrseqError(what, where=str(self.out), fix="name another folder")
                 manifest = read_manifest(self.out, what=self.finished.what)
-                fix = "name another folder for a run with other settings or data"
-                self._require_own(manifest, was="holds a finished run made with", fix=fix)
+                fix = "name another folder with --out for a run with other settings or data"
+                self._require_own(
+                    manifest, self.settings, was="holds a finished run made with", fix=fix
+                )
             else:
                 self.begin(resume=resume)
             yield is_finished
@@ -137,7 +138,8 @@ class RunFolder:
         mark = self.checkpoints / BEGUN
         if resume and is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
-            self._require_own(read_json(mark), was="was started with", fix=fix)
+            decided = {k: v for k, v in self.settings.items() if not k.startswith(MAY_CHANGE)}
+            self._require_own(read_json(mark), decided, was="was started with", fix=fix)
             return
         files = [path for path in self.out.rglob("*") if path.is_file()]
         if any(
@@ -146,16 +148,26 @@ class RunFolder:
         ):
             fix = "name another folder, or add --resume to go on with its run, or --overwrite to start again"
             raise EhrseqError("is not empty", where=str(self.out), fix=fix)
-        identity = self.prepared.identity(self.task_name)
-        write_json(mark, {**self.unfinished.facts, "fingerprint": self.fingerprint, **identity})
+        write_json(mark, {**self.unfinished.facts, **self.identity, "made_of": self.settings})
 
-    def _require_own(self, noted: dict[str, Any], *, was: str, fix: str) -> None:
+    def _require_own(
+        self, noted: dict[str, Any], settings: Mapping[str, str], *, was: str, fix: str
+    ) -> None:
         """Refuse to continue a run of other data or settings; `noted` is what its folder records."""
-        if other := self.prepared.unlike(self.task_name, noted):
-            what = f"{was} other data (what differs: {', '.join(other)})"
-            raise EhrseqError(what, where=str(self.out), fix=fix)
-        if noted.get("fingerprint") != self.fingerprint:
-            raise EhrseqError(f"{was} other settings", where=str(self.out), fix=fix)
+        for kind, other in {
+            "data": differing(self.identity, noted),
+            "settings": differing(settings, noted.get("made_of")),
+        }.items():
+            if other:
+                what = f"{was} other {kind} (what differs: {', '.join(other)})"
+                raise EhrseqError(what, where=str(self.out), fix=fix)
+
+
+def fingerprint_of(identity: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    """Digest of the data and the settings that decide a model, all but those of `evaluate`."""
+    return digest(
+        [identity, {k: v for k, v in settings.items() if not k.startswith("evaluation.")}]
+    )
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:

@@ -12,7 +12,8 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Bools, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json_lines
+from ehrsequencing.core.files import read_json_lines
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble, build_model, load_model
@@ -27,15 +28,10 @@ from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.processes import ALONE, Processes, training_device
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_outcome_hazards
-from ehrsequencing.training.run_folder import RunFolder, write_run_files
+from ehrsequencing.training.run_folder import RunFolder, fingerprint_of, write_run_files
 from ehrsequencing.training.transfer import Pretrained, Transfer
 
-MAY_CHANGE = {  # settings that a resumed run may change
-    "epochs",
-    "patience",
-    "checkpoint_steps",
-    "checkpoint_seconds",
-}
+SAVING = {"checkpoint_steps", "checkpoint_seconds"}  # settings that decide nothing of the model
 
 
 class Teacher(Protocol):
@@ -185,21 +181,23 @@ class Trainer:
         return np.asarray(np.any(at_landmark, axis=0))
 
     @property
+    def made_of(self) -> dict[str, str]:
+        """What decides the run beside its data; a resumed run must share it with its start."""
+        evaluation = self.study.evaluation
+        left_out = None if self.leave_out is None else self.leave_out.tolist()
+        return made_of(
+            model=self.config.model_dump(mode="json"),
+            training=self.settings.model_dump(mode="json", exclude={*SAVING, "blend_folds"}),
+            evaluation=evaluation.model_dump(mode="json"),
+            init=None if self.transfer is None else self.transfer.fingerprint,
+            left_out=left_out,
+            seed_of_trees=evaluation.seed if self.settings.distillation > 0 else None,
+        )
+
+    @property
     def fingerprint(self) -> str:
-        """Digest of what a resumed run must share with its start."""
-        ignored = {*MAY_CHANGE, "blend", "blend_folds"}
-        parts: list[Any] = [
-            self.config.model_dump(),
-            self.settings.model_dump(exclude=ignored),
-            self.prepared.identity(self.task.name),
-        ]
-        if self.settings.distillation > 0:  # the seed of the teacher's trees
-            parts += ["teacher", self.study.evaluation.seed]
-        if self.leave_out is not None:
-            parts += ["without", self.leave_out.tolist()]
-        if self.transfer is not None:
-            parts += ["init", self.transfer.fingerprint]
-        return digest(parts)
+        """Digest of what the run is made of: data, task and settings."""
+        return fingerprint_of(self.prepared.identity(self.task.name), self.made_of)
 
     def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
         """Train to the early stop and write the run; with several processes, in all of them, and process 0 writes.
@@ -211,7 +209,7 @@ class Trainer:
         Raises:
             EhrseqError: The folder holds something else, or the training fails.
         """
-        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+        folder = RunFolder(self.out, self.prepared, self.task.name, self.made_of)
         held = folder.held(resume=resume) if self.processes.is_first else nullcontext(False)
         with held as is_finished:
             # all processes wait for process 0 here, and learn what it found
@@ -285,7 +283,8 @@ class Trainer:
         if self.transfer is not None:
             model.requires_grad_(True)
             facts = {**facts, "init": self.started_from}
-        facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}
+        own = {"fingerprint": self.fingerprint, "made_of": self.made_of}
+        facts = {"seed": self.settings.seed, **own, **facts}
         write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)
 
 

@@ -31,7 +31,8 @@ from ehrsequencing.baselines.teacher import folds_of, teacher_of
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, read_json_lines
+from ehrsequencing.core.files import read_json_lines
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import load_model
@@ -41,7 +42,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.resolve import study_for_cohort, subjects_with_event
-from ehrsequencing.training.run_folder import RunFolder
+from ehrsequencing.training.run_folder import RunFolder, fingerprint_of
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
@@ -155,13 +156,12 @@ class BlendTrainer:
         self.folds = folds_of(counts, folds=self.settings.blend_folds, seed=self.settings.seed)
 
     @property
-    def fingerprint(self) -> str:
-        """Digest of what a resumed run must share with its start."""
-        settings = self.study.evaluation
-        folds = len(self.folds)
-        return digest(
-            [self.network.fingerprint, "blend", folds, settings.seed, settings.tuning_trials]
-        )
+    def made_of(self) -> dict[str, str]:
+        """What decides the run beside its data; a resumed run must share it with its start."""
+        evaluation = self.study.evaluation
+        blend = {"blend": True, "blend_folds": len(self.folds)}
+        trees = [evaluation.seed, evaluation.tuning_trials]
+        return self.network.made_of | made_of(training=blend, seed_of_trees=trees)
 
     def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
         """Train everything and write the run.
@@ -169,7 +169,7 @@ class BlendTrainer:
         Raises:
             EhrseqError: A fold leaves too little to train on.
         """
-        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+        folder = RunFolder(self.out, self.prepared, self.task.name, self.made_of)
         with folder.held(resume=resume) as is_finished:
             if not is_finished:
                 self._fit(folder.checkpoints, on_progress)
@@ -190,7 +190,9 @@ class BlendTrainer:
         manifest = read_manifest(whole, what=RUN.what)
         kept = ("best_epoch", "tuning_nll", "recalibration", "members")
         facts = {key: manifest[key] for key in kept if key in manifest}
-        facts["fingerprint"] = self.fingerprint
+        identity = self.prepared.identity(self.task.name)
+        facts["made_of"] = self.made_of
+        facts["fingerprint"] = fingerprint_of(identity, self.made_of)
         facts["blend"] = {
             "parts": list(PARTS),
             "folds": len(self.folds),

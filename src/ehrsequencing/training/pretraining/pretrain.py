@@ -16,11 +16,8 @@ from ehrsequencing.config.base import objective
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import (
-    digest,
-    read_json,
-    write_json,
-)
+from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import (
     PRETRAINED,
     UNFINISHED_PRETRAINING,
@@ -47,9 +44,10 @@ from ehrsequencing.training.run_folder import (
     RESULTS_FILE,
     RunFolder,
     TrainingState,
+    fingerprint_of,
     write_run_files,
 )
-from ehrsequencing.training.train import MAY_CHANGE
+from ehrsequencing.training.train import SAVING
 
 
 class Pretrainer:
@@ -153,16 +151,13 @@ class Pretrainer:
         raise EhrseqError(what, where=f"task {self.task_name} in {where}", fix=fix)
 
     @property
-    def fingerprint(self) -> str:
-        """Digest of what a resumed run must share with its start."""
-        return digest(
-            [
-                self.config.model_dump(),
-                self.settings.model_dump(exclude=MAY_CHANGE),
-                self.study.pretraining.model_dump(),
-                self.codes.tokens.tolist(),
-                self.prepared.identity(""),
-            ]
+    def made_of(self) -> dict[str, str]:
+        """What decides the model beside its data; a resumed pretraining must share it with its start."""
+        return made_of(
+            model=self.config.model_dump(mode="json"),
+            training=self.settings.model_dump(mode="json", exclude=SAVING),
+            pretraining=self.study.pretraining.model_dump(mode="json"),
+            targets=self.codes.tokens.tolist(),
         )
 
     def fit(
@@ -170,7 +165,7 @@ class Pretrainer:
     ) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
-        folder = RunFolder(self.out, self.prepared, "", self.fingerprint, kinds=kinds)
+        folder = RunFolder(self.out, self.prepared, "", self.made_of, kinds=kinds)
         with folder.held(resume=resume) as is_finished:
             if not is_finished:
                 state = self.training.run(
@@ -213,7 +208,8 @@ class Pretrainer:
         vocabulary = self.prepared.vocabulary
         facts = {
             "task": self.task_name,
-            "fingerprint": self.fingerprint,
+            "fingerprint": fingerprint_of(self.prepared.identity(""), self.made_of),
+            "made_of": self.made_of,
             "seed": self.settings.seed,
             "objectives": self.weights,
             "exclude": self.study.pretraining.exclude,

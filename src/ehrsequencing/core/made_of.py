@@ -1,0 +1,32 @@
+"""What a result was made of: a digest of each part, written and compared here and nowhere else.
+
+Parts are records, a task, settings, a run, a split. The version of the package is none: it stands beside a result and
+is not compared. Files that may be shared carry one digest of all these digests, which tells nothing of a part.
+"""
+
+from collections.abc import Mapping
+
+from ehrsequencing.core.files import digest
+
+FORMULAS = 2  # raise it when the same parts give other models or numbers: results of before then count no more
+
+
+def made_of(**parts: object) -> dict[str, str]:
+    """Part → digest. Of settings, each has its own: `training={"epochs": 3}` becomes `training.epochs`.
+
+    >>> list(made_of(split="train", training={"epochs": 3, "seed": 0}))
+    ['formulas', 'split', 'training.epochs', 'training.seed']
+    """
+    found = {"formulas": digest(FORMULAS)}
+    for name, part in parts.items():
+        if isinstance(part, Mapping):
+            found |= {f"{name}.{key}": digest(value) for key, value in part.items()}
+        else:
+            found[name] = digest(part)
+    return found
+
+
+def differing(made: Mapping[str, str], noted: object) -> list[str]:
+    """The parts that another result, by its note, was not made of."""
+    known = noted if isinstance(noted, Mapping) else {}
+    return [name for name, own in made.items() if known.get(name) != own]
