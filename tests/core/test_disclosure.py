@@ -31,9 +31,11 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.model_cards import model_card
 from ehrsequencing.reporting.report import PAGES, pages, render
 from ehrsequencing.reporting.terminal import metric_lines
+from helpers.disclosure import as_real
 from helpers.metrics_json import WIDE, complete
 
 COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_subjects", "no_event", "unknown", "people"}
+COUNTS |= {"above", "events_above"}
 COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits", "without_record_before", "first_record_later"}
 #: Whole numbers of a result that count no people: days, settings, models, checks, splits.
 NO_PEOPLE = {
@@ -131,6 +133,23 @@ def moved(exact: Any, end: int, key: str = "") -> Any:
     return PRINTED_SO[shareable_count(exact)][end] if is_count else exact
 
 
+def counted(exact: dict[str, Any]) -> dict[str, Any]:
+    """The result with the curves and rates that its counts give in a cohort without drop-out."""
+    for row in exact["incidence"]:
+        for group in row["groups"]:
+            share = [events / group["n"] for events in group["events"]]
+            group |= {"observed": share, "low": [0.9 * x for x in share], "high": [1.1 * x for x in share]}
+    for row in exact["decision"]:
+        odds = [at / (1 - at) for at in row["thresholds"]]
+        counts = zip(row["events_above"], row["above"], odds, strict=True)
+        row["net_benefit"] = [(had - (above - had) * w) / row["n"] for had, above, w in counts]
+        row["low"] = row["high"] = row["net_benefit"]
+        row["treat_all"] = [(row["events"] - (row["n"] - row["events"]) * w) / row["n"] for w in odds]
+    for rates in exact["inputs"]["by_split"].values():
+        rates["visits_per_subject"] = 9_876 / rates["subjects"]
+    return exact
+
+
 def shared_files(exact: dict[str, Any], run: Run) -> dict[str, str]:
     """What may leave the hospital, by name: numbers, pages, card, terminal and table of a paper."""
     told = redact(exact)
@@ -181,7 +200,7 @@ def test_no_shareable_file_depends_on_an_exact_count(
     assert [(key, n) for key, n in people if shareable_count(n) != n] == []
     monkeypatch.setattr(disclosure, "shareable_rate", lambda rate, people: rate)
     run = Run(sim_run)
-    least, largest = (shared_files(moved(exact, end), run) for end in (0, -1))
+    least, largest = (shared_files(counted(moved(exact, end)), run) for end in (0, -1))
     for name, text in least.items():
         assert text == largest[name], name
 
@@ -256,9 +275,7 @@ def test_single_persons_and_unknown_keys_stay_behind() -> None:
 @pytest.fixture
 def real_like(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run whose records are taken for those of real people."""
-    for place in ("context", "examples"):
-        monkeypatch.setattr(f"ehrsequencing.evaluation.{place}.is_simulation", lambda source: False)
-    return Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json"}))
+    return as_real(Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json"})))
 
 
 def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(real_like: Path) -> None:
@@ -300,18 +317,16 @@ def test_a_simulation_has_no_people_to_hide(sim_run: Path, tmp_path: Path) -> No
     assert read_result(run) == json.loads(json.dumps(result))
 
 
-def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path, tmp_path: Path) -> None:
+def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path) -> None:
     run = Run(sim_run)
     store = Prepared(Path(run.manifest["prepared"]))
     simulated = Population.of_split(store, run.task, "held_out")
-    for source, asked, count in (
-        (simulated.source, None, 4), (simulated.source, 0, 0), (None, None, 0), (tmp_path, None, 0), (tmp_path, 2, 2)
-    ):  # fmt: skip
+    for is_simulated, asked, count in ((True, None, 4), (True, 0, 0), (False, None, 0), (False, 2, 2)):
         settings = EvaluationConfig(explained_subjects=0, baselines="none", trajectories=asked)
-        population = replace(simulated, source=source)
+        population = replace(simulated, is_simulated=is_simulated)
         evaluation = Evaluation(run, population, prepared=store, settings=settings)
-        assert wanted_trajectories(population, settings) == count
-        assert evaluation.context.frame()["data"]["simulated"] == (source == simulated.source)
+        assert wanted_trajectories(settings, is_simulated=is_simulated) == count
+        assert evaluation.context.frame()["data"]["simulated"] == is_simulated
 
 
 def test_curves_of_single_people_come_with_a_warning_unless_they_are_simulated() -> None:

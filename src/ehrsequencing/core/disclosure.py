@@ -2,11 +2,16 @@
 
 Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
 5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
-metric. Rates and metrics have three decimals, the likelihood four. Simulated data is exact, since nobody is in it.
+metric. Rates and metrics have three decimals, the likelihood four. Curves of people are computed from rounded counts.
+Simulated data is exact, since nobody is in it. What is redacted is `Shareable`, a page drawn from that is a `Page`, and
+`write_shareable` takes nothing else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from ehrsequencing.core.files import json_text, write_bytes
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
@@ -63,8 +68,33 @@ _COUNTS = (  # of people, in the rows of a result
     "without_record_before",
     "first_record_later",
 )
+_FILES = dict.fromkeys(("file", "tripod"), lambda path: path and Path(path).name)  # of settings
 Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
+
+
+class Shareable(dict[str, Any]):
+    """Content that may leave the hospital: only this module makes it."""
+
+
+class Page(str):
+    """A page that was drawn from shareable content alone."""
+
+    def __new__(cls, content: Shareable, draw: Callable[[Shareable], str]) -> "Page":  # noqa: D102
+        if not isinstance(content, Shareable):
+            raise TypeError("a page that may be shared is drawn from what has been redacted")
+        return super().__new__(cls, draw(content))
+
+
+def write_shareable(path: Path, content: Shareable | Page) -> None:
+    """Write a file that may leave the hospital: JSON, or a page.
+
+    Raises:
+        TypeError: The content has not been redacted.
+    """
+    if not isinstance(content, Shareable | Page):
+        raise TypeError("a file that may be shared holds what has been redacted")
+    write_bytes(path, (content if isinstance(content, Page) else json_text(content)).encode())
 
 
 def enough_people(events: int, subjects: int) -> bool:
@@ -84,7 +114,12 @@ def shareable_count(count: int | str | None) -> int | str | None:
     """
     if count is None or isinstance(count, str) or count == 0:
         return count
-    return f"<{SMALLEST_COUNT}" if count < SMALLEST_COUNT else max(15, (count + 2) // 5 * 5)
+    return _nearest(count) or f"<{SMALLEST_COUNT}"
+
+
+def _nearest(count: int) -> int:
+    """A count of 11 people or more as it may be shared; 0 for fewer."""
+    return max(15, (count + 2) // 5 * 5) if count >= SMALLEST_COUNT else 0
 
 
 def count_text(count: int | str | None) -> str:
@@ -110,7 +145,7 @@ def shareable_rate(rate: float | None, people: int) -> float | None:
 # ---------------------------------------------------------------------------------------------------- an evaluation
 
 
-def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
+def redact(result: Row, *, decimals: bool = True) -> Shareable:
     """Redact an evaluation: the content of `metrics.json` from the exact result.
 
     What this module does not name is left out, so that no new key slips through. A redacted result stays as it is.
@@ -121,7 +156,7 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
             from the metrics as they are.
     """
     if result["data"].get("simulated") or "individual" in result:
-        return dict(result)
+        return Shareable(result)
     cells = _cells(result)
     subjects = result["data"]["subjects"]
     at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
@@ -146,7 +181,7 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
             for row in result.get("incidence") or []
         ],
         "trajectories": [],
-        "inputs": _inputs(found, subjects) if (found := result.get("inputs")) else None,
+        "inputs": _inputs(found) if (found := result.get("inputs")) else None,
         "checks": _counted({name: found.get(name) for name in _CHECKS})
         if (found := result.get("checks"))
         else None,
@@ -162,10 +197,41 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    numbers = ("history", "baselines", "blend", "codes")
-    shown |= {name: result[name] for name in numbers if name in result}
-    facts = {name: result[name] for name in _FACTS if name in result}
-    return {"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)}
+    tuning = result["events"].get("tuning", {})
+    few = sum(tuning.values()) - tuning.get("censored", 0) < SMALLEST_COUNT
+    # seconds × subjects a second are the training people
+    hidden = ("subjects_per_second", *(("tuning_nll", "best_part") if few else ()))
+    numbers = {
+        name: result[name] for name in ("history", "baselines", "blend", "codes") if name in result
+    }
+    shown |= _replaced(numbers, dict.fromkeys(hidden, lambda value: None))
+    facts = {name: _replaced(result[name], _FILES) for name in _FACTS if name in result}
+    numbers = rounded(shown) if decimals else shown
+    return Shareable({"individual": INDIVIDUAL, **facts, **numbers})
+
+
+def redact_rows(found: Row, *, is_simulated: bool) -> Shareable:
+    """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs."""
+    return Shareable(found if is_simulated else rounded(_rows(found)))
+
+
+def _rows(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_rows(inner) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    row = {name: _rows(inner) for name, inner in value.items()}
+    return _cell(row, {}) if row.keys() >= {"events", "subjects"} else _counted(row)
+
+
+def _replaced(value: Any, new: Mapping[str, Callable[[Any], Any]]) -> Any:
+    """Nested mappings and lists with the values of some names replaced."""
+    if isinstance(value, Mapping):
+        return {
+            name: new[name](inner) if name in new else _replaced(inner, new)
+            for name, inner in value.items()
+        }
+    return [_replaced(inner, new) for inner in value] if isinstance(value, list) else value
 
 
 def _counts(value: Any) -> Any:
@@ -286,13 +352,21 @@ def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
     return {**_counted(row), **times}
 
 
-def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
-    """Rates of each split; shares of few people are left out."""
-    rates = {split: _counted(row) for split, row in found["by_split"].items()}
-    for split, row in rates.items():
-        row["prediction_times"] = shareable_count(row["prediction_times"])
-        for name in row.keys() & {"unknown_age_rate", "no_visit_before_rate"}:
-            row[name] = shareable_rate(row[name], subjects[split])
+def _inputs(found: Row) -> dict[str, Any]:
+    """Rates of each split of at least 11 people; a share of few people's prediction times is left out."""
+    rates = {}
+    for split, row in found["by_split"].items():
+        people = row["subjects"]
+        large = people >= SMALLEST_COUNT
+        with_and_without = row.get("people", {})
+        shown = {
+            name: shareable_count(value) if name == "prediction_times" else value
+            for name, value in row.items()
+            if large and not 0 < min(with_and_without.get(name, (0, 0))) < SMALLEST_COUNT
+        }
+        if shown.get("visits_per_subject") is not None:
+            shown["visits_per_subject"] *= people / _nearest(people)
+        rates[split] = dict.fromkeys(row) | shown | {"subjects": shareable_count(people)}
     return {"by_split": rates}
 
 
@@ -328,25 +402,63 @@ def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
 
 
 def _risk_group(group: Row) -> dict[str, Any]:
-    """Incidence without the days by which too few people of the group had the event, or had it not."""
-    shown = [not events or enough_people(events, group["n"]) for events in group["events"]]
+    """Incidence without the days by which too few people of the group had the event, or had it not.
+
+    The curve is that of rounded counts: it rises where the rounded count of events does.
+    """
+    n, counts = group["n"], group["events"]
+    places = [_nearest(had) for had in counts]
+    first = [places.index(place) for place in places]  # the day of each step
+    factor = [
+        n / _nearest(n) * place / had if had else 1.0
+        for place, had in zip(places, counts, strict=True)
+    ]
+    shown = [not had or enough_people(had, n) for had in counts]
+    curves = {
+        name: [
+            group[name][k] * factor[k] if ok and value is not None else None
+            for value, k, ok in zip(group[name], first, shown, strict=True)
+        ]
+        for name in ("observed", "low", "high")
+    }
     return {
         "predicted": group["predicted"],
-        **_points(group, ("observed", "low", "high"), shown),
+        **curves,
         "n": _counts(group["n"]),
         "at_risk": _counts(group["at_risk"]),
     }
 
 
 def _decision(row: Row) -> dict[str, Any]:
-    """A decision curve up to the risk that at least 11 people exceed."""
-    shown = [people >= SMALLEST_COUNT for people in row["above"]]
-    names = ("net_benefit", "low", "high", "treat_all")
-    return {**_counted(row), **_points(row, names, shown), "above": []}
+    """A decision curve of rounded counts, where enough people stand above the threshold, and none or enough below."""
+    n, odds = row["n"], [threshold / (1 - threshold) for threshold in row["thresholds"]]
+    counts = list(zip(row["events_above"], row["above"], odds, strict=True))
+    shown = [
+        enough_people(had, above) and not 0 < n - above < SMALLEST_COUNT for had, above, _ in counts
+    ]
+    moved = [_by_rounding(*one, of=n) for one in counts]
+    everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
+    names = ("net_benefit", "low", "high")
+    points = _points(row, names, shown, moved) | _points(row, ("treat_all",), shown, everyone)
+    return {**_counted(row), **points, "above": [], "events_above": []}
 
 
-def _points(row: Row, names: Sequence[str], shown: Sequence[bool]) -> dict[str, Any]:
+def _by_rounding(events: int, people: int, odds: float, *, of: int) -> float:
+    """How much a net benefit moves when it is computed from rounded counts."""
+    exact = (events - (people - events) * odds) / of
+    events, people, of = map(_nearest, (events, people, of))
+    return (events - (people - events) * odds) / of - exact
+
+
+def _points(
+    row: Row, names: Sequence[str], shown: Sequence[bool], moved: Sequence[float]
+) -> dict[str, Any]:
+    """Curves with a number added to each point; None where a point may not be shown."""
     return {
-        name: row[name] and [v if ok else None for v, ok in zip(row[name], shown, strict=True)]
+        name: row[name]
+        and [
+            v + by if ok and v is not None else None
+            for v, ok, by in zip(row[name], shown, moved, strict=True)
+        ]
         for name in names
     }

@@ -14,7 +14,6 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.explain import Question, change, subject_records
@@ -36,11 +35,11 @@ CURVES = 5  # prediction times whose whole curve is kept
 LEFT_TO_SEE = 0.25
 
 
-def wanted_trajectories(population: Population, settings: EvaluationConfig) -> int:
+def wanted_trajectories(settings: EvaluationConfig, *, is_simulated: bool) -> int:
     """How many subjects' curves to show: by default a few of a simulation, none of real people."""
     if settings.trajectories is not None:
         return settings.trajectories
-    return SIMULATED_TRAJECTORIES if is_simulation(population.source) else 0
+    return SIMULATED_TRAJECTORIES if is_simulated else 0
 
 
 def trajectories(

@@ -17,6 +17,7 @@ import numpy as np
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import sha256
 from ehrsequencing.core.outputs import (
     IMPORTED,
     MANIFEST,
@@ -223,6 +224,16 @@ def _own_manifest(data: Path) -> dict[str, Any]:
         if name.startswith("metadata/"):
             require_unchanged(data, manifest, name, fix=_EDITED)
     return manifest
+
+
+def is_simulation(data: Path) -> bool:
+    """Whether records are a simulation's: its manifest names them all, and they and its truth are as it says."""
+    if not is_json_of(data / MANIFEST, SIMULATION):
+        return False
+    files = read_manifest(data, what=SIMULATION.what, verify=False)["files"]
+    shards = {path.relative_to(data).as_posix() for path in find_shards(data)}
+    named = [name for name in files if name.startswith(("data/", "truth"))]
+    return shards <= {*named} and all(sha256(data / name) == files[name] for name in named)
 
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:

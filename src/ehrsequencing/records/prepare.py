@@ -31,7 +31,7 @@ from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events, KeptRows, keep, ranges, read_kept
 from ehrsequencing.records.labels import write_cohort
-from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS, LateRows, MedsReader
+from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS, LateRows, MedsReader, is_simulation
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.prepared import SECTIONS
@@ -170,6 +170,7 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
         "version": __version__,
         "data": data_name(reader.data),
         "data_path": str(reader.data.resolve()),
+        "simulated": is_simulation(reader.data),
         "subjects": len(found.subject_id),
         "rows": {
             "all": int(days.rows.sum() + days.births.sum()) + days.static,

@@ -206,6 +206,7 @@ def write_run_files(
             "excluded": manifest["excluded"],
             **prepared.identity(task),
             "data_path": manifest.get("data_path", ""),
+            "simulated": bool(manifest.get("simulated")),
             "subjects": {
                 split: subjects_digest(prepared.timelines(split).subject_id)
                 for split in ("train", "tuning")
