@@ -23,7 +23,6 @@ from ehrsequencing.core.disclosure import (
     shareable_rate,
 )
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
-from ehrsequencing.evaluation.examples import wanted_trajectories
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
 from ehrsequencing.prediction.run import Run
@@ -322,10 +321,10 @@ def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path) 
     store = Prepared(Path(run.manifest["prepared"]))
     simulated = Population.of_split(store, run.task, "held_out")
     for is_simulated, asked, count in ((True, None, 4), (True, 0, 0), (False, None, 0), (False, 2, 2)):
-        settings = EvaluationConfig(explained_subjects=0, baselines="none", trajectories=asked)
+        settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, trajectories=asked)
         population = replace(simulated, is_simulated=is_simulated)
         evaluation = Evaluation(run, population, prepared=store, settings=settings)
-        assert wanted_trajectories(settings, is_simulated=is_simulated) == count
+        assert len(evaluation.result()["trajectories"]) == count
         assert evaluation.context.frame()["data"]["simulated"] == is_simulated
 
 

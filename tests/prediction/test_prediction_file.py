@@ -144,7 +144,7 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
     )
     for e, cause in enumerate(run.task.causes):
         for name, value in of_file.items():
-            np.testing.assert_allclose(value[e], told[cause][name], rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(value[e], np.array(told[cause][name], dtype=np.float64), rtol=1e-3, atol=1e-4)
     plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
     assert np.abs(plain - risk).max() > 1e-4
     assert_band(out, judged, run.task, member_risks(run, judged, *run.recalibrated.members))

@@ -119,8 +119,7 @@ def compare(
         "differences": without_few(differences),
         "subjects": len(np.unique(population.records.rows.subject)),
     }
-    manifests = [*(run.manifest for run in opened), *(store.manifest for store in stores)]
-    is_simulated = all(manifest.get("simulated") for manifest in manifests)
+    is_simulated = all(run.manifest.get("simulated") for run in opened)
     result = redact_rows(found, is_simulated=is_simulated)
     return RunComparison({**result, "task": task}, result["subjects"])
 

@@ -13,8 +13,8 @@ from ehrsequencing.audit import data as same_person
 from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, suspicion
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
-from ehrsequencing.core.disclosure import shareable_count
-from ehrsequencing.core.files import write_json
+from ehrsequencing.core.disclosure import redact_audit
+from ehrsequencing.core.shareable import write_shareable
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
@@ -89,8 +89,9 @@ def audit(
         "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
         "checks": answers,
     }
-    add_to_run(run_folder, AUDIT, lambda path: write_json(path, result))
-    return result
+    shared = redact_audit(result)
+    add_to_run(run_folder, AUDIT, lambda path: write_shareable(path, shared))
+    return shared
 
 
 def _told(data: AuditData, check: Check) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def _told(data: AuditData, check: Check) -> dict[str, Any]:
     return {
         "verdict": finding.verdict,
         "reason": reason,
-        "tested": {what: shareable_count(count) for what, count in finding.tested.items()},
+        "tested": finding.tested,
         "measured": finding.measured,
         "bound": finding.bound,
         "matter": matter,

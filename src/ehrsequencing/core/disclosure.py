@@ -3,15 +3,16 @@
 Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
 5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
 metric. Rates and metrics have three decimals, the likelihood four. Curves of people are computed from rounded counts.
-Simulated data is exact, since nobody is in it. What is redacted is `Shareable`, a page drawn from that is a `Page`, and
-`write_shareable` takes nothing else.
+Simulated data is exact, since nobody is in it. What is redacted is `Shareable`
+(`core.shareable`), and the writer of files that may leave the hospital takes nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.files import json_text, write_bytes
+from ehrsequencing.core.shareable import Shareable
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
@@ -68,33 +69,17 @@ _COUNTS = (  # of people, in the rows of a result
     "without_record_before",
     "first_record_later",
 )
-_FILES = dict.fromkeys(("file", "tripod"), lambda path: path and Path(path).name)  # of settings
+_RATES = (  # of a split's inputs
+    "prediction_times",
+    "unknown_token_rate",
+    "unknown_age_rate",
+    "no_visit_before_rate",
+    "codes_per_visit",
+    "visits_per_subject",
+    "numeric_value_rate",
+)
 Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
-
-
-class Shareable(dict[str, Any]):
-    """Content that may leave the hospital: only this module makes it."""
-
-
-class Page(str):
-    """A page that was drawn from shareable content alone."""
-
-    def __new__(cls, content: Shareable, draw: Callable[[Shareable], str]) -> "Page":  # noqa: D102
-        if not isinstance(content, Shareable):
-            raise TypeError("a page that may be shared is drawn from what has been redacted")
-        return super().__new__(cls, draw(content))
-
-
-def write_shareable(path: Path, content: Shareable | Page) -> None:
-    """Write a file that may leave the hospital: JSON, or a page.
-
-    Raises:
-        TypeError: The content has not been redacted.
-    """
-    if not isinstance(content, Shareable | Page):
-        raise TypeError("a file that may be shared holds what has been redacted")
-    write_bytes(path, (content if isinstance(content, Page) else json_text(content)).encode())
 
 
 def enough_people(events: int, subjects: int) -> bool:
@@ -197,50 +182,58 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    tuning = result["events"].get("tuning", {})
-    few = sum(tuning.values()) - tuning.get("censored", 0) < SMALLEST_COUNT
+    events = result["events"].get("tuning", {})
+    few = all(had < SMALLEST_COUNT for cause, had in events.items() if cause != "censored")
     # seconds × subjects a second are the training people
-    hidden = ("subjects_per_second", *(("tuning_nll", "best_part") if few else ()))
-    numbers = {
-        name: result[name] for name in ("history", "baselines", "blend", "codes") if name in result
-    }
-    shown |= _replaced(numbers, dict.fromkeys(hidden, lambda value: None))
-    facts = {name: _replaced(result[name], _FILES) for name in _FACTS if name in result}
-    numbers = rounded(shown) if decimals else shown
-    return Shareable({"individual": INDIVIDUAL, **facts, **numbers})
+    hidden = {"subjects_per_second", *(("tuning_nll", "best_part") if few else ())}
+    shown |= _changed(
+        {
+            name: result[name]
+            for name in ("history", "baselines", "blend", "codes")
+            if name in result
+        },
+        lambda row: row | dict.fromkeys(hidden & row.keys()),
+    )
+    facts = {name: _changed(result[name], _file_names) for name in _FACTS if name in result}
+    return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
 
 
 def redact_rows(found: Row, *, is_simulated: bool) -> Shareable:
     """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs."""
-    return Shareable(found if is_simulated else rounded(_rows(found)))
+    redacted = partial(_cell, cells={})
+    return Shareable(found if is_simulated else rounded(_changed(found, redacted)))
 
 
-def _rows(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_rows(inner) for inner in value]
-    if not isinstance(value, Mapping):
-        return value
-    row = {name: _rows(inner) for name, inner in value.items()}
-    return _cell(row, {}) if row.keys() >= {"events", "subjects"} else _counted(row)
-
-
-def _replaced(value: Any, new: Mapping[str, Callable[[Any], Any]]) -> Any:
-    """Nested mappings and lists with the values of some names replaced."""
-    if isinstance(value, Mapping):
-        return {
-            name: new[name](inner) if name in new else _replaced(inner, new)
-            for name, inner in value.items()
+def redact_audit(result: Row) -> Shareable:
+    """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
+    return Shareable(
+        {
+            **result,
+            "checks": [{**one, "tested": _counts(one["tested"])} for one in result["checks"]],
         }
-    return [_replaced(inner, new) for inner in value] if isinstance(value, list) else value
+    )
+
+
+def _file_names(row: dict[str, Any]) -> dict[str, Any]:
+    """Settings that name a file, without its folder."""
+    names = [name for name in ("file", "tripod") if isinstance(row.get(name), str)]
+    return row | {name: Path(row[name]).name for name in names}
+
+
+def _changed(
+    value: Any, of_row: Callable[..., Any] = dict, of_leaf: Callable[[Any], Any] = lambda leaf: leaf
+) -> Any:
+    """Nested mappings and lists with every mapping, or every leaf, replaced by what a function makes of it."""
+    if isinstance(value, Mapping):
+        return of_row({name: _changed(inner, of_row, of_leaf) for name, inner in value.items()})
+    if isinstance(value, list | tuple):
+        return [_changed(inner, of_row, of_leaf) for inner in value]
+    return of_leaf(value)
 
 
 def _counts(value: Any) -> Any:
     """Every count in nested mappings and lists; texts stay."""
-    if isinstance(value, Mapping):
-        return {key: _counts(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_counts(inner) for inner in value]
-    return shareable_count(value)
+    return _changed(value, of_leaf=shareable_count)
 
 
 def _counted(row: Row) -> dict[str, Any]:
@@ -283,7 +276,7 @@ def _place(row: Row) -> tuple[Any, Any, Any]:
 def _may_show(row: Row, cells: Cells) -> bool:
     """Whether enough people had the event, and had it not, by the row's own counts or those of its cell."""
     own = row.get("events"), row.get("subjects", row.get("n"))
-    events, subjects = cells.get(_place(row), own) if None in own else own
+    events, subjects = cells.get(_place(row), own) if None in own and cells else own
     if events is None or subjects is None:
         return True
     if (
@@ -356,17 +349,17 @@ def _inputs(found: Row) -> dict[str, Any]:
     """Rates of each split of at least 11 people; a share of few people's prediction times is left out."""
     rates = {}
     for split, row in found["by_split"].items():
-        people = row["subjects"]
-        large = people >= SMALLEST_COUNT
-        with_and_without = row.get("people", {})
+        people, sides = row["subjects"], row.get("people", {})
         shown = {
-            name: shareable_count(value) if name == "prediction_times" else value
-            for name, value in row.items()
-            if large and not 0 < min(with_and_without.get(name, (0, 0))) < SMALLEST_COUNT
+            name: None
+            if people < SMALLEST_COUNT or 0 < min(sides.get(name, [0])) < SMALLEST_COUNT
+            else row[name]
+            for name in _RATES
         }
-        if shown.get("visits_per_subject") is not None:
+        shown["prediction_times"] = shareable_count(shown["prediction_times"])
+        if shown["visits_per_subject"] is not None:
             shown["visits_per_subject"] *= people / _nearest(people)
-        rates[split] = dict.fromkeys(row) | shown | {"subjects": shareable_count(people)}
+        rates[split] = {"subjects": shareable_count(people), **shown}
     return {"by_split": rates}
 
 
@@ -430,17 +423,19 @@ def _risk_group(group: Row) -> dict[str, Any]:
 
 
 def _decision(row: Row) -> dict[str, Any]:
-    """A decision curve of rounded counts, where enough people stand above the threshold, and none or enough below."""
+    """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few."""
     n, odds = row["n"], [threshold / (1 - threshold) for threshold in row["thresholds"]]
     counts = list(zip(row["events_above"], row["above"], odds, strict=True))
-    shown = [
-        enough_people(had, above) and not 0 < n - above < SMALLEST_COUNT for had, above, _ in counts
-    ]
+    shown = [_nearest(above) > 0 and not 0 < had < SMALLEST_COUNT for had, above, _ in counts]
     moved = [_by_rounding(*one, of=n) for one in counts]
     everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
-    names = ("net_benefit", "low", "high")
-    points = _points(row, names, shown, moved) | _points(row, ("treat_all",), shown, everyone)
-    return {**_counted(row), **points, "above": [], "events_above": []}
+    return {
+        **_counted(row),
+        **_points(row, ("net_benefit", "low", "high"), shown, moved),
+        **_points(row, ("treat_all",), shown, everyone),
+        "above": [],
+        "events_above": [],
+    }
 
 
 def _by_rounding(events: int, people: int, odds: float, *, of: int) -> float:

@@ -271,14 +271,10 @@ def write_bytes(path: Path, data: bytes, *, owner_only: bool = False) -> None:
         temporary.write_bytes(data)
 
 
-def json_text(value: object) -> str:
-    """JSON as we write it. NaN raises an error, since other programs cannot read it."""
-    return json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
-
-
 def write_json(path: Path, value: object, *, owner_only: bool = False) -> None:
-    """Write JSON atomically."""
-    write_bytes(path, json_text(value).encode(), owner_only=owner_only)
+    """Write JSON atomically. NaN raises an error, since other programs cannot read it."""
+    text = json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), owner_only=owner_only)
 
 
 def write_settings(path: Path, settings: BaseModel, *, only: set[str] | None = None) -> None:

@@ -135,8 +135,8 @@ class Context:
     @property
     def is_simulated(self) -> bool:
         """Whether nobody of all whom the result counts or learned from is a person."""
-        made = [one.manifest for one in (self.source.run, self.prepared) if one is not None]
-        return self.population.is_simulated and all(one.get("simulated") for one in made)
+        run = self.source.run
+        return self.population.is_simulated and (run is None or bool(run.manifest.get("simulated")))
 
     def records(self, split: str) -> TaskRecords:
         """Visits and prediction times of one of the splits; of the one that is evaluated, whatever was drawn of it."""

@@ -44,7 +44,7 @@ from ehrsequencing.evaluation.estimates import (
     recalibrate,
     scope_estimates,
 )
-from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
+from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
 from ehrsequencing.evaluation.oracle import TruthRisks, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import (
@@ -387,11 +387,12 @@ class Evaluation:
 
     def _trajectories(self, risk: Floats, horizon_days: float) -> Rows:
         column = np.searchsorted(self.knots, self.horizons)
+        wanted = self.settings.trajectories
         return trajectories(
             self.source,
             self.population,
             selected(risk, slice(None), column),
-            wanted=wanted_trajectories(self.settings, is_simulated=self.context.is_simulated),
+            wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated if wanted is None else wanted,
             horizon_days=horizon_days,
         )
 

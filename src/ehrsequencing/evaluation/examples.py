@@ -35,13 +35,6 @@ CURVES = 5  # prediction times whose whole curve is kept
 LEFT_TO_SEE = 0.25
 
 
-def wanted_trajectories(settings: EvaluationConfig, *, is_simulated: bool) -> int:
-    """How many subjects' curves to show: by default a few of a simulation, none of real people."""
-    if settings.trajectories is not None:
-        return settings.trajectories
-    return SIMULATED_TRAJECTORIES if is_simulated else 0
-
-
 def trajectories(
     source: EvaluatedRisks,
     population: Population,

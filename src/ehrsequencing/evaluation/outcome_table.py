@@ -12,7 +12,8 @@ import torch
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.core.disclosure import Shareable, redact_rows, rounded
+from ehrsequencing.core.disclosure import redact_rows, rounded
+from ehrsequencing.core.shareable import Shareable
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
@@ -105,16 +106,20 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     rng = np.random.default_rng(0)
     drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in found]
-    shown = {
-        "outcomes": len(found),
-        "median_auc": float(np.median(aucs)) if aucs else None,
-        "oe_within_10_percent": float(np.mean(np.abs(ratios - 1) <= 0.1)) if len(ratios) else None,
-        "oe_within_10_percent_if_true": float(np.mean(np.abs(np.array(drawn) - 1) <= 0.1))
-        if drawn
-        else None,
-        "oe_intervals_that_hold_1": float(np.mean(held)) if held else None,
-    }
-    return dict(rounded(shown))
+    shown: dict[str, Any] = rounded(
+        {
+            "outcomes": len(found),
+            "median_auc": float(np.median(aucs)) if aucs else None,
+            "oe_within_10_percent": float(np.mean(np.abs(ratios - 1) <= 0.1))
+            if len(ratios)
+            else None,
+            "oe_within_10_percent_if_true": float(np.mean(np.abs(np.array(drawn) - 1) <= 0.1))
+            if drawn
+            else None,
+            "oe_intervals_that_hold_1": float(np.mean(held)) if held else None,
+        }
+    )
+    return shown
 
 
 @dataclass(frozen=True)
