@@ -3,8 +3,8 @@
 Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
 5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
 metric. Rates and metrics have three decimals, the likelihood four. Curves of people are computed from rounded counts.
-Simulated data is exact, since nobody is in it. What is redacted is `Shareable`
-(`core.shareable`), and the writer of files that may leave the hospital takes nothing else.
+Simulated data is exact, since nobody is in it. What is redacted is `Shareable`: the writer of shareable files takes
+nothing else (`core.shareable`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,14 +42,7 @@ _FACTS = (
     "recalibrated_in_training",
     "audit",
 )
-_CHECKS = (
-    "time_zero",
-    "predictor_cutoff",
-    "parameters",
-    "tuning_trials",
-    "seeds",
-    "members",
-)
+_CHECKS = ("time_zero", "predictor_cutoff", "parameters", "tuning_trials", "seeds", "members")
 _EXTERNAL = (
     "data",
     "unmatched",
