@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.core.disclosure import redact, redact_audit, redact_rows
-from ehrsequencing.core.shareable import Page, Shareable, write_shareable
+from ehrsequencing.core.files import Page, Shareable, write_shareable
 from helpers.metrics_json import complete
 
 

@@ -44,8 +44,7 @@ class RunComparison:
     @property
     def causes(self) -> tuple[str, ...]:
         """Names of the causes, the cause of interest first."""
-        causes: tuple[str, ...] = self.result["task"].causes
-        return causes
+        return tuple(self.result["task"].causes)
 
     @property
     def metrics(self) -> pd.DataFrame:

@@ -15,9 +15,8 @@ from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.audit.audit import audit as audit_run
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import private_folder
+from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.core.outputs import altered, read_manifest
-from ehrsequencing.core.shareable import write_shareable
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate

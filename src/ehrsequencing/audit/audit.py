@@ -14,7 +14,7 @@ from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, su
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import redact_audit
-from ehrsequencing.core.shareable import write_shareable
+from ehrsequencing.core.files import write_shareable
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
@@ -75,23 +75,24 @@ def audit(
         progress(number, total, check.name)
         answers.append({"name": check.name, "question": check.question} | _told(facts, check))
     progress(total, total, "done")
-    result = {
-        "fingerprint": run.fingerprint,
-        "created": date.today().isoformat(),
-        "version": __version__,
-        "task": run.task.name,
-        "split": split,
-        "subjects": subjects,
-        "seed": seed,
-        "records": facts.why_no_source is None,
-        "leaks": sum(a["verdict"] == "leak" for a in answers),
-        "warnings": sum(a["verdict"] == "warning" for a in answers),
-        "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
-        "checks": answers,
-    }
-    shared = redact_audit(result)
-    add_to_run(run_folder, AUDIT, lambda path: write_shareable(path, shared))
-    return shared
+    result = redact_audit(
+        {
+            "fingerprint": run.fingerprint,
+            "created": date.today().isoformat(),
+            "version": __version__,
+            "task": run.task.name,
+            "split": split,
+            "subjects": subjects,
+            "seed": seed,
+            "records": facts.why_no_source is None,
+            "leaks": sum(a["verdict"] == "leak" for a in answers),
+            "warnings": sum(a["verdict"] == "warning" for a in answers),
+            "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
+            "checks": answers,
+        }
+    )
+    add_to_run(run_folder, AUDIT, lambda path: write_shareable(path, result))
+    return result
 
 
 def _told(data: AuditData, check: Check) -> dict[str, Any]:

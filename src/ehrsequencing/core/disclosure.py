@@ -3,8 +3,7 @@
 Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
 5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
 metric. Rates and metrics have three decimals, the likelihood four. Curves of people are computed from rounded counts.
-Simulated data is exact, since nobody is in it. What is redacted is `Shareable`: the writer of shareable files takes
-nothing else (`core.shareable`).
+Simulated data is exact: nobody is in it. The writer of shareable files takes only what is `Shareable`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.shareable import Shareable
+from ehrsequencing.core.files import Shareable
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
@@ -63,14 +62,9 @@ _COUNTS = (  # of people, in the rows of a result
     "first_record_later",
 )
 _RATES = (  # of a split's inputs
-    "prediction_times",
-    "unknown_token_rate",
-    "unknown_age_rate",
-    "no_visit_before_rate",
-    "codes_per_visit",
-    "visits_per_subject",
-    "numeric_value_rate",
-)
+    "prediction_times", "unknown_token_rate", "unknown_age_rate", "no_visit_before_rate", "codes_per_visit",
+    "visits_per_subject", "numeric_value_rate",
+)  # fmt: skip
 Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
@@ -175,8 +169,11 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    events = result["events"].get("tuning", {})
-    few = all(had < SMALLEST_COUNT for cause, had in events.items() if cause != "censored")
+    few = all(
+        had < SMALLEST_COUNT
+        for cause, had in result["events"].get("tuning", {}).items()
+        if cause != "censored"
+    )
     # seconds × subjects a second are the training people
     hidden = {"subjects_per_second", *(("tuning_nll", "best_part") if few else ())}
     shown |= _changed(
@@ -193,8 +190,7 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
 
 def redact_rows(found: Row, *, is_simulated: bool) -> Shareable:
     """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs."""
-    redacted = partial(_cell, cells={})
-    return Shareable(found if is_simulated else rounded(_changed(found, redacted)))
+    return Shareable(found if is_simulated else rounded(_changed(found, partial(_cell, cells={}))))
 
 
 def redact_audit(result: Row) -> Shareable:
@@ -209,8 +205,10 @@ def redact_audit(result: Row) -> Shareable:
 
 def _file_names(row: dict[str, Any]) -> dict[str, Any]:
     """Settings that name a file, without its folder."""
-    names = [name for name in ("file", "tripod") if isinstance(row.get(name), str)]
-    return row | {name: Path(row[name]).name for name in names}
+    return {
+        name: Path(value).name if name in ("file", "tripod") and isinstance(value, str) else value
+        for name, value in row.items()
+    }
 
 
 def _changed(

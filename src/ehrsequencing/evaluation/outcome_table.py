@@ -13,7 +13,7 @@ import torch
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.core.disclosure import redact_rows, rounded
-from ehrsequencing.core.shareable import Shareable
+from ehrsequencing.core.files import Shareable
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around

@@ -13,8 +13,7 @@ import numpy as np
 
 from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
-from ehrsequencing.core.files import read_json, write_json
-from ehrsequencing.core.shareable import write_shareable
+from ehrsequencing.core.files import read_json, write_json, write_shareable
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.attrition import too_few
 

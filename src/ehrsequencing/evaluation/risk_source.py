@@ -220,7 +220,7 @@ class FileRisks(EvaluatedRisks):
         """Why there is no likelihood, or what kind of likelihood it is."""
         if self.incoherent.any():
             return [
-                f"At {self.incoherent.mean():.1%} of the prediction times a risk falls with the horizon, or the "
+                "At some prediction times a risk falls with the horizon, or the "
                 "causes' risks sum to over 1. NLL and the integrated Brier score are left out: these are no cumulative "
                 "incidences."
             ]

@@ -231,9 +231,10 @@ def is_simulation(data: Path) -> bool:
     if not is_json_of(data / MANIFEST, SIMULATION):
         return False
     files = read_manifest(data, what=SIMULATION.what, verify=False)["files"]
-    shards = {path.relative_to(data).as_posix() for path in find_shards(data)}
-    named = [name for name in files if name.startswith(("data/", "truth"))]
-    return shards <= {*named} and all(sha256(data / name) == files[name] for name in named)
+    named = {data / name: files[name] for name in files if name.startswith(("data/", "truth"))}
+    return named.keys() >= {*find_shards(data)} and all(
+        sha256(path) == known for path, known in named.items()
+    )
 
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:

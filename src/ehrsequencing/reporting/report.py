@@ -18,8 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.core.disclosure import redact
-from ehrsequencing.core.files import write_bytes
-from ehrsequencing.core.shareable import Page
+from ehrsequencing.core.files import Page, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import figures, panels, tables
