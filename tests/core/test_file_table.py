@@ -32,7 +32,7 @@ def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
     people = records_of_people(sim_data, tmp_path / "hospital")
     for command in (
-        ("evaluate", run, *QUICK, "--recalibrate", "evaluation.trajectories=2"),
+        ("evaluate", run, *QUICK, "--recalibrate"),
         ("evaluate", run, "--data", people, *QUICK),
         ("audit", run, "--subjects", 5),
         ("predict", run, people, "--out", run / "predictions.parquet"),
@@ -43,12 +43,17 @@ def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_
     written = {path.name for path in run.rglob("*") if path.is_file()}
     assert written >= {"metrics.json", "report-details.html", "audit.json", "recalibration.json", "predictions.parquet"}
     assert unlisted(run) == unlisted(tmp_path / "shared") == []
+    (run / "secret.json").write_text("{}")
+    assert unlisted(run) == ["secret.json"]
+
+
+def test_single_people_are_on_their_owners_page_alone(sim_run: Path, tmp_path: Path) -> None:
+    run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
+    assert ehrseq("evaluate", run, *QUICK, "evaluation.trajectories=2").exit_code == 0
     details = run / "report-details.html"
     assert details.stat().st_mode & 0o777 == 0o600
     assert "Do not share this page" in details.read_text(encoding="utf-8")
     assert "Do not share this page" not in (run / "report.html").read_text(encoding="utf-8")
-    (run / "secret.json").write_text("{}")
-    assert unlisted(run) == ["secret.json"]
 
 
 def test_the_table_knows_both_kinds() -> None:

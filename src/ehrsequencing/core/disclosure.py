@@ -443,7 +443,7 @@ def _points(
     return {
         name: row[name]
         and [
-            v + by if ok and v is not None else None
+            round(v + by, 9) if ok and v is not None else None
             for v, ok, by in zip(row[name], shown, moved, strict=True)
         ]
         for name in names
