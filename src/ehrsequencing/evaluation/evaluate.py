@@ -387,12 +387,13 @@ class Evaluation:
 
     def _trajectories(self, risk: Floats, horizon_days: float) -> Rows:
         column = np.searchsorted(self.knots, self.horizons)
-        wanted = self.settings.trajectories
         return trajectories(
             self.source,
             self.population,
             selected(risk, slice(None), column),
-            wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated if wanted is None else wanted,
+            wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated
+            if self.settings.trajectories is None
+            else self.settings.trajectories,
             horizon_days=horizon_days,
         )
 
