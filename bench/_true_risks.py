@@ -39,7 +39,7 @@ def run_errors(folder: Path) -> dict[str, Any]:
     shares = gain_shares(
         truth,
         bin_hazards(risk(truth.edges_days[1:]), truth.edges_days),
-        run.nll(held_out.records),
+        run.answers.nll(held_out.records),
         train=prepared.rows(run.task.name, "train"),
         rows=rows,
         edges_days=source.edges_days,

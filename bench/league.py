@@ -80,7 +80,7 @@ def run_ours(place: Place, prepared: Prepared, model: str) -> None:
     ) as file:
         for split in ("tuning", "held_out"):
             rows = LandmarkRows.of(prepared, task, split)
-            risk = run.risk(rows.records, horizons_days=days)[rows.chosen]
+            risk = run.answers.risk(rows.records, horizons_days=days)[rows.chosen]
             file.write(
                 Risks(rows.subject_id, rows.column("prediction_us"), risk.astype(np.float32))
             )

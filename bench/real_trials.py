@@ -39,7 +39,7 @@ def tried(
     parts, start = Prepared(records), time.process_time()
     trainer_of(parts, study.task.name, run, study=study).fit()
     cpu_s = time.process_time() - start
-    nll = float(Run(run).nll(parts.records(study.task.name, "tuning")).mean())
+    nll = float(Run(run).answers.nll(parts.records(study.task.name, "tuning")).mean())
     epochs = sum(1 for _ in (run / "history.jsonl").open())
     result = {"nll": nll, "cpu_s": cpu_s, "epochs": epochs}
     write_json(found, {**result, "models": FORMULAS})

@@ -8,8 +8,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
+from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.ensemble import Recalibrated
 from ehrsequencing.models.hazards import horizon_nll
@@ -97,10 +99,12 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     """Hazards eight times too high: recalibration brings observed/expected back, on subjects it has not seen."""
     run, store = Run(sim_run), Prepared(sim_prepared)
     judged = Population.of_split(store, run.task, "held_out")
+    settings = EvaluationConfig(baselines="none", bootstrap=0)
+    evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     honest = run.model
     run.model = Recalibrated(honest, [np.log(8.0), 0.0], [1.0, 1.0])
     fitted = recalibrate(run, store)
-    found = before_and_after(run, fitted, judged, landmark_days=run.task.landmarks[0])
+    found = before_and_after(evaluation, run, fitted, landmark_days=run.task.landmarks[0])
     assert found["fitted_on"] == "tuning"
     assert fitted.subjects[0] >= FEWEST > fitted.subjects[1]
     rows = store.records("simulated", "tuning").rows

@@ -99,7 +99,7 @@ def test_what_is_ignored_is_counted(frame: pd.DataFrame, scored: Score, predicte
     plain = scored(frame)
     extra = frame.head(40).assign(cause="unheard of")
     found = scored(pd.concat([frame, extra]).sample(frac=1, random_state=1))  # in any order
-    assert "40 rows of 1 causes that the task does not have are ignored." in found["warnings"]
+    assert "Rows of 1 causes that the task does not have are ignored." in found["warnings"]
     assert found["metrics"] == [{**row} for row in plain["metrics"]]
     everybody = scored(pd.read_parquet(predicted))
     told = " ".join(everybody["warnings"])

@@ -79,7 +79,7 @@ def test_risks_of_parts_are_those_of_all_to_the_bit(
     monkeypatch.setattr(answers, "VISIT_BUDGET", 200)  # several batches
     run, days = Run(sim_run), np.array([90.0, 365.25])
     records = run.prepared().records(run.task.name, "held_out")
-    whole = run.risk(records, horizons_days=days).astype(np.float64)
+    whole = run.answers.risk(records, horizons_days=days).astype(np.float64)
     monkeypatch.setattr(arrays, "BLOCK_ROWS", at_once)
     assert len(run.answers.batches(records)[0]) > 2
     assert (RunRisks(run).risk(records, days, start_days=0.0) == whole).all()

@@ -165,7 +165,7 @@ def changed(question: Question, record: SubjectRecord, **arrays: Any) -> float:
 def test_the_moves_of_the_reports_patients_add_up(runs: dict[str, Run], sim_prepared: Path) -> None:
     run = runs["network"]
     population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
-    risk = run.risk(population.records, horizons_days=run.task.horizons).astype(np.float64)
+    risk = run.answers.risk(population.records, horizons_days=run.task.horizons).astype(np.float64)
     middle = run.task.horizons[len(run.task.horizons) // 2]
     rows = trajectories(RunRisks(run), population, risk, wanted=2, horizon_days=middle)
     moves = [move for row in rows for move in row["moves"]]

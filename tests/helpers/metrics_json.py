@@ -256,7 +256,7 @@ def _decision(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]
         benefit = true - (flagged.mean(0) if len(flagged) else np.nan * at - true) * at / (1 - at)
         half = 0.4 * np.sqrt(np.maximum(true, 0) / max(here.sum(), 1)) + 0.002
         yield {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h, "thresholds": at.tolist(),
-               "above": (people.risk(k, h)[here][:, None] >= at).sum(0).tolist(),
+               "above": flagged.sum(0).tolist(), "events_above": (flagged & event[here][:, None]).sum(0).tolist(),
                "net_benefit": benefit.tolist(), "low": (benefit - half).tolist(), "high": (benefit + half).tolist(),
                "treat_all": (share - (1 - share) * at / (1 - at)).tolist(), "n": int(here.sum()),
                "events": int(event.sum())}  # fmt: skip
@@ -286,8 +286,15 @@ def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
         "visits_per_subject": 27.9,
         "numeric_value_rate": 0.63,
     }
-    subjects = metrics["data"]["subjects"]
-    return {"by_split": {s: {"subjects": n, "prediction_times": 17 * n, **rates} for s, n in subjects.items()}}
+    return {
+        "by_split": {
+            s: {
+                "subjects": n, "prediction_times": 17 * n, **rates,
+                "people": {"unknown_age_rate": [n // 100, n], "no_visit_before_rate": [n // 4, n]},
+            }
+            for s, n in metrics["data"]["subjects"].items()
+        }
+    }  # fmt: skip
 
 
 def _recalibration(causes: tuple[str, ...], horizons: list[float], landmark: float) -> dict[str, Any]:

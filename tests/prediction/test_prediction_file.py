@@ -17,8 +17,8 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.registry import METRICS, values
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.prediction_file import prediction_file, read_predictions
@@ -85,7 +85,7 @@ def judged_risks(run: Run, judged: Population) -> Array:
     settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     column = np.searchsorted(evaluation.knots, evaluation.horizons)
-    return evaluation._risks([evaluation.source], lambda _: None)[OURS][:, :, column]
+    return evaluation.risks([evaluation.source])[OURS][:, :, column]
 
 
 def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:
@@ -131,7 +131,7 @@ def assert_band(path: Path, judged: Population, task: TaskConfig, of_members: Ar
 def test_recalibrated_risks_are_those_that_evaluate_reports(
     runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
 ) -> None:
-    """Their observed/expected at the first landmark is the report's; members are recalibrated as well."""
+    """Their calibration at the first landmark is the report's; members are recalibrated as well."""
     folder = shutil.copytree(runs("landmarks"), tmp_path / "run")
     settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
     told = evaluate(folder, prepared=store, settings=settings)["recalibration"]["after"]
@@ -144,9 +144,12 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
         np.asarray(judged.records.rows.cause)[at].astype(np.int64),
     )
     risk = in_file(out, judged, run.task)
-    oe = observed_over_expected(ScoredRows.of(*rows, risk[at], np.array(run.task.horizons)))
+    of_file = values(
+        ScoredRows.of(*rows, risk[at], np.array(run.task.horizons)), [METRICS["intercept"], METRICS["slope"]]
+    )
     for e, cause in enumerate(run.task.causes):
-        np.testing.assert_allclose(oe[e], told[cause]["oe"], rtol=1e-4)
+        for name, value in of_file.items():
+            np.testing.assert_allclose(value[e], np.array(told[cause][name], dtype=np.float64), rtol=1e-3, atol=1e-4)
     plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
     assert np.abs(plain - risk).max() > 1e-4
     assert_band(out, judged, run.task, member_risks(run, judged, *run.recalibrated.members))

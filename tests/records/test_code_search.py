@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.outputs import SIMULATION, save_manifest
+from ehrsequencing.core.outputs import SIMULATION, write_manifest
 from ehrsequencing.records.code_search import find_codes
 from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
@@ -34,7 +34,7 @@ def described(folder: Path, rows: list[Row], *, simulated: bool = False) -> Path
     table = {"code": list(DESCRIPTIONS), "description": list(DESCRIPTIONS.values()), "parent_codes": parents}
     pq.write_table(pa.table(table), data / "metadata" / "codes.parquet")
     if simulated:
-        save_manifest(data, {**SIMULATION.facts, "files": {}})
+        write_manifest(data, SIMULATION.facts)
     return data
 
 

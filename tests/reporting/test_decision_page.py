@@ -118,8 +118,9 @@ def test_decision_curves_stop_before_few_are_left(subjects: int) -> None:
         exact = exact_rows[row["model"], place_of(row)]
         curve = panels._net_benefit(row, 0)
         assert len(curve.x) > 2
-        assert exact["above"][exact["thresholds"].index(max(curve.x))] >= 11
-        assert [above < 11 for above in exact["above"]] == [value is None for value in row["net_benefit"]]
+        counts = list(zip(exact["above"], exact["events_above"], strict=True))
+        few = [above < 11 or 0 < had < 11 for above, had in counts]
+        assert few == [value is None for value in row["net_benefit"]] == [value is None for value in row["treat_all"]]
 
 
 def test_every_section_and_curve_says_how_many() -> None:

@@ -1,8 +1,8 @@
 """`compare`: runs and seeds side by side on the same people; `pool_sites`: one run's evaluations at several sites."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,18 @@ import pandas as pd
 from ehrsequencing.api.evaluation import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
-from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.config import EvaluationConfig, format_days
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import redact_rows
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes, write_json
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
-from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, main_place
-from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, scope_estimates
+from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.pooling import pool, read_sites
-from ehrsequencing.evaluation.population import RowFinder
+from ehrsequencing.evaluation.population import Population, RowFinder
+from ehrsequencing.evaluation.results import without_few
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
 
@@ -35,17 +35,16 @@ class RunComparison:
     Attributes:
         result: The task, its main landmark and horizon (`main_place`), and the long rows of `metrics` and
             `differences`, as in `metrics.json`.
-        subjects: How many people all runs answer for.
+        subjects: How many people all runs answer for, as it may be shared: a rounded number, or `<11`.
     """
 
     result: dict[str, Any]
-    subjects: int
+    subjects: int | str
 
     @property
     def causes(self) -> tuple[str, ...]:
         """Names of the causes, the cause of interest first."""
-        causes: tuple[str, ...] = self.result["task"].causes
-        return causes
+        return tuple(self.result["task"].causes)
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -94,56 +93,61 @@ def compare(
     opened = [run if isinstance(run, Run) else Run(os.fspath(run)) for run in runs]
     if len(opened) < 2:
         raise EhrseqError("compares two runs or more", where="compare", fix="name another run")
-    task = opened[0].task
+    task, stores = opened[0].task, [run.prepared() for run in opened]
     for run in opened:
         if run.task != task:
             fix = "train on one task file"
             raise EhrseqError("has another task", where=str(run.folder), fix=fix)
-    horizons, names = np.array(task.horizons), _names(opened)
-    metrics: list[Mapping[str, Any]] = []
-    differences: list[Mapping[str, Any]] = []
-    scopes: list[Comparison] = []
     with stages("comparing", show=progress) as stage:
-        records = [run.prepared().records(task.name, split) for run in opened]
-        common, risks = records[0], {}
-        in_all = np.ones(len(common), dtype=bool)
-        for name, run, own in zip(names, opened, records, strict=True):
-            stage(f"risks of {name}")
-            risks[name], answered = _risks(run, own, common, horizons)
-            in_all &= answered
-        rows = common.rows
-        ends = potential_days(common, task, int(opened[0].prepared().manifest["dataset_end_us"]))
-        draws = draw_subjects(len(common.timelines), bootstrap, seed)
-        for landmark in task.landmarks:
-            at = common.at_landmark(landmark)
-            at = at[in_all[at]]
-            if not len(at):
-                continue
-            scope = Comparison(
-                landmark_days=landmark,
-                subject=rows.subject[at],
-                duration_days=rows.duration_days[at],
-                cause=rows.cause[at].astype(np.int64),
-                horizons_days=horizons,
-                risk={name: risk[at] for name, risk in risks.items()},
-                draws=draws,
-                potential_days=ends[at],
-            )
-            scopes.append(scope)
-            found = scope_estimates(scope, task.causes, progress=stage)
-            metrics += metric_rows(scope, found)
-            differences += difference_rows(scope, found, ours=names[0], rivals=names[1:])
-    if not metrics:
-        fix = "prepare them from the same records with the same splits"
-        raise EhrseqError("the runs have no person in common", where=f"split {split}", fix=fix)
-    subjects = len(np.unique(rows.subject[in_all]))
-    result = {
-        "task": task,
-        "main": main_place(scopes, names[0]),
-        "metrics": metrics,
-        "differences": differences,
+        records = [store.records(task.name, split) for store in stores]
+        population, places = _in_common(
+            Population.of_split(stores[0], task, split), opened, records
+        )
+        sources = [
+            RunRisks(run, name=name, own=own, place=place)
+            for run, name, own, place in zip(opened, _names(opened), records, places, strict=True)
+        ]
+        settings = EvaluationConfig(baselines="none", bootstrap=bootstrap, seed=seed)
+        evaluation = Evaluation(
+            sources[0], population, prepared=None, settings=settings, beside=sources[1:]
+        )
+        metrics, differences, main = evaluation.tables(sources, progress=stage)
+    found = {
+        "main": main,
+        "metrics": without_few(metrics),
+        "differences": without_few(differences),
+        "subjects": len(np.unique(population.records.rows.subject)),
     }
-    return RunComparison(result, subjects)
+    is_simulated = all(run.manifest.get("simulated") for run in opened)
+    result = redact_rows(found, is_simulated=is_simulated)
+    return RunComparison({**result, "task": task}, result["subjects"])
+
+
+def _in_common(
+    whole: Population, runs: Sequence[Run], records: Sequence[TaskRecords]
+) -> tuple[Population, list[Ints]]:
+    """The prediction times of the first run's split that all runs have, and their numbers in each run's records.
+
+    Raises:
+        EhrseqError: There are none, or the labels of a prepared set are others.
+    """
+    rows, times = whole.records.rows, np.asarray(whole.records.rows.prediction_us)
+    places = [RowFinder(own)(whole.records.subject_id, times) for own in records]
+    chosen = np.flatnonzero(np.min(places, axis=0) >= 0)
+    if not len(chosen):
+        fix = "prepare them from the same records with the same splits"
+        where = f"split {whole.split}"
+        raise EhrseqError("the runs have no person in common", where=where, fix=fix)
+    places = [place[chosen] for place in places]
+    for run, own, place in zip(runs, records, places, strict=True):
+        for name in ("duration_days", "cause"):
+            if not np.array_equal(getattr(own.rows, name)[place], getattr(rows, name)[chosen]):
+                fix = "prepare both from the same records"
+                raise EhrseqError("has other labels", where=str(run.folder), fix=fix)
+    owners = np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines))
+    own_rows = rows.select(chosen, np.r_[0, np.cumsum(owners)].astype(np.int64))
+    common = TaskRecords(whole.records.timelines, own_rows)
+    return replace(whole, records=common, source=None, only_landmarks=True), places
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -156,24 +160,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
             name = f"{run.folder.resolve().name} {number}"
         names.append(name)
     return names
-
-
-def _risks(
-    run: Run, own: TaskRecords, common: TaskRecords, horizons: Floats
-) -> tuple[Floats, Bools]:
-    """(R, causes, horizons) risks of a run at the prediction times of the first run, and where it has them.
-
-    Raises:
-        EhrseqError: The labels of its prepared set are others.
-    """
-    place = RowFinder(own)(common.subject_id, np.asarray(common.rows.prediction_us))
-    answered = place >= 0
-    for name in ("duration_days", "cause"):
-        ours, theirs = getattr(own.rows, name)[place], getattr(common.rows, name)
-        if not np.array_equal(ours[answered], theirs[answered]):
-            fix = "prepare both from the same records"
-            raise EhrseqError("has other labels", where=str(run.folder), fix=fix)
-    return RunRisks(run).risk(own, horizons)[place], answered
 
 
 def pool_sites(

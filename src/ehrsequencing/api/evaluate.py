@@ -16,7 +16,7 @@ from ehrsequencing.api.run import warn_of
 from ehrsequencing.audit.audit import audit as audit_run
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import private_folder, write_bytes, write_json
+from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.core.outputs import altered, read_manifest
 from ehrsequencing.evaluation.context import read_tripod
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
@@ -27,7 +27,7 @@ from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.evaluation.score import score as score_file
 from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
 from ehrsequencing.reporting.pages import render_outcomes
-from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report
+from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_page, write_report
 
 OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
 
@@ -295,9 +295,9 @@ def report_outcomes(
     result = evaluate_outcomes(
         run, run.prepared(prepared), split=split, settings=settings, progress=progress
     )
-    page = render_outcomes(result, title=run.task.heading).encode()
-    add_to_run(folder, OUTCOME_NUMBERS, lambda path: write_json(path, result))
-    add_to_run(folder, OUTCOME_PAGE, lambda path: write_bytes(path, page))
+    page = result.drawn(partial(render_outcomes, title=run.task.heading))
+    add_to_run(folder, OUTCOME_NUMBERS, lambda path: write_shareable(path, result))
+    add_to_run(folder, OUTCOME_PAGE, lambda path: write_shareable(path, page))
     return result
 
 
@@ -358,5 +358,4 @@ def _add_pages(run: Path, metrics: Mapping[str, Any]) -> None:
 
 def _add_drawn(run: Path, drawn: Mapping[str, str]) -> None:
     for name, page in drawn.items():
-        text = page.encode()
-        add_to_run(run, name, lambda path, text=text: write_bytes(path, text))  # type: ignore[misc]
+        add_to_run(run, name, partial(write_page, text=page))

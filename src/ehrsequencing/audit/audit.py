@@ -13,8 +13,8 @@ from ehrsequencing.audit import data as same_person
 from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, suspicion
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
-from ehrsequencing.core.disclosure import shareable_count
-from ehrsequencing.core.files import digest, write_json
+from ehrsequencing.core.disclosure import redact_audit
+from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
@@ -76,26 +76,31 @@ def audit(
         progress(number, total, check.name)
         answers.append({"name": check.name, "question": check.question} | _told(facts, check))
     progress(total, total, "done")
-    result = {
-        "fingerprint": run.fingerprint,
-        "made_of": digest(
-            made_of(
-                run=run.fingerprint, split=split, drawn=[subjects, seed], shuffled=shuffled_labels
-            )
-        ),
-        "created": date.today().isoformat(),
-        "version": __version__,
-        "task": run.task.name,
-        "split": split,
-        "subjects": subjects,
-        "seed": seed,
-        "records": facts.why_no_source is None,
-        "leaks": sum(a["verdict"] == "leak" for a in answers),
-        "warnings": sum(a["verdict"] == "warning" for a in answers),
-        "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
-        "checks": answers,
-    }
-    add_to_run(run_folder, AUDIT, lambda path: write_json(path, result))
+    result = redact_audit(
+        {
+            "fingerprint": run.fingerprint,
+            "made_of": digest(
+                made_of(
+                    run=run.fingerprint,
+                    split=split,
+                    drawn=[subjects, seed],
+                    shuffled=shuffled_labels,
+                )
+            ),
+            "created": date.today().isoformat(),
+            "version": __version__,
+            "task": run.task.name,
+            "split": split,
+            "subjects": subjects,
+            "seed": seed,
+            "records": facts.why_no_source is None,
+            "leaks": sum(a["verdict"] == "leak" for a in answers),
+            "warnings": sum(a["verdict"] == "warning" for a in answers),
+            "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
+            "checks": answers,
+        }
+    )
+    add_to_run(run_folder, AUDIT, lambda path: write_shareable(path, result))
     return result
 
 
@@ -110,7 +115,7 @@ def _told(data: AuditData, check: Check) -> dict[str, Any]:
     return {
         "verdict": finding.verdict,
         "reason": reason,
-        "tested": {what: shareable_count(count) for what, count in finding.tested.items()},
+        "tested": finding.tested,
         "measured": finding.measured,
         "bound": finding.bound,
         "matter": matter,

@@ -286,7 +286,7 @@ def compare(
         open_run(run)
     found = compare_runs(runs, split=split, bootstrap=bootstrap, progress=shown())
     table = found.table()
-    say(f"{table.caption}, {found.subjects:,} subjects")
+    say(f"{table.caption}, {found.subjects} subjects")
     say(table.frame.to_string())
     columns = ["against", "horizon", "metric", "value", "low", "high"]
     gaps = found.differences.query("cause == @found.causes[0]")[columns]

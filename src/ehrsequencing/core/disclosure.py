@@ -2,11 +2,16 @@
 
 Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
 5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
-metric. Rates and metrics have three decimals, the likelihood four. Simulated data is exact, since nobody is in it.
+metric. Rates and metrics have three decimals, the likelihood four. Curves of people are computed from rounded counts.
+Simulated data is exact: nobody is in it. The writer of shareable files takes only what is `Shareable`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from ehrsequencing.core.files import Shareable
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
 TOO_FEW = "too few events"  # why a row has no interval, or no value
@@ -37,14 +42,7 @@ _FACTS = (
     "recalibrated_in_training",
     "audit",
 )
-_CHECKS = (
-    "time_zero",
-    "predictor_cutoff",
-    "parameters",
-    "tuning_trials",
-    "seeds",
-    "members",
-)
+_CHECKS = ("time_zero", "predictor_cutoff", "parameters", "tuning_trials", "seeds", "members")
 _EXTERNAL = (
     "data",
     "unmatched",
@@ -65,6 +63,10 @@ _COUNTS = (  # of people, in the rows of a result
     "without_record_before",
     "first_record_later",
 )
+_RATES = (  # of a split's inputs
+    "prediction_times", "unknown_token_rate", "unknown_age_rate", "no_visit_before_rate", "codes_per_visit",
+    "visits_per_subject", "numeric_value_rate",
+)  # fmt: skip
 Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
@@ -86,7 +88,12 @@ def shareable_count(count: int | str | None) -> int | str | None:
     """
     if count is None or isinstance(count, str) or count == 0:
         return count
-    return f"<{SMALLEST_COUNT}" if count < SMALLEST_COUNT else max(15, (count + 2) // 5 * 5)
+    return _nearest(count) or f"<{SMALLEST_COUNT}"
+
+
+def _nearest(count: int) -> int:
+    """A count of 11 people or more as it may be shared; 0 for fewer."""
+    return max(15, (count + 2) // 5 * 5) if count >= SMALLEST_COUNT else 0
 
 
 def count_text(count: int | str | None) -> str:
@@ -112,7 +119,7 @@ def shareable_rate(rate: float | None, people: int) -> float | None:
 # ---------------------------------------------------------------------------------------------------- an evaluation
 
 
-def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
+def redact(result: Row, *, decimals: bool = True) -> Shareable:
     """Redact an evaluation: the content of `metrics.json` from the exact result.
 
     What this module does not name is left out, so that no new key slips through. A redacted result stays as it is.
@@ -123,7 +130,7 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
             from the metrics as they are.
     """
     if result["data"].get("simulated") or "individual" in result:
-        return dict(result)
+        return Shareable(result)
     cells = _cells(result)
     subjects = result["data"]["subjects"]
     at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
@@ -148,7 +155,7 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
             for row in result.get("incidence") or []
         ],
         "trajectories": [],
-        "inputs": _inputs(found, subjects) if (found := result.get("inputs")) else None,
+        "inputs": _inputs(found) if (found := result.get("inputs")) else None,
         "checks": _counted({name: found.get(name) for name in _CHECKS})
         if (found := result.get("checks"))
         else None,
@@ -164,19 +171,62 @@ def redact(result: Row, *, decimals: bool = True) -> dict[str, Any]:
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    numbers = ("history", "baselines", "blend", "codes")
-    shown |= {name: result[name] for name in numbers if name in result}
-    facts = {name: result[name] for name in _FACTS if name in result}
-    return {"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)}
+    few = all(
+        had < SMALLEST_COUNT
+        for cause, had in result["events"].get("tuning", {}).items()
+        if cause != "censored"
+    )
+    # seconds × subjects a second are the training people
+    hidden = {"subjects_per_second", *(("tuning_nll", "best_part") if few else ())}
+    shown |= _changed(
+        {
+            name: result[name]
+            for name in ("history", "baselines", "blend", "codes")
+            if name in result
+        },
+        lambda row: row | dict.fromkeys(hidden & row.keys()),
+    )
+    facts = {name: _changed(result[name], _file_names) for name in _FACTS if name in result}
+    return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
+
+
+def redact_rows(found: Row, *, is_simulated: bool) -> Shareable:
+    """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs."""
+    return Shareable(found if is_simulated else rounded(_changed(found, partial(_cell, cells={}))))
+
+
+def redact_audit(result: Row) -> Shareable:
+    """Redact an audit, whose checks have hidden few people in their words: the counts of what was tested."""
+    return Shareable(
+        {
+            **result,
+            "checks": [{**one, "tested": _counts(one["tested"])} for one in result["checks"]],
+        }
+    )
+
+
+def _file_names(row: dict[str, Any]) -> dict[str, Any]:
+    """Settings that name a file, without its folder."""
+    return {
+        name: Path(value).name if name in ("file", "tripod") and isinstance(value, str) else value
+        for name, value in row.items()
+    }
+
+
+def _changed(
+    value: Any, of_row: Callable[..., Any] = dict, of_leaf: Callable[[Any], Any] = lambda leaf: leaf
+) -> Any:
+    """Nested mappings and lists with every mapping, or every leaf, replaced by what a function makes of it."""
+    if isinstance(value, Mapping):
+        return of_row({name: _changed(inner, of_row, of_leaf) for name, inner in value.items()})
+    if isinstance(value, list | tuple):
+        return [_changed(inner, of_row, of_leaf) for inner in value]
+    return of_leaf(value)
 
 
 def _counts(value: Any) -> Any:
     """Every count in nested mappings and lists; texts stay."""
-    if isinstance(value, Mapping):
-        return {key: _counts(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_counts(inner) for inner in value]
-    return shareable_count(value)
+    return _changed(value, of_leaf=shareable_count)
 
 
 def _counted(row: Row) -> dict[str, Any]:
@@ -219,7 +269,7 @@ def _place(row: Row) -> tuple[Any, Any, Any]:
 def _may_show(row: Row, cells: Cells) -> bool:
     """Whether enough people had the event, and had it not, by the row's own counts or those of its cell."""
     own = row.get("events"), row.get("subjects", row.get("n"))
-    events, subjects = cells.get(_place(row), own) if None in own else own
+    events, subjects = cells.get(_place(row), own) if None in own and cells else own
     if events is None or subjects is None:
         return True
     if (
@@ -288,13 +338,21 @@ def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
     return {**_counted(row), **times}
 
 
-def _inputs(found: Row, subjects: Mapping[str, int]) -> dict[str, Any]:
-    """Rates of each split; shares of few people are left out."""
-    rates = {split: _counted(row) for split, row in found["by_split"].items()}
-    for split, row in rates.items():
-        row["prediction_times"] = shareable_count(row["prediction_times"])
-        for name in row.keys() & {"unknown_age_rate", "no_visit_before_rate"}:
-            row[name] = shareable_rate(row[name], subjects[split])
+def _inputs(found: Row) -> dict[str, Any]:
+    """Rates of each split of at least 11 people; a share of few people's prediction times is left out."""
+    rates = {}
+    for split, row in found["by_split"].items():
+        people, sides = row["subjects"], row.get("people", {})
+        shown = {
+            name: None
+            if people < SMALLEST_COUNT or 0 < min(sides.get(name, [0])) < SMALLEST_COUNT
+            else row[name]
+            for name in _RATES
+        }
+        shown["prediction_times"] = shareable_count(shown["prediction_times"])
+        if shown["visits_per_subject"] is not None:
+            shown["visits_per_subject"] *= people / _nearest(people)
+        rates[split] = {"subjects": shareable_count(people), **shown}
     return {"by_split": rates}
 
 
@@ -330,25 +388,65 @@ def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
 
 
 def _risk_group(group: Row) -> dict[str, Any]:
-    """Incidence without the days by which too few people of the group had the event, or had it not."""
-    shown = [not events or enough_people(events, group["n"]) for events in group["events"]]
+    """Incidence without the days by which too few people of the group had the event, or had it not.
+
+    The curve is that of rounded counts: it rises where the rounded count of events does.
+    """
+    n, counts = group["n"], group["events"]
+    places = [_nearest(had) for had in counts]
+    first = [places.index(place) for place in places]  # the day of each step
+    factor = [
+        n / _nearest(n) * place / had if had else 1.0
+        for place, had in zip(places, counts, strict=True)
+    ]
+    shown = [not had or enough_people(had, n) for had in counts]
+    curves = {
+        name: [
+            group[name][k] * factor[k] if ok and value is not None else None
+            for value, k, ok in zip(group[name], first, shown, strict=True)
+        ]
+        for name in ("observed", "low", "high")
+    }
     return {
         "predicted": group["predicted"],
-        **_points(group, ("observed", "low", "high"), shown),
+        **curves,
         "n": _counts(group["n"]),
         "at_risk": _counts(group["at_risk"]),
     }
 
 
 def _decision(row: Row) -> dict[str, Any]:
-    """A decision curve up to the risk that at least 11 people exceed."""
-    shown = [people >= SMALLEST_COUNT for people in row["above"]]
-    names = ("net_benefit", "low", "high", "treat_all")
-    return {**_counted(row), **_points(row, names, shown), "above": []}
-
-
-def _points(row: Row, names: Sequence[str], shown: Sequence[bool]) -> dict[str, Any]:
+    """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few."""
+    n, odds = row["n"], [threshold / (1 - threshold) for threshold in row["thresholds"]]
+    counts = list(zip(row["events_above"], row["above"], odds, strict=True))
+    shown = [_nearest(above) > 0 and not 0 < had < SMALLEST_COUNT for had, above, _ in counts]
+    moved = [_by_rounding(*one, of=n) for one in counts]
+    everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
     return {
-        name: row[name] and [v if ok else None for v, ok in zip(row[name], shown, strict=True)]
+        **_counted(row),
+        **_points(row, ("net_benefit", "low", "high"), shown, moved),
+        **_points(row, ("treat_all",), shown, everyone),
+        "above": [],
+        "events_above": [],
+    }
+
+
+def _by_rounding(events: int, people: int, odds: float, *, of: int) -> float:
+    """How much a net benefit moves when it is computed from rounded counts."""
+    exact = (events - (people - events) * odds) / of
+    events, people, of = map(_nearest, (events, people, of))
+    return (events - (people - events) * odds) / of - exact
+
+
+def _points(
+    row: Row, names: Sequence[str], shown: Sequence[bool], moved: Sequence[float]
+) -> dict[str, Any]:
+    """Curves with a number added to each point; None where a point may not be shown."""
+    return {
+        name: row[name]
+        and [
+            round(v + by, 9) if ok and v is not None else None
+            for v, ok, by in zip(row[name], shown, moved, strict=True)
+        ]
         for name in names
     }

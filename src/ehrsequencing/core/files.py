@@ -273,8 +273,34 @@ def write_bytes(path: Path, data: bytes, *, owner_only: bool = False) -> None:
 
 def write_json(path: Path, value: object, *, owner_only: bool = False) -> None:
     """Write JSON atomically. NaN raises an error, since other programs cannot read it."""
-    text = json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode(), owner_only=owner_only)
+    write_bytes(path, _as_json(value).encode(), owner_only=owner_only)
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
+
+
+class Shareable(dict[str, Any]):
+    """Content that may leave the hospital: only `core.disclosure` makes it."""
+
+    def drawn(self, draw: "Callable[[Shareable], str]") -> "Page":
+        """The page that a function draws from it."""
+        return Page(draw(self))
+
+
+class Page(str):
+    """A page that was drawn from shareable content alone."""
+
+
+def write_shareable(path: Path, content: Shareable | Page) -> None:
+    """Write a file that may leave the hospital: JSON, or a page.
+
+    Raises:
+        TypeError: The content has not been redacted.
+    """
+    if not isinstance(content, Shareable | Page):
+        raise TypeError("a file that may be shared holds what has been redacted")
+    write_bytes(path, (content if isinstance(content, Page) else _as_json(content)).encode())
 
 
 def write_settings(path: Path, settings: BaseModel, *, only: set[str] | None = None) -> None:

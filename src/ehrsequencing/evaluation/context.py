@@ -19,7 +19,6 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import HISTORY, RUN_NEEDS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population, unobserved_tenths
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.prediction.run import Run
@@ -150,6 +149,12 @@ class Context:
                 made.pop("held_out")  # other data: the held-out subjects have no part in it
         return {**made, self.population.split: self.population.counts}
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nobody of all whom the result counts or learned from is a person."""
+        run = self.source.run
+        return self.population.is_simulated and (run is None or bool(run.manifest.get("simulated")))
+
     def records(self, split: str) -> TaskRecords:
         """Visits and prediction times of one of the splits; of the one that is evaluated, whatever was drawn of it."""
         if split == self.population.split or self.prepared is None:
@@ -168,7 +173,7 @@ class Context:
             "question": question(task),
             "data": {
                 "name": population.data,
-                "simulated": is_simulation(population.source),
+                "simulated": self.is_simulated,
                 "subjects": {
                     name: part["steps"][-1]["subjects"] for name, part in self.splits.items()
                 },
@@ -263,7 +268,7 @@ class Context:
         return found
 
 
-def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float | int | None]:
+def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
     """How complete the inputs are: of subjects with a prediction time, what they had by their last one.
 
     Args:
@@ -277,6 +282,7 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float
     """
     lines, rows = records.timelines, records.rows
     subjects = np.flatnonzero(np.diff(rows.row_offsets))
+    ageless, first = np.isnan(rows.age_years), np.asarray(rows.visits_before) == 0
     last = rows.row_offsets[subjects + 1] - 1
     first_visit = lines.subject_offsets[subjects]
     stop_visit = first_visit + rows.visits_before[last]
@@ -294,11 +300,16 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float
         "subjects": len(subjects),
         "prediction_times": len(rows),
         "unknown_token_rate": rate(unknown, tokens),
-        "unknown_age_rate": rate(int(np.isnan(rows.age_years).sum()), len(rows)),
-        "no_visit_before_rate": rate(int((rows.visits_before == 0).sum()), len(rows)),
+        "unknown_age_rate": rate(int(ageless.sum()), len(rows)),
+        "no_visit_before_rate": rate(int(first.sum()), len(rows)),
         "codes_per_visit": rate(tokens, visits),
         "visits_per_subject": rate(visits, len(subjects)),
         "numeric_value_rate": rate(numeric, tokens),
+        # with such a prediction time, and with another one
+        "people": {
+            name: [len(np.unique(rows.subject[side])) for side in (some, ~some)]
+            for name, some in (("unknown_age_rate", ageless), ("no_visit_before_rate", first))
+        },
     }
 
 

@@ -125,16 +125,16 @@ def decision_rows(
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())
-            above = [
-                len(np.unique(scope.subject[ours[:, *place] >= threshold]))
-                for threshold in at[place]
-            ]
+            risk, (e, h) = scope.risk[model][:, *place], place
+            had = (scope.cause == e + 1) & (scope.duration_days <= scope.horizons_days[h])
+            flagged = [risk >= threshold for threshold in at[place]]
             out.append(
                 {
                     "model": model,
                     **cell,
                     "thresholds": at[place].tolist(),
-                    "above": above,
+                    "above": [people(scope.subject, some) for some in flagged],
+                    "events_above": [people(scope.subject, some & had) for some in flagged],
                     "net_benefit": [results.number(x) for x in found["net_benefit"].value[place]],
                     "low": low[place].tolist() if defined else None,
                     "high": high[place].tolist() if defined else None,

@@ -4,17 +4,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import TOO_FEW, shareable_count
 from ehrsequencing.evaluation import results
-from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.calibration import incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
@@ -22,9 +21,11 @@ from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
-from ehrsequencing.records.cohort import potential_days
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.recalibration import Recalibration, fit_recalibration
+
+if TYPE_CHECKING:
+    from ehrsequencing.evaluation.evaluate import Evaluation
 
 BIASED = "biased under resampling"  # why a row has no interval
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
@@ -382,29 +383,14 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
 
 
 def before_and_after(
-    run: Run, fitted: Recalibration, population: Population, *, landmark_days: float
+    evaluation: "Evaluation", run: Run, fitted: Recalibration, *, landmark_days: float
 ) -> dict[str, Any]:
     """The `recalibration` key of `metrics.json`: calibration at one landmark, as trained and recalibrated."""
-    records, horizons = population.records, np.array(run.task.horizons)
-    rows, at = records.rows, records.at_landmark(landmark_days)
     after = run.answers.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])
-    ends = potential_days(records, run.task, population.dataset_end_us)
-
-    def risk(answers: RunAnswers) -> Floats:
-        start_days = float(run.task.blanking)
-        found = answers.risk(records, horizons_days=horizons, start_days=start_days)
-        return found[at].astype(np.float64)
-
-    scope = Comparison(
-        landmark_days,
-        rows.subject[at],
-        rows.duration_days[at],
-        rows.cause[at].astype(np.int64),
-        horizons,
-        {"before": risk(run.answers), "after": risk(after)},
-        draw_subjects(len(records.timelines), 0, 0),
-        potential_days=ends[at],
-    )
+    sides = [RunRisks(run, name="before"), RunRisks(run, name="after", answers=after)]
+    horizons, risks = evaluation.horizons, evaluation.risks(sides)
+    scopes = evaluation.comparisons(risks, horizons)
+    scope = next(one for one in scopes if one.landmark_days == landmark_days).without_resamples()
 
     def measured(side: str) -> dict[str, dict[str, list[float | None]]]:
         found = metric_estimates(scope, side, [METRICS[key] for key in SHOWN])

@@ -44,7 +44,7 @@ from ehrsequencing.evaluation.estimates import (
     recalibrate,
     scope_estimates,
 )
-from ehrsequencing.evaluation.examples import code_effects, trajectories, wanted_trajectories
+from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
 from ehrsequencing.evaluation.oracle import TruthRisks, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import (
@@ -95,7 +95,7 @@ class Evaluation:
         prepared: Prepared | None,
         settings: EvaluationConfig,
         train_censoring: bool = False,
-        beside: Sequence[RiskSource] = (),
+        beside: Sequence[EvaluatedRisks] = (),
     ) -> None:
         self.source: EvaluatedRisks = RunRisks(source) if isinstance(source, Run) else source
         self.run, self.task, self.ours = self.source.run, self.source.task, self.source.name
@@ -119,7 +119,8 @@ class Evaluation:
             spaced = np.linspace(0, last, GRID_POINTS + 1)[1:]
             self.grid = np.union1d(spaced, self.horizons)
             # where risks are known: between two of these days a hazard counts as constant, as between two edges
-            edges = [edge for edge in self.source.edges_days if edge < last]
+            every = {edge for one in (self.source, *beside) for edge in one.edges_days}
+            edges = [edge for edge in every if edge < last]
             self.knots = np.union1d(self.grid, edges)
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
@@ -148,7 +149,9 @@ class Evaluation:
             found.append(TruthRisks(ORACLE, self.truth, self.task.blanking))
         return found
 
-    def _risks(self, sources: Sequence[RiskSource], progress: Say) -> dict[str, Floats]:
+    def risks(
+        self, sources: Sequence[RiskSource], progress: Say = lambda _: None
+    ) -> dict[str, Floats]:
         """Model → (R, causes, knots), given no event in the blanking period."""
         progress("risk curves")
         risks = {source.name: source.risk(self.records, self.knots) for source in sources}
@@ -170,7 +173,7 @@ class Evaluation:
             recalibration=self.source.study.training.recalibration,
         )
 
-    def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
+    def comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
         """Rows that are compared together, with the risks by `days`: the horizons, or the grid, which is not copied."""
         at_landmarks = [(days, self.records.at_landmark(days)) for days in self.task.landmarks]
         places: list[tuple[float | None, Ints]] = [(one, at) for one, at in at_landmarks if len(at)]
@@ -224,10 +227,16 @@ class Evaluation:
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> Rows:
         """Only the long rows of `metrics`, also of few people, without the indices of the smooth curves."""
-        sources = self._sources(progress)
-        risks = self._risks(sources, progress)
-        comparisons = list(self._comparisons(risks, self.horizons))
-        return self._metrics(sources, risks, comparisons, progress)[0]
+        return self.tables(self._sources(progress), progress=progress)[0]
+
+    def tables(
+        self, sources: Sequence[RiskSource], *, progress: Say = lambda _: None
+    ) -> tuple[Rows, Rows, tuple[float | None, float]]:
+        """Rows of `metrics` and `differences` of some sources, also of few people, and the main place."""
+        risks = self.risks(sources, progress)
+        comparisons = list(self.comparisons(risks, self.horizons))
+        rows = self._metrics(sources, risks, comparisons, progress)
+        return *rows, main_place(comparisons, self.ours)
 
     def _metrics(
         self,
@@ -242,7 +251,7 @@ class Evaluation:
         causes = self.task.causes
         rivals = [name for name in risks if name not in (self.ours, ORACLE)]
         for comparison, on_grid in zip(
-            comparisons, self._comparisons(risks, self.grid), strict=True
+            comparisons, self.comparisons(risks, self.grid), strict=True
         ):
             estimates = scope_estimates(comparison, causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
@@ -305,8 +314,8 @@ class Evaluation:
             progress: Called with the name of each stage.
         """
         sources = self._sources(progress)
-        risks = self._risks(sources, progress)
-        comparisons = list(self._comparisons(risks, self.horizons))
+        risks = self.risks(sources, progress)
+        comparisons = list(self.comparisons(risks, self.horizons))
         main = main_place(comparisons, self.ours)
         metrics, differences = self._metrics(sources, risks, comparisons, progress)
         curves, indices = self._curves(comparisons, progress)
@@ -364,7 +373,7 @@ class Evaluation:
     def _incidence(self, risk: Floats, horizon_days: float) -> Rows:
         """Incidence by risk group at each landmark, up to the main horizon."""
         found: Rows = []
-        for one in self._comparisons({self.ours: risk}, self.grid):
+        for one in self.comparisons({self.ours: risk}, self.grid):
             if one.landmark_days is not None and one.followed(horizon_days).any():
                 found += incidence_rows(
                     one, self.task.causes, model=self.ours, horizon_days=horizon_days
@@ -382,7 +391,9 @@ class Evaluation:
             self.source,
             self.population,
             selected(risk, slice(None), column),
-            wanted=wanted_trajectories(self.population, self.settings),
+            wanted=SIMULATED_TRAJECTORIES * self.context.is_simulated
+            if self.settings.trajectories is None
+            else self.settings.trajectories,
             horizon_days=horizon_days,
         )
 
@@ -431,7 +442,7 @@ def evaluate(
     result["made_of"] = evaluation_made_of(run, split, settings)
     if fitted is not None:
         landmark = result["main"]["landmark_days"]
-        recalibration = before_and_after(run, fitted, population, landmark_days=landmark)
+        recalibration = before_and_after(evaluation, run, fitted, landmark_days=landmark)
         result["recalibration"] = recalibration
         # before and after are in `metrics.json`, where small numbers of people are hidden
         kept = {"fitted": recalibration["fitted"]}

@@ -14,7 +14,6 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.explain import Question, change, subject_records
@@ -34,13 +33,6 @@ MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
 # of the main horizon: what is left until the event or the end at the time that is shown
 LEFT_TO_SEE = 0.25
-
-
-def wanted_trajectories(population: Population, settings: EvaluationConfig) -> int:
-    """How many subjects' curves to show: by default a few of a simulation, none of real people."""
-    if settings.trajectories is not None:
-        return settings.trajectories
-    return SIMULATED_TRAJECTORIES if is_simulation(population.source) else 0
 
 
 def trajectories(

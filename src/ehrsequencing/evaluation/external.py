@@ -37,7 +37,7 @@ from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import BIRTH, DEATH
-from ehrsequencing.records.meds import LateRows, MedsReader
+from ehrsequencing.records.meds import LateRows, MedsReader, is_simulation
 from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import CodeCounts, TokenRows, survey
@@ -124,6 +124,7 @@ def read_external(
         records=records,
         attrition=counts,
         source=data,
+        is_simulated=is_simulation(data),
         dataset_end_us=end_us,
     )
     return External(
@@ -232,9 +233,9 @@ def validate(
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(
+                evaluation,
                 run,
                 recalibrate(run, store),
-                found.population,
                 landmark_days=result["main"]["landmark_days"],
             )
         write_result(result, temporary)

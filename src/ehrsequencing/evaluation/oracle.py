@@ -35,11 +35,6 @@ _NO_HAZARD = 1e-12  # per day: a true hazard of zero has no logarithm
 _LEAST = 1e-3  # of a bin's mean hazard: what is below is taken to be this
 
 
-def is_simulation(data: Path | None) -> bool:
-    """Whether records are those of a simulation: its truth lies beside them."""
-    return data is not None and (data / TRUTH).is_file()
-
-
 @dataclass(frozen=True)
 class Truth:
     """What the best possible model could say at the prediction times of a split.
@@ -56,14 +51,14 @@ class Truth:
 
     @classmethod
     def read(cls, data: Path, records: TaskRecords, *, causes: Sequence[str]) -> "Truth | None":
-        """The truth of a split, or None where the data is no simulation or knows nothing of this split.
+        """The truth of a split, or None where there is none or it knows nothing of this split.
 
         Args:
-            data: Folder of the simulation.
+            data: Folder of the records; the truth of their outcomes may lie beside them.
             records: Visits and prediction times of the split.
             causes: The task's causes.
         """
-        if not is_simulation(data):
+        if not (data / TRUTH).is_file():
             return None
         names: set[str] = set()
         edges = np.zeros(0)

@@ -5,7 +5,6 @@ Outcomes with fewer than 50 events are pooled: their own numbers would be noise,
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import torch
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.core.disclosure import rounded, shareable_count
-from ehrsequencing.evaluation.oracle import is_simulation
+from ehrsequencing.core.disclosure import redact_rows, rounded
+from ehrsequencing.core.files import Shareable
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
@@ -50,8 +49,8 @@ def evaluate_outcomes(
     split: str,
     settings: EvaluationConfig,
     progress: Progress = lambda done, total: None,
-) -> dict[str, Any]:
-    """The table of all outcomes.
+) -> Shareable:
+    """The table of all outcomes, as it may be shared.
 
     - `events`: subjects with the event within the last horizon after a landmark.
     - `auc`: mean over strata of sex and 5-year age bands. A case is a subject with the event, at its last prediction
@@ -69,14 +68,15 @@ def evaluate_outcomes(
         progress: Called with (outcomes done, outcomes).
 
     Returns:
-        `outcomes`: one entry each for those with 50 events or more, the best AUC first; `pooled`: the others together;
-        `summary`; and what the numbers are of.
+        `outcomes`: one entry each for those with 50 events or more, the best AUC first; `pooled`: the others together,
+        with the people who had any of them; `summary`; and what the numbers are of. Each number has its own people:
+        `events` of `subjects`.
     """
     rows = OutcomeRows(run, prepared, split, settings)
     found, rare = list[dict[str, Any]](), _Pool()
     for done, one in enumerate(rows.outcomes(), start=1):
-        if one.events >= FEWEST_EVENTS:
-            found.append({"code": run.outcomes[one.number], "events": one.events, **one.numbers()})
+        if (events := len(one.had)) >= FEWEST_EVENTS:
+            found.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
         else:
             rare.add(one)
         progress(done, len(run.outcomes))
@@ -89,24 +89,11 @@ def evaluate_outcomes(
         "fewest_events": FEWEST_EVENTS,
         "subjects": len(rows.subject_ids),
         "horizons_days": [rows.near_days, rows.far_days],
-        "summary": summary(found),
         "resamples": rows.resamples,
         "strata": ["sex", "age"] if rows.has_sex else ["age"],
     }
-    source = prepared.manifest.get("data_path")
-    return result if source and is_simulation(Path(source)) else _shareable(result)
-
-
-def _shareable(result: dict[str, Any]) -> dict[str, Any]:
-    """The table as it may be shared: counts of people, and three decimals."""
-    outcomes = [{**row, "events": shareable_count(row["events"])} for row in result["outcomes"]]
-    pooled = result["pooled"]
-    if "events" in pooled:
-        pooled = {**pooled, "events": shareable_count(pooled["events"])}
-    subjects = shareable_count(result["subjects"])
-    shared: dict[str, Any] = rounded(
-        {**result, "outcomes": outcomes, "pooled": pooled, "subjects": subjects}
-    )
+    shared = redact_rows(result, is_simulated=bool(prepared.manifest.get("simulated")))
+    shared["summary"] = summary(shared["outcomes"])
     return shared
 
 
@@ -119,15 +106,20 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     rng = np.random.default_rng(0)
     drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in found]
-    return {
-        "outcomes": len(found),
-        "median_auc": float(np.median(aucs)) if aucs else None,
-        "oe_within_10_percent": float(np.mean(np.abs(ratios - 1) <= 0.1)) if len(ratios) else None,
-        "oe_within_10_percent_if_true": float(np.mean(np.abs(np.array(drawn) - 1) <= 0.1))
-        if drawn
-        else None,
-        "oe_intervals_that_hold_1": float(np.mean(held)) if held else None,
-    }
+    shown: dict[str, Any] = rounded(
+        {
+            "outcomes": len(found),
+            "median_auc": float(np.median(aucs)) if aucs else None,
+            "oe_within_10_percent": float(np.mean(np.abs(ratios - 1) <= 0.1))
+            if len(ratios)
+            else None,
+            "oe_within_10_percent_if_true": float(np.mean(np.abs(np.array(drawn) - 1) <= 0.1))
+            if drawn
+            else None,
+            "oe_intervals_that_hold_1": float(np.mean(held)) if held else None,
+        }
+    )
+    return shown
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,9 @@ class OneOutcome:
     """One outcome: estimates of the whole (first entry) and of every resample."""
 
     number: int
-    events: int
+    had: Ints  # subjects with the event within the last horizon after a landmark
+    subjects: int  # at landmarks
+    others: int  # subjects who never have it: controls
     auc: StratifiedAuc
     c: Floats | None  # (1 + resamples,); None where it was not computed
     observed: Floats  # (1 + resamples,) at landmarks, within the last horizon
@@ -145,31 +139,37 @@ class OneOutcome:
         """AUC, C and O/E, each with its interval."""
         oe = divide(self.observed, self.expected)
         c = self.c if self.c is not None else np.full(len(oe), np.nan)
-        return {"auc": _estimate(self.auc.mean), "c": _estimate(c), "oe": _estimate(oe)}
+        cases, counts = int(self.auc.cases[:, 0].sum()), (len(self.had), self.subjects)
+        auc = _estimate(self.auc.mean, cases, cases + self.others)
+        return {"auc": auc, "c": _estimate(c, *counts), "oe": _estimate(oe, *counts)}
 
 
 class _Pool:
     """Outcomes with few events, together."""
 
     def __init__(self) -> None:
-        self.count = self.events = 0
+        self.count = self.subjects = 0
+        self.people: set[int] = set()
         self.sums: list[Floats] = []
 
     def add(self, one: OneOutcome) -> None:
         """Add an outcome."""
         new = [one.auc.won, one.auc.cases.sum(axis=0), one.observed, one.expected]
         self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
-        self.count, self.events = self.count + 1, self.events + one.events
+        self.count, self.subjects = self.count + 1, one.subjects
+        self.people.update(one.had.tolist())
 
     def numbers(self) -> dict[str, Any]:
         """Their AUC, cases as weights, and O/E; none where the pool is empty."""
         if not self.sums:
             return {"outcomes": 0}
         won, cases, observed, expected = self.sums
-        auc, oe = _estimate(divide(won, cases)), _estimate(divide(observed, expected))
+        counts = len(self.people), self.subjects
+        auc = _estimate(divide(won, cases), *counts)
+        oe = _estimate(divide(observed, expected), *counts)
         return {
             "outcomes": self.count,
-            "events": self.events,
+            "events": len(self.people),
             "auc": auc,
             "oe": oe,
         }
@@ -265,11 +265,17 @@ class OutcomeRows:
         expected = (hazards.double() * own).sum(1).numpy()
         seen = is_event[at] & (stop[at] <= self.far_days)
         per_subject = self.weights[:, self.subject[at]]
-        events = len(np.unique(self.subject[at][seen]))
-        c = self._c(risk[:, 1], stop, is_event) if events >= FEWEST_EVENTS else None
-        auc = self.auc(number, risk[:, 0])
+        had = np.unique(self.subject[at][seen])
+        c = self._c(risk[:, 1], stop, is_event) if len(had) >= FEWEST_EVENTS else None
         return OneOutcome(
-            number, events, auc, c, per_subject @ seen.astype(np.float64), per_subject @ expected
+            number,
+            had,
+            len(np.unique(self.subject[at])),
+            len(self.subject_ids) - len(np.unique(self.subject[row])),
+            self.auc(number, risk[:, 0]),
+            c,
+            per_subject @ seen.astype(np.float64),
+            per_subject @ expected,
         )
 
     def auc(self, number: int, score: Floats32) -> StratifiedAuc:
@@ -341,8 +347,9 @@ def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
     return np.sort(order[np.unique(key, return_index=True)[1]])
 
 
-def _estimate(values: Floats) -> dict[str, float | None]:
-    """The whole's value, and its interval over the resamples."""
+def _estimate(values: Floats, events: int, subjects: int) -> dict[str, float | None]:
+    """The whole's value, its interval over the resamples, and of how many people it is."""
     low, high = interval_around(values[0], values[1:])
     numbers = {"value": values[0], "low": low, "high": high}
-    return {name: None if np.isnan(x) else round(float(x), 4) for name, x in numbers.items()}
+    shown = {name: None if np.isnan(x) else round(float(x), 4) for name, x in numbers.items()}
+    return {**shown, "events": events, "subjects": subjects}

@@ -45,6 +45,7 @@ class Population:
         attrition: As `attrition.json`: `steps` of the flow, and under `splits` at least this split's `steps`,
             `prediction_times` and `events`.
         source: Folder of the MEDS records, where a simulation keeps its truth; None where it is not known.
+        is_simulated: Whether they are a simulation's; people otherwise.
         only_landmarks: Whether only landmarks are evaluated, since a file of predictions has none elsewhere.
         dataset_end_us: Last timestamp of the data set.
     """
@@ -55,6 +56,7 @@ class Population:
     attrition: Mapping[str, Any]
     source: Path | None
     only_landmarks: bool = False
+    is_simulated: bool = False
     dataset_end_us: int = NEVER
 
     @classmethod
@@ -80,6 +82,7 @@ class Population:
             records=prepared.records(task.name, split),
             attrition=prepared.attrition(task.name),
             source=None if source is None else Path(source),
+            is_simulated=bool(prepared.manifest.get("simulated")),
             dataset_end_us=int(prepared.manifest["dataset_end_us"]),
         )
 

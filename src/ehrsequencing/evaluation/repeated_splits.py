@@ -342,7 +342,7 @@ def _judge(
     splits = parts.attrition(run.task.name)["splits"]
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
     rows = evaluation.metric_rows(progress=stage)
-    own = run.nll(parts.records(run.task.name, "tuning"))
+    own = run.answers.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
     tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
     tuning |= evaluation.likelihood_of_parts()

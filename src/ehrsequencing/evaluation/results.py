@@ -13,7 +13,7 @@ import numpy as np
 
 from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
-from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.files import read_json, write_json, write_shareable
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.attrition import too_few
 
@@ -88,11 +88,9 @@ SHARED = "metrics.json"
 
 def _files(result: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Path], None]]]:
     """Name and writer of each file."""
-    told = result
     if not result["data"].get("simulated"):
-        told = redact(result)
         yield INDIVIDUAL, lambda path: write_json(path, result, owner_only=True)
-    yield SHARED, lambda path: write_json(path, told)
+    yield SHARED, lambda path: write_shareable(path, redact(result))
 
 
 def write_result(result: Mapping[str, Any], folder: Path) -> None:

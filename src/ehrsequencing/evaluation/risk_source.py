@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.baselines.base import Baseline
+from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
 from ehrsequencing.core.errors import EhrseqError
@@ -83,13 +84,29 @@ class EvaluatedRisks(RiskSource):
 class RunRisks(EvaluatedRisks):
     """A run as a source of risks.
 
+    Attributes:
+        answers: What it says; default: as it was trained.
+        own: The run's own records, where others ask at the prediction times that they have in common.
+        place: (R,) number among them of each prediction time that is asked about.
+
     Raises:
         EhrseqError: It has the `visit` head, whose risks have no horizons in days.
     """
 
     run: Run
+    answers: RunAnswers
+    own: TaskRecords | None
+    place: Ints | slice
 
-    def __init__(self, run: Run) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        name: str = OURS,
+        answers: RunAnswers | None = None,
+        own: TaskRecords | None = None,
+        place: Ints | slice = slice(None),
+    ) -> None:
         if run.is_visit_head:
             raise EhrseqError(
                 "the visit head has no risks at horizons to evaluate",
@@ -97,7 +114,7 @@ class RunRisks(EvaluatedRisks):
                 fix="train with model.head=horizon",
             )
         super().__init__(
-            name=OURS,
+            name=name,
             where=str(run.folder),
             task=run.task,
             study=run.study,
@@ -106,6 +123,7 @@ class RunRisks(EvaluatedRisks):
             config=run.study.model_dump(mode="json"),
             run=run,
         )
+        vars(self).update(answers=answers or run.answers, own=own, place=place)
 
     def risk(
         self, records: TaskRecords, horizons_days: Floats, *, start_days: float | None = None
@@ -115,23 +133,24 @@ class RunRisks(EvaluatedRisks):
         Some subjects at a time, in the batches of all together.
         """
         start = self.task.blanking if start_days is None else start_days
+        records = self.own or records
         out = scratch(len(records), len(self.task.causes), len(horizons_days))
         count = sum(1 for _ in row_blocks(len(records)))
         done = 0
-        for some in cut_at_batches(records, *self.run.answers.batches(records), count=count):
+        for some in cut_at_batches(records, *self.answers.batches(records), count=count):
             part = slice(done, done + len(some))
             out[part] = conditional_risk(
                 partial(self._from_zero, some), horizons_days, start_days=start
             )
             done = part.stop
-        return out
+        return out[self.place]
 
     def _from_zero(self, records: TaskRecords, days: Floats) -> Floats:
-        return self.run.risk(records, horizons_days=days).astype(np.float64)
+        return self.answers.risk(records, horizons_days=days).astype(np.float64)
 
     def nll(self, records: TaskRecords) -> Floats:
         """See `RiskSource`."""
-        return self.run.nll(records)
+        return self.answers.nll(self.own or records)[self.place]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +220,7 @@ class FileRisks(EvaluatedRisks):
         """Why there is no likelihood, or what kind of likelihood it is."""
         if self.incoherent.any():
             return [
-                f"At {self.incoherent.mean():.1%} of the prediction times a risk falls with the horizon, or the "
+                "At some prediction times a risk falls with the horizon, or the "
                 "causes' risks sum to over 1. NLL and the integrated Brier score are left out: these are no cumulative "
                 "incidences."
             ]

@@ -251,9 +251,7 @@ def match(
     ]
     if (place < 0).any():
         known = sum(name not in causes for name in table.causes)
-        warnings.append(
-            f"{int((place < 0).sum()):,} rows of {known} causes that the task does not have are ignored."
-        )
+        warnings.append(f"Rows of {known} causes that the task does not have are ignored.")
     owner = RowFinder(records)(table.subject_id, table.prediction_us)
     chosen = np.flatnonzero((owner >= 0) & (place >= 0))
     if not len(chosen):

@@ -4,7 +4,7 @@ A run folder is all that prediction needs: the model, the vocabulary, how visits
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend, RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
-from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, locked, read_json, sha256
 from ehrsequencing.core.made_of import differing
@@ -32,7 +32,6 @@ from ehrsequencing.models.ensemble import Ensemble, load_model
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
@@ -143,20 +142,6 @@ class Run:
         """What the run says of records, by the blend where it is one."""
         members: Any = self.model.members if isinstance(self.model, Ensemble) else ()
         return RunAnswers(self.model, self.blend, self.code_types, tuple(members))
-
-    def risk(
-        self,
-        records: TaskRecords,
-        *,
-        horizons_days: Sequence[float] | Floats,
-        start_days: float = 0.0,
-    ) -> Floats32:
-        """Risk at every prediction time; see `RunAnswers.risk`."""
-        return self.answers.risk(records, horizons_days=horizons_days, start_days=start_days)
-
-    def nll(self, records: TaskRecords) -> Floats:
-        """Negative log-likelihood (R,) of every labelled prediction time."""
-        return self.answers.nll(records)
 
     @property
     def recalibrated(self) -> RunAnswers:

@@ -14,7 +14,6 @@ from string import Template
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.codes import (
     CodeMatcher,
     read_descriptions,
@@ -23,7 +22,7 @@ from ehrsequencing.records.codes import (
 )
 from ehrsequencing.records.events import DAY_US, DEATH
 from ehrsequencing.records.follow_up import LONG_DAYS, MOST
-from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.meds import MedsReader, is_simulation
 from ehrsequencing.records.survey import CodeCounts, Progress, Steps, survey
 
 FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
@@ -110,7 +109,7 @@ def find_codes(
         tick()
     subjects = counts.subjects
     listed = {*descriptions, *parents}
-    is_real = not is_json_of(data / MANIFEST, SIMULATION)
+    is_real = not is_simulation(data)
     found = []
     for code in filter(fits, {*subjects, *listed}):
         people = subjects[code]

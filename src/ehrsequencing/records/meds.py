@@ -17,6 +17,7 @@ import numpy as np
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import sha256
 from ehrsequencing.core.outputs import (
     IMPORTED,
     MANIFEST,
@@ -235,6 +236,17 @@ def _own_manifest(data: Path) -> dict[str, Any]:
         if name.startswith("metadata/"):
             require_unchanged(data, manifest, name, fix=_EDITED)
     return manifest
+
+
+def is_simulation(data: Path) -> bool:
+    """Whether records are a simulation's: its manifest names them all, and they and its truth are as it says."""
+    if not is_json_of(data / MANIFEST, SIMULATION):
+        return False
+    files = read_manifest(data, what=SIMULATION.what, verify=False)["files"]
+    named = {data / name: files[name] for name in files if name.startswith(("data/", "truth"))}
+    return named.keys() >= {*find_shards(data)} and all(
+        sha256(path) == known for path, known in named.items()
+    )
 
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:

@@ -46,6 +46,7 @@ from ehrsequencing.records.meds import (
     LateRows,
     MedsReader,
     find_shards,
+    is_simulation,
     parquet_files,
 )
 from ehrsequencing.records.outcomes import choose_outcomes
@@ -246,6 +247,7 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
         "version": __version__,
         "data": data_name(reader.data),
         "data_path": str(reader.data.resolve()),
+        "simulated": is_simulation(reader.data),
         "subjects": len(found.subject_id),
         "rows": {
             "all": int(days.rows.sum() + days.births.sum()) + days.static,

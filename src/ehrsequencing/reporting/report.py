@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.core.disclosure import redact
-from ehrsequencing.core.files import write_bytes
+from ehrsequencing.core.files import Page, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import figures, panels, tables
@@ -176,7 +176,12 @@ def write_report(metrics: Mapping[str, Any], folder: Path) -> None:
         EhrseqError: A file cannot be written.
     """
     for page, text in pages(metrics).items():
-        write_bytes(folder / page, text.encode())
+        write_page(folder / page, text)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page of the report; one that shows single people is for its owner alone."""
+    write_bytes(path, text.encode(), owner_only=not isinstance(text, Page))
 
 
 def pages(metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -191,9 +196,15 @@ def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
         metrics: The content of `metrics.json`.
         page: `report.html` or `report-details.html`.
     """
-    # single persons: of real people only where somebody asked for them
-    m = _clean(redact(metrics, decimals=False) | {"trajectories": metrics.get("trajectories")})
-    return environment().get_template(_TEMPLATES[page]).render(_context(m, page))
+    m = redact(metrics, decimals=False)
+    if page == DETAILS and metrics.get("trajectories") and not m["trajectories"]:
+        # somebody asked for single persons: this page is their owner's
+        return _drawn(m | {"trajectories": metrics["trajectories"]}, page)
+    return m.drawn(partial(_drawn, page=page))
+
+
+def _drawn(m: Mapping[str, Any], page: str) -> str:
+    return environment().get_template(_TEMPLATES[page]).render(_context(_clean(m), page))
 
 
 def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:

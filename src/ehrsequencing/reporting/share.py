@@ -30,9 +30,7 @@ from ehrsequencing.core.outputs import (
     MANIFEST,
     RUN_NEEDS,
     SHARED_RUN,
-    SIMULATION,
     complete_folder,
-    is_json_of,
     write_manifest,
 )
 from ehrsequencing.core.version import __version__
@@ -92,8 +90,7 @@ def share_run(
 
 def _require_enough_people(run: Run) -> None:
     """Refuse a run with codes, numbers or outcomes of fewer than 11 training subjects, unless they are simulated."""
-    source = run.manifest.get("data_path")
-    if source is not None and is_json_of(Path(source) / MANIFEST, SIMULATION):
+    if run.manifest.get("simulated"):
         return
     fewest = {"vocabulary.min_subjects": run.study.vocabulary.min_subjects}
     if run.task.outcomes is not None:
@@ -128,7 +125,7 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
-    copied = ("excluded", "task", "parameters")
+    copied = ("excluded", "task", "parameters", "simulated")
     kept: dict[str, Any] = {name: run.manifest[name] for name in copied if name in run.manifest}
     return {
         **SHARED_RUN.facts,

@@ -219,6 +219,7 @@ def write_run_files(
             "import": manifest.get("import", {}),
             **prepared.identity(task),
             "data_path": manifest.get("data_path", ""),
+            "simulated": bool(manifest.get("simulated")),
             "subjects": {
                 split: subjects_digest(prepared.timelines(split).subject_id)
                 for split in ("train", "tuning")

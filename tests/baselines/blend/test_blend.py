@@ -236,7 +236,7 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
     population = Population.of_split(prepared, made.task, "held_out")
     evaluation = Evaluation(made, population, prepared=prepared, settings=made.study.evaluation)
     sources = evaluation._sources(lambda _: None)
-    risks, likelihoods = evaluation._risks(sources, lambda _: None), evaluation._likelihoods(sources)
+    risks, likelihoods = evaluation.risks(sources), evaluation._likelihoods(sources)
     assert list(risks) == [*likelihoods]
     assert {"boosted visits", "landmark Cox", "network alone"} < set(risks)
     assert list(risks).index("network alone") > list(risks).index("landmark Cox")

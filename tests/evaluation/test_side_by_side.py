@@ -1,0 +1,104 @@
+"""`compare` prints what `evaluate` prints of the same people, and the recalibration too."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ehrsequencing.api.compare import compare
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
+from ehrsequencing.evaluation.estimates import before_and_after
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.external import validate
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import read_result
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.recalibration import Recalibration
+from ehrsequencing.training.train import Trainer
+from helpers.disclosure import as_real
+
+SETTINGS = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+KEY = ("landmark_days", "cause", "horizon_days", "metric")
+
+
+def at_landmarks(rows: Any, model: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {
+        tuple(row[k] for k in KEY): {k: v for k, v in row.items() if k != "model"}
+        for row in rows
+        if row["model"] == model and row["landmark_days"] is not None
+    }
+
+
+def test_compared_runs_have_the_numbers_that_evaluate_gives_of_people(
+    sim_data: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    """Blanking, indices of their own clock, and another grid and vocabulary of the second run."""
+    asked = {"index": {"code": sim_task.index.code, "which": "every"}, "blanking": 20.0, "recurrent": True}
+    task = TaskConfig.model_validate({**sim_task.model_dump(exclude_none=True), **asked, "horizons": ["90d", "1y"]})
+    for name, fewest, bins in (("one", 1, 12), ("two", 30, 7)):
+        study = tiny_study.model_copy(
+            update={
+                "vocabulary": tiny_study.vocabulary.model_copy(update={"min_subjects": fewest}),
+                "training": tiny_study.training.model_copy(update={"grid_bins": bins, "blend": False}),
+            }
+        )
+        prepare(sim_data, tmp_path / f"{name}-set", study=study, tasks=[task])
+        Trainer(Prepared(as_real(tmp_path / f"{name}-set")), task.name, tmp_path / name, study=study).fit()
+    found = compare([tmp_path / "one", tmp_path / "two"], bootstrap=0, progress=False)
+    hidden = 0
+    for name in ("one", "two"):
+        evaluate(tmp_path / name, settings=SETTINGS)
+        told = read_result(tmp_path / name)
+        assert told is not None
+        theirs, ours = at_landmarks(told["metrics"], "ehrsequencing"), at_landmarks(found.result["metrics"], name)
+        assert {key[3] for key in ours} >= {"c", "oe", "nll", "ibs"}
+        for key, row in ours.items():
+            assert row == pytest.approx(theirs[key], abs=1.1e-3, nan_ok=True), key
+        hidden += sum(bool(row.get("hidden")) for row in ours.values())
+        assert found.subjects == told["data"]["subjects"]["held_out"]
+    assert hidden
+    assert found.table().frame.index.tolist() == ["one", "two"]
+
+
+def test_observed_over_expected_before_a_recalibration_is_that_of_the_evaluation(sim_run: Path) -> None:
+    run = Run(sim_run)
+    population = Population.of_split(run.prepared(), run.task, "held_out")
+    evaluation = Evaluation(run, population, prepared=None, settings=SETTINGS)
+    rows = {
+        (row["cause"], row["horizon_days"], row["metric"]): row
+        for row in evaluation.metric_rows()
+        if row["landmark_days"] == 0.0
+    }
+    shape = (len(run.task.causes), 1)
+    none = np.zeros(shape[0])
+    nothing = Recalibration(np.zeros(shape), np.ones(shape), none, none, none, np.zeros(shape[0], dtype=np.int64))
+    found = before_and_after(evaluation, run, nothing, landmark_days=0.0)
+    for cause in run.task.causes:
+        for h, horizon in enumerate(run.task.horizons):
+            for side in ("before", "after"):
+                told = found[side][cause]["oe"][h]
+                assert told == pytest.approx(rows[cause, horizon, "oe"]["value"], rel=1e-4)
+
+
+def test_training_people_are_counted_as_people_beside_a_simulation(
+    sim_run: Path, sim_data: Path, tmp_path: Path
+) -> None:
+    """Whose counts they are decides, not which data is evaluated."""
+    run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
+    result, folder = validate(run, sim_data, out=tmp_path / "out", settings=SETTINGS)
+    assert result["data"]["simulated"] is False
+    told = read_result_of(folder)
+    exact, shown = result["events"]["train"], told["events"]["train"]
+    assert shown != exact
+    assert all(count == "<11" or count % 5 == 0 for count in shown.values())
+    assert told["trajectories"] == []
+
+
+def read_result_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return found
