@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.records.cohort import ENDINGS, Cohort, cohort_steps
 from ehrsequencing.records.events import (
     BIRTH,
@@ -62,6 +63,8 @@ class Tally:
         }
         self.counts = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
         self.follow_up = Counter[str](ends)  # with those of `count_ends`
+        # code that differs from one of the task in its spelling only → training subjects
+        self.other_spellings: dict[str, int] = {}
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], record: Record) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the records."""
@@ -118,6 +121,7 @@ class Tally:
             "outcomes_that_end_the_record": int(self.counts["ends_record"]),
             "ended_by_death": every["followed"]["death"],
             "follow_up": dict(self.follow_up),
+            "other_spellings": self.other_spellings,
             "records_before": before,
             "events": events,
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
@@ -243,6 +247,14 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
     ]
     if (nobody := nobody_left(task, attrition)) is not None:
         return [*out, f"The task {nobody[0]}. To help: {nobody[1]}."]
+    if alike := attrition.get("other_spellings"):
+        named = ", ".join(
+            f"{code} ({count_text(n)} training subjects)" for code, n in alike.items()
+        )
+        out.append(
+            f"Codes of the data differ from codes of the task in dots, case or blanks only: {named}. If they mean the "
+            "same, list them beside it, since codes match exactly."
+        )
     trained = attrition["splits"]["train"]["events"][task.causes[0]]
     if trained < FEW_EVENTS:
         out.append(

@@ -129,9 +129,9 @@ class CodeMatcher:
         self.mask = OfCodes(self._mask)
         found = {pattern: split_condition(pattern) for pattern in self.patterns}
         self.by_value = tuple(pattern for pattern, condition in found.items() if condition)
-        self._plain = [pattern for pattern, condition in found.items() if not condition]
+        self.plain = [pattern for pattern, condition in found.items() if not condition]
         self._conditions = [condition for condition in found.values() if condition]
-        self._codes = [*self._plain, *(code for code, _, _ in self._conditions)]
+        self._codes = [*self.plain, *(code for code, _, _ in self._conditions)]
         for pattern in self._codes:
             if pattern.startswith("re:"):
                 _regex(pattern)
@@ -176,7 +176,7 @@ class CodeMatcher:
         """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""
         if not self._conditions:
             return np.asarray(self.mask(events.codes)[events.code])
-        out = self._match(self._plain, events.codes)[events.code]
+        out = self._match(self.plain, events.codes)[events.code]
         for code, sign, number in self._conditions:
             # Values are float32 on disk, so the threshold is too: a stored 6.1 is not below `6.1`. NaN holds nothing.
             holds = _SIGNS[sign](events.value, np.float32(number))
@@ -208,7 +208,7 @@ class CodeMatcher:
             fix += (
                 "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
             )
-        if any(pattern.startswith("under:") for pattern in self._plain):
+        if any(pattern.startswith("under:") for pattern in self.plain):
             fix += "; under: needs parent_codes in metadata/codes.parquet"
         raise EhrseqError(
             f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix
@@ -242,6 +242,25 @@ def _regex(pattern: str) -> str:
             fix="correct it; look-around, as in (?!, and back-references, as in \\1, are not possible",
         ) from error
     return whole
+
+
+def other_spellings(named: Iterable[CodeMatcher], common: Iterable[str]) -> list[str]:
+    """Codes that differ from a named one in dots, case or blanks only, and that no pattern matches.
+
+    >>> other_spellings([CodeMatcher(["ICD10//E11.9"]), CodeMatcher(["I50*"])], ["ICD10//E119", "ICD10//E118", "i50.1"])
+    ['ICD10//E119', 'i50.1']
+    """
+    named = list(named)
+    patterns = [p for one in named for p in one.plain if not p.startswith(("re:", "under:"))]
+    exact = {_spelling(pattern) for pattern in patterns if not pattern.endswith("*")}
+    beginnings = tuple(_spelling(p.rstrip("*")) for p in patterns if p.endswith("*"))
+    alike = [c for c in common if _spelling(c) in exact or _spelling(c).startswith(beginnings)]
+    return [code for code in alike if not any(one(code) for one in named)]
+
+
+def _spelling(code: str) -> str:
+    """A code without what one writes in different ways."""
+    return re.sub(r"[.\s]", "", code).casefold()
 
 
 def what_comes_close(wanted: str, known: Iterable[str]) -> str:

@@ -34,7 +34,12 @@ from ehrsequencing.core.made_of import FORMULAS, differing, made_of
 from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally, nobody_left
-from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents
+from ehrsequencing.records.codes import (
+    CodeMatcher,
+    excluded_codes,
+    other_spellings,
+    read_parents,
+)
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events, KeptRows, hash_u64, keep, ranges, read_kept
@@ -202,6 +207,11 @@ def fill(
     # rows → visits, prediction times and labels, encoded
     ends = partial(compare_end, found.days, found.end_us)
     tallies = {task.name: Tally(task, ends(stated=task.censoring.date)) for task in work.tasks}
+    for builder in work.builders:
+        named = (builder.index_codes, *builder.cause_codes, builder.censoring_codes)
+        spellings = other_spellings(filter(None, named), fit.common_codes())
+        people = {code: int(fit.subjects[fit.number[code]]) for code in spellings}
+        tallies[builder.task.name].other_spellings = people
     items = ((shards, found.end_us) for shards in ranges(found.part.kept, n_ranges))
     with ExitStack() as stack:
         writer = ArrayAppender(stack)

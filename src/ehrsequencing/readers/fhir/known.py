@@ -6,6 +6,8 @@ from typing import NamedTuple
 from ehrsequencing.readers.fhir.elements import Coded, referred
 from ehrsequencing.readers.rows import Role
 
+UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
+
 
 class Row(NamedTuple):
     """One row for the MEDS writer, with its times still as text. `None` for whatever the resource lacks."""

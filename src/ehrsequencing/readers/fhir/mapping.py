@@ -4,12 +4,10 @@
 patient's bundle uses it as `ehrseq import fhir` does.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ehrsequencing.readers.fhir.elements import (
     Coded,
@@ -19,21 +17,18 @@ from ehrsequencing.readers.fhir.elements import (
     codings,
     days_of,
     extensions,
-    is_absent,
     is_ruled_out,
     kind_of,
-    number_of,
     referred_id,
     text,
     texts,
     walk,
 )
-from ehrsequencing.readers.fhir.known import Known, Row
+from ehrsequencing.readers.fhir.known import UNCODED, Known, Row
+from ehrsequencing.readers.fhir.values import has_no_result, value_of, valued
 from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.records.events import BIRTH, DEATH
-
-UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
 
 
 @dataclass(frozen=True)
@@ -303,7 +298,7 @@ def _patient(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] 
 
 
 def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row]:
-    """The stay, and its types as events at its start."""
+    """The stay, its types as events at its start, and the classes that it had before its own."""
     subject, encounter = _subject(resource, "subject", known), text(resource, "id")
     first, last = days_of(text(resource, "period.start"))
     first_end, end = days_of(text(resource, "period.end"))
@@ -320,9 +315,28 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
         acute=kind in _ACUTE,
         died=_died(resource),
     )
+    visits = _earlier_classes(resource, visit, kind)
     types = coded_as(walk(resource, "type"), known.find, uncoded=f"{UNCODED}ENCOUNTER")
     event = Row(Role.EVENT, subject, last, None, encounter=encounter)
-    return [visit, *(_coded_rows(event, types) if types else [])]
+    return [*visits, *(_coded_rows(event, types) if types else [])]
+
+
+def _earlier_classes(resource: Resource, visit: Row, kind: str) -> list[Row]:
+    """A visit with those of its `classHistory`: each class from the moment at which the encounter had it."""
+    earlier, since = list[Row](), None
+    for item in walk(resource, "classHistory"):
+        start = days_of(text(item, "period.start"))[0]
+        if start is None:
+            continue
+        if class_of(item) == kind:
+            since = since or start
+            continue
+        end, code = days_of(text(item, "period.end"))[1], f"ENCOUNTER//{class_of(item)}"
+        acute = class_of(item) in _ACUTE
+        earlier.append(visit._replace(time=start, end=end, code=code, acute=acute, died=None))
+    if earlier and since is None:
+        since = earlier[-1].end
+    return [*earlier, visit._replace(time=since or visit.time)]
 
 
 def class_of(resource: Resource) -> str:
@@ -362,9 +376,9 @@ def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | 
 def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
     """The results of an Observation: those of its components, and its own if it has one or no component."""
     parts = [part for part in walk(resource, "component") if isinstance(part, dict)]
-    if not parts or _value(resource)[1] is not None:
+    if not parts or value_of(resource)[1] is not None:
         parts.insert(0, dict(resource))
-    results = [part for part in parts if not _has_no_result(part)]
+    results = [part for part in parts if not has_no_result(part)]
     if not results:
         return "no_result"
     counts["no_result"] += len(parts) - len(results)
@@ -372,70 +386,6 @@ def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[R
     for part in results:
         counts["bound"] += text(part, "valueQuantity.comparator") is not None
         rows = _coded_rows(base, _codes(part, "Observation", known.find))
-        found.append(_valued(rows[0], part))  # the cell with the value is counted once
-        found += [_valued(row, part)._replace(cell=None) for row in rows[1:]]
+        found.append(valued(rows[0], part))  # the cell with the value is counted once
+        found += [valued(row, part)._replace(cell=None) for row in rows[1:]]
     return found
-
-
-# ---- values --------------------------------------------------------------------------------------
-
-
-def _value(part: Resource) -> tuple[str, Any]:
-    """The value of an Observation or a component, and the element that holds it; None without one."""
-    for name, value in part.items():
-        if name.startswith("value") and value is not None:
-            return name, value
-    return "", None
-
-
-def _has_no_result(part: Resource) -> bool:
-    """Whether an Observation or a component says that its result is absent, with a reason or by a null flavour."""
-    name, value = _value(part)
-    no_value = value is None and part.get("dataAbsentReason") is not None
-    return no_value or (name == "valueCodeableConcept" and is_absent(value))
-
-
-def _valued(row: Row, part: Resource) -> Row:
-    """A row with the value of an Observation or a component: CODE//UNIT for a number, CODE//VALUE for a coded value.
-
-    What cannot be read stays as text. A code of unknown meaning gets no value.
-    """
-    name, value = _value(part)
-    if name == "valueQuantity" and isinstance(value, dict):
-        made = _with_quantity(row, value)
-    else:
-        made = _with_other(row, name, value)
-    is_known = row.code is not None and not row.code.startswith(UNCODED)
-    return made if is_known else row._replace(cell=made.cell)
-
-
-def _with_quantity(row: Row, quantity: Resource) -> Row:
-    """A bound is no number: <5."""
-    written, comparator = quantity.get("value"), text(quantity, "comparator")
-    number, unit = number_of(written), text(quantity, "code") or text(quantity, "unit")
-    if written is None:
-        return row._replace(cell="empty")
-    if number is None or comparator is not None:
-        return row._replace(cell="unread", text=f"{comparator or ''}{written}")
-    row = row._replace(cell="values", number=number)
-    return row if unit is None else row._replace(code=f"{row.code}//{unit}", parent=row.code)
-
-
-def _with_other(row: Row, name: str, value: Any) -> Row:
-    """A ratio, a range and a date are kept as they are written."""
-    coded = codings(value) if name == "valueCodeableConcept" else ()
-    words = text(value, "text") if name == "valueCodeableConcept" else None
-    if isinstance(value, bool):
-        coded = (Coded(str(value).lower(), str(value).lower()),)
-    elif name == "valueString" and isinstance(value, str):
-        words = value.strip()
-    if coded:
-        meaning = ": ".join(filter(None, (row.description, coded[0].description))) or None
-        code = f"{row.code}//{coded[0].code}"
-        return row._replace(cell="values", code=code, description=meaning, parent=row.code)
-    number = number_of(value) if name == "valueInteger" else None
-    if number is not None or words:
-        return row._replace(cell="values", number=number, text=words)
-    if value is None:
-        return row._replace(cell="empty")
-    return row._replace(cell="unread", text=value if isinstance(value, str) else json.dumps(value))

@@ -1,0 +1,75 @@
+"""Values of observations: a number becomes CODE//UNIT, a coded value CODE//VALUE, anything else stays a text."""
+
+import json
+from typing import Any
+
+from ehrsequencing.readers.fhir.elements import (
+    Coded,
+    Resource,
+    codings,
+    is_absent,
+    number_of,
+    text,
+)
+from ehrsequencing.readers.fhir.known import UNCODED, Row
+
+
+def value_of(part: Resource) -> tuple[str, Any]:
+    """The value of an Observation or a component, and the element that holds it; None without one."""
+    for name, value in part.items():
+        if name.startswith("value") and value is not None:
+            return name, value
+    return "", None
+
+
+def has_no_result(part: Resource) -> bool:
+    """Whether an Observation or a component says that its result is absent, with a reason or by a null flavour."""
+    name, value = value_of(part)
+    no_value = value is None and part.get("dataAbsentReason") is not None
+    return no_value or (name == "valueCodeableConcept" and is_absent(value))
+
+
+def valued(row: Row, part: Resource) -> Row:
+    """A row with the value of an Observation or a component: CODE//UNIT for a number, CODE//VALUE for a coded value.
+
+    What cannot be read stays as text. A code of unknown meaning gets no value.
+    """
+    name, value = value_of(part)
+    if name == "valueQuantity" and isinstance(value, dict):
+        made = _with_quantity(row, value)
+    else:
+        made = _with_other(row, name, value)
+    is_known = row.code is not None and not row.code.startswith(UNCODED)
+    return made if is_known else row._replace(cell=made.cell)
+
+
+def _with_quantity(row: Row, quantity: Resource) -> Row:
+    """A bound is no number: <5."""
+    written, comparator = quantity.get("value"), text(quantity, "comparator")
+    number, unit = number_of(written), text(quantity, "code") or text(quantity, "unit")
+    if written is None:
+        return row._replace(cell="empty")
+    if number is None or comparator is not None:
+        return row._replace(cell="unread", text=f"{comparator or ''}{written}")
+    row = row._replace(cell="values", number=number)
+    return row if unit is None else row._replace(code=f"{row.code}//{unit}", parent=row.code)
+
+
+def _with_other(row: Row, name: str, value: Any) -> Row:
+    """A ratio, a range and a date are kept as they are written."""
+    coded = codings(value) if name == "valueCodeableConcept" else ()
+    words = text(value, "text") if name == "valueCodeableConcept" else None
+    if isinstance(value, bool):
+        coded = (Coded(str(value).lower(), str(value).lower()),)
+    elif name == "valueString" and isinstance(value, str):
+        words = value.strip()
+    if coded:
+        meaning = ": ".join(filter(None, (row.description, coded[0].description))) or None
+        code = f"{row.code}//{coded[0].code}"
+        return row._replace(cell="values", code=code, description=meaning, parent=row.code)
+    number = number_of(value) if name == "valueInteger" else None
+    if number is not None or words:
+        return row._replace(cell="values", number=number, text=words)
+    if value is None:
+        return row._replace(cell="empty")
+    return row._replace(cell="unread", text=value if isinstance(value, str) else json.dumps(value))
