@@ -7,11 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ehrsequencing.baselines.forest import CompetingForest
+from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
-from ehrsequencing.evaluation.trained_baselines import FLAT
 from helpers.command_line import refused
 from helpers.score import Score, first
 
@@ -67,7 +66,7 @@ def test_blanking_needs_risks_that_are_given_it(frame: pd.DataFrame, scored: Sco
 def test_names_and_files_that_do_not_fit_are_refused(
     frame: pd.DataFrame, scored: Score, sim_data: Path, task_file: Path, tmp_path: Path
 ) -> None:
-    for name in (ORACLE, NETWORK, FLAT, CompetingForest.name):
+    for name in (ORACLE, NETWORK, *BASELINES):
         with pytest.raises(EhrseqError, match="name of another model"):
             scored(frame, name=name)
     with pytest.raises(EhrseqError, match="is no split"):
