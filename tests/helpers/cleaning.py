@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed
+from ehrsequencing.readers.cleaning_rules import cleaned
 from ehrsequencing.readers.import_report import ImportReport
-from ehrsequencing.readers.rows import rows_schema
+from ehrsequencing.readers.rows import UNUSABLE, conformed, rows_schema
 
 
 def clean_rows(rows: list[dict[str, Any]]) -> tuple[pa.Table, Counter[str]]:

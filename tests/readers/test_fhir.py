@@ -85,7 +85,9 @@ def data(out: Path) -> pa.Table:
 def check_counts(resources: list[Any], report: ImportReport) -> None:
     """Every resource is in the report once: as kept, or as dropped for a reason."""
     tables = report.tables
-    assert {name: t.rows_in for name, t in tables.items()} == Counter(r["resourceType"] for r in resources)
+    inside = [part for r in resources for part in r.get("contained", []) if part["resourceType"] != "Medication"]
+    there = Counter(r["resourceType"] for r in [*resources, *inside])
+    assert {name: t.rows_in for name, t in tables.items()} == there
     for table in tables.values():
         assert table.kept + sum(table.dropped.values()) == table.rows_in
 
@@ -191,7 +193,8 @@ def test_bills_without_a_diagnosis_of_their_own_are_counted(tmp_path: Path) -> N
     own["diagnosis"] = [{"diagnosisCodeableConcept": concept("E11.9", "http://hl7.org/fhir/sid/icd-10-cm")}]
     records = [*PEOPLE, own, bill("#c"), bill("Condition/there"), bill()]
     rows, report = read_bundle(records)
-    assert [r["code"] for r in rows.to_pylist() if str(r["time"]) == "2011-05-20 23:59:59"] == ["ICD10CM//E11.9"]
+    billed = {r["code"] for r in rows.to_pylist() if str(r["time"]) == "2011-05-20 23:59:59"}
+    assert billed >= {"ICD10CM//E11.9", "SNOMED//73211009"}
     assert report.tables["Claim"].dropped["no_diagnosis"] == 3
     check_counts(records, report)
     result = ehrseq("import", "fhir", write_ndjson(records, tmp_path / "fhir"), tmp_path / "meds")
@@ -325,6 +328,9 @@ def test_sources_that_cannot_be_read_are_refused_in_one_line(
 def test_an_element_of_any_type_is_no_error(value: object) -> None:
     elements_ = {name for r in RECORDS for name in r} - {"resourceType"}
     broken = [{**r, name: value} for r in RECORDS for name in elements_ if name in r]
+    broken = [
+        r for r in broken if r.get("gender") != "male" or r.get("id") == "ben"
+    ]  # one id for two people is refused
     rows, report = read_bundle([*PEOPLE, *broken])
     assert report.tables["Condition"].rows_in > 0
     assert len(rows) > 0

@@ -157,8 +157,8 @@ def test_a_long_table_with_dates_and_text_ids(tmp_path: Path) -> None:
     done = ehrseq("import", "csv", source, "--map", write_map(tmp_path, LONG), tmp_path / "meds")
     assert done.exit_code == 0, done.output
     assert (
-        "dropped from long: 1 of 5 rows (patient: the person id is missing or cannot be read; first: long.csv, row 5)"
-        in done.output
+        "dropped from long: 1 of 5 rows (patient: the person id is missing or cannot be read "
+        "(in FHIR, an `identifier` alone cannot be followed); first: long.csv, row 5)" in done.output
     )
     ids = pq.read_table(tmp_path / "meds/metadata/subject_ids.parquet").to_pylist()
     names = {row["subject_id"]: row["source_id"] for row in ids}

@@ -67,8 +67,8 @@ def test_a_new_format_is_a_command_that_makes_a_valid_meds_set(source: Path, tmp
     assert done.exit_code == 0, done.output
     assert "read: events 6" in done.output
     assert (
-        "dropped from events: 1 of 6 rows (the person id is missing or cannot be read; first: events.csv, row 6)"
-        in done.output
+        "dropped from events: 1 of 6 rows (the person id is missing or cannot be read "
+        "(in FHIR, an `identifier` alone cannot be followed); first: events.csv, row 6)" in done.output
     )
     shards = [pq.read_table(path) for path in sorted((out / "data").rglob("*.parquet"))]
     rows = pa.concat_tables(shards).sort_by([("subject_id", "ascending"), ("time", "ascending")])

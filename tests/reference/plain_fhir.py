@@ -39,6 +39,7 @@ RECORDED = {  # when that became known which may have begun before
 }  # fmt: skip
 BY_PATIENT = ("Immunization", "AllergyIntolerance", "Claim", "ExplanationOfBenefit")
 BY_CONTEXT = ("MedicationStatement", "MedicationAdministration")
+RESULTS = ("Observation", "DiagnosticReport")
 WRONG = (
     "entered-in-error",
     "not-done",
@@ -94,6 +95,23 @@ def reported_at(resource: dict[str, Any], began: str | None, span: Stay | None) 
     if first is None or last is None or span is None:
         return last
     return span[1] if end_of_day(first) < span[0] or first <= span[1] < last else last
+
+
+def issued_at(resource: dict[str, Any], time: dt.datetime | None) -> dt.datetime | None:
+    """When a result was issued, if that is later than the result, by 90 days at most."""
+    issued = when(resource.get("issued")) if resource["resourceType"] in RESULTS else None
+    if issued is None or time is None:
+        return issued
+    is_later = issued >= time or (issued.time() == dt.time(0) and issued.date() >= time.date())
+    return issued if is_later and issued - time <= 90 * DAY else None
+
+
+def opened(resources: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The resources, and the Conditions inside bills, which have person and time of their bill."""
+    for r in resources:
+        yield r
+        for part in r.get("contained", []) if "patient" in r or r["resourceType"] == "Claim" else []:
+            yield {**part, "id": None, "subject": r.get("patient"), "recordedDate": r.get("created")}
 
 
 def fits(time: dt.datetime, span: Stay | None) -> bool:
@@ -188,7 +206,7 @@ def plain_rows(resources: Iterable[dict[str, Any]]) -> set[Row]:
         if r["resourceType"] == "Patient" and "id" in r:
             people.setdefault(r["id"], []).append(r)
     stays, rows = visits(resources, people)
-    for r in resources:
+    for r in opened(resources):
         kind = r["resourceType"]
         if kind not in TIMES or (kind in ("Claim", "ExplanationOfBenefit") and "diagnosis" not in r):
             continue
@@ -202,9 +220,12 @@ def plain_rows(resources: Iterable[dict[str, Any]]) -> set[Row]:
         time = reported_at(r, written, span) if kind in RECORDED else when(written)
         if span is not None and not found and not (kind in RECORDED and at(r, RECORDED[kind])):
             time = span[1]  # without a date it was known by the end of its stay
+        issued = issued_at(r, time)
+        time = time if issued is None else issued
         if patient not in people or time is None:
             continue
-        stay, span = (stay, span) if fits(time, span) else (None, None)
+        is_after = issued is not None and span is not None and span[2] and time > span[1]
+        stay, span = (stay, span) if fits(time, span) and not is_after else (None, None)
         time = known_at(time, span)
         parts = r.get("component", []) if kind == "Observation" else []
         own = not parts or any(name.startswith("value") for name in r)

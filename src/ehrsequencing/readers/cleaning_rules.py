@@ -1,7 +1,6 @@
 """The cleaning rules: a reader's rows → MEDS rows. `import_report.RULES` says what each rule does."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,6 @@ from ehrsequencing.readers.rows import (
     PART_SUFFIX,
     Role,
     VisitSpans,
-    clean_codes,
     day_of,
     encoded,
     end_of_day,
@@ -29,51 +27,10 @@ from ehrsequencing.readers.rows import (
 from ehrsequencing.records.events import DAY_US, DEATH, SECOND_US, within_life
 
 VISITS = (Role.VISIT, Role.NAMED_VISIT)
-UNUSABLE = -1  # the role of a row that cannot be used
 _AT_START = (Role.EVENT, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.VISIT, Role.SPAN)
-_UNCODED = (Role.NAMED_VISIT,)  # roles that need no code
-_UNDATED = (Role.PERSON, Role.STATIC, Role.NAMED_VISIT)  # and no time
 _WITHOUT_VISIT = (Role.PERSON, Role.DEATH, Role.OBSERVED)
 _STAYS = (*VISITS, Role.SPAN)
 _ENDING = (Role.VISIT, Role.SPAN, Role.OBSERVED)
-
-
-def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
-    """A reader's rows with all columns of the schema, their codes clean and of a dictionary.
-
-    Rows without a subject or, where their role needs them, a code and a time are counted, and get the role `UNUSABLE`.
-    """
-    columns: dict[str, Any] = {}
-    for name in schema.names:
-        column = rows[name] if name in rows.column_names else pa.nulls(len(rows), pa.null())
-        columns[name] = (
-            column if name == "code" else column.cast(schema.field(name).type, safe=False)
-        )
-    code = encoded(columns["code"])
-    clean = clean_codes(code.dictionary)
-    fixed = pc.not_equal(clean, code.dictionary).take(code.indices)
-    report.count("fixed_code", fixed)
-    blank = pc.equal(clean, "").take(code.indices)
-    number = pc.if_else(blank, pa.scalar(None, code.indices.type), code.indices)
-    rows = pa.table({**columns, "code": pa.DictionaryArray.from_arrays(number, clean)})
-    role, source = rows["role"].to_numpy(), rows["source"].to_numpy()
-    may_lack_time = np.isin(role, _UNDATED)
-    may_lack_time |= (role == Role.REPORTED) & np.asarray(rows["encounter_id"].is_valid())
-    left, lost = np.ones(len(rows), dtype=bool), dict[str, Bools]()
-    for reason, bad in {
-        "no_person": np.asarray(rows["subject_id"].is_null()),
-        "no_code": np.asarray(number.is_null()) & ~np.isin(role, _UNCODED),
-        "no_time": np.asarray(rows["time"].is_null()) & ~may_lack_time,
-    }.items():
-        lost[reason] = left & bad
-        left &= ~bad
-    for reason, chosen in lost.items():  # a row of the source that left another row is not dropped
-        report.counts[reason] += int(chosen.sum())
-        gone = pa.array(source[chosen])
-        made = pc.is_in(pa.array(source), value_set=gone).to_numpy(zero_copy_only=False) & left
-        report.lose(reason, np.setdiff1d(source[chosen], source[made]))
-    usable = np.where(left, role, UNUSABLE).astype(np.int8)
-    return rows.set_column(schema.get_field_index("role"), "role", pa.array(usable))
 
 
 @dataclass(eq=False)
@@ -136,6 +93,7 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
     died_us = _keep_earliest(rows, Role.DEATH, "two_deaths", counts)
     _check_ends(rows, counts)
     _put_deaths_at_discharge(rows, died_us, counts)
+    _lose_late_results(rows, died_us)
     life = born_us[rows.subject], died_us[rows.subject]
     dated = rows.date_only | is_date(rows.time_us)
     rows.time_us = within_life(rows.time_us, dated, *life)
@@ -261,6 +219,7 @@ def rows_outside(rows: Rows, spans: VisitSpans) -> Bools:
     first = np.where(start == NO_TIME, NO_TIME, day_of(start) - DAY_US)[rows.visit]
     is_far = (rows.time_us < first) | (rows.time_us >= until)
     is_far |= rows.of_role(Role.SPAN) & (rows.end_us >= until)
+    is_far |= rows.of_role(Role.ISSUED) & (until < OPEN) & (rows.time_us > spans.end_us[rows.visit])
     outside: Bools = is_far & (rows.time_us != NO_TIME) & (rows.visit >= 0)
     return outside
 
@@ -351,7 +310,7 @@ def _remove_open_ends(rows: Rows, after_us: int, counts: RuleCounts) -> None:
 def _move_dates(rows: Rows, spans: VisitSpans, counts: RuleCounts) -> None:
     """Move dates to the end of their day, or of their visit if it ends on that day; births stay at midnight."""
     is_moved = is_date(rows.time_us) & rows.of_role(
-        Role.EVENT, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH
+        Role.EVENT, Role.ISSUED, Role.REPORTED, Role.BEGUN, Role.BILLED, Role.DEATH
     )
     is_moved &= rows.lost == 0
     counts["date_only"] += int(is_moved.sum())
@@ -388,6 +347,13 @@ def _count_sexes(rows: Rows, report: ImportReport) -> None:
     known = rows.of_role(Role.STATIC) & (number >= 0)
     pairs = np.unique(rows.subject[known] * 5 + number[known])
     report.counts["two_sexes"] += int((np.bincount(pairs // 5) > 1).sum())
+
+
+def _lose_late_results(rows: Rows, died_us: Ints) -> None:
+    """Drop results that were issued after the death of their person, `died_us` (s,)."""
+    died = died_us[rows.subject]
+    is_late = rows.of_role(Role.ISSUED) & (died != NO_TIME) & (rows.time_us > died)
+    rows.lose("issued_after_death", is_late & (rows.lost == 0))
 
 
 def _check_ends(rows: Rows, counts: RuleCounts) -> None:

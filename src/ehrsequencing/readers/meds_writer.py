@@ -21,9 +21,17 @@ from meds import schema as meds
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed
+from ehrsequencing.readers.cleaning_rules import cleaned
 from ehrsequencing.readers.import_report import ImportReport
-from ehrsequencing.readers.rows import CodeFacts, Role, encoded, rows_schema, taken
+from ehrsequencing.readers.rows import (
+    UNUSABLE,
+    CodeFacts,
+    Role,
+    conformed,
+    encoded,
+    rows_schema,
+    taken,
+)
 from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS
 from ehrsequencing.records.splits import hash_splits

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ehrsequencing.core.arrays import Bools, Ints, Ints32
+from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.records.events import DAY_US, PERIOD_END, PERIOD_START, SECOND_US
 
 SUBJECT_IDS = "metadata/subject_ids.parquet"
@@ -37,6 +38,7 @@ class Role(IntEnum):
     NAMED_VISIT = 8  # only the id of an encounter, and its `time` and `end` where these are known; makes no row
     BEGUN = 9  # as `REPORTED`, but without a time it is no row
     BILLED = 10  # as `BEGUN`, and written after the end of its visit, whatever day it names
+    ISSUED = 11  # a result that became available at `time`: of its encounter only until that ends
 
 
 def rows_schema(encounter: pa.DataType) -> pa.Schema:
@@ -111,6 +113,49 @@ class VisitSpans:
     start_us: Ints  # (v + 1,) `NO_TIME` where it is not known
     end_us: Ints  # (v + 1,) without a valid end, the end of the day on which it starts
     until_us: Ints  # (v + 1,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
+
+
+UNUSABLE = -1  # the role of a row that cannot be used
+_UNCODED = (Role.NAMED_VISIT,)  # roles that need no code
+_UNDATED = (Role.PERSON, Role.STATIC, Role.NAMED_VISIT)  # and no time
+
+
+def conformed(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
+    """A reader's rows with all columns of the schema, their codes clean and of a dictionary.
+
+    Rows without a subject or, where their role needs them, a code and a time are counted, and get the role `UNUSABLE`.
+    """
+    columns: dict[str, Any] = {}
+    for name in schema.names:
+        column = rows[name] if name in rows.column_names else pa.nulls(len(rows), pa.null())
+        columns[name] = (
+            column if name == "code" else column.cast(schema.field(name).type, safe=False)
+        )
+    code = encoded(columns["code"])
+    clean = clean_codes(code.dictionary)
+    fixed = pc.not_equal(clean, code.dictionary).take(code.indices)
+    report.count("fixed_code", fixed)
+    blank = pc.equal(clean, "").take(code.indices)
+    number = pc.if_else(blank, pa.scalar(None, code.indices.type), code.indices)
+    rows = pa.table({**columns, "code": pa.DictionaryArray.from_arrays(number, clean)})
+    role, source = rows["role"].to_numpy(), rows["source"].to_numpy()
+    may_lack_time = np.isin(role, _UNDATED)
+    may_lack_time |= (role == Role.REPORTED) & np.asarray(rows["encounter_id"].is_valid())
+    left, lost = np.ones(len(rows), dtype=bool), dict[str, Bools]()
+    for reason, bad in {
+        "no_person": np.asarray(rows["subject_id"].is_null()),
+        "no_code": np.asarray(number.is_null()) & ~np.isin(role, _UNCODED),
+        "no_time": np.asarray(rows["time"].is_null()) & ~may_lack_time,
+    }.items():
+        lost[reason] = left & bad
+        left &= ~bad
+    for reason, chosen in lost.items():  # a row of the source that left another row is not dropped
+        report.counts[reason] += int(chosen.sum())
+        gone = pa.array(source[chosen])
+        made = pc.is_in(pa.array(source), value_set=gone).to_numpy(zero_copy_only=False) & left
+        report.lose(reason, np.setdiff1d(source[chosen], source[made]))
+    usable = np.where(left, role, UNUSABLE).astype(np.int8)
+    return rows.set_column(schema.get_field_index("role"), "role", pa.array(usable))
 
 
 # ---- values as numbers -------------------------------------------------------------------------

@@ -132,10 +132,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class _Indexes:
-    """Valid indexes: sorted by subject and time, each with the end of its follow-up.
-
-    Outcomes that recur do not end it, and are kept in `recurring`.
-    """
+    """Valid indexes by subject and time, each with the end of its follow-up; outcomes that recur do not end it."""
 
     subject: Ints
     time_us: Ints
@@ -175,9 +172,8 @@ class CohortBuilder:
         is_period = self.censoring_codes is not None and self.censoring_codes(PERIOD_END)
         starts = task.censoring.start or ((PERIOD_START,) if is_period else None)
         self.start_codes = matcher(starts)
-        self.marks = CodeMatcher(  # rows in which nothing happens
-            (BIRTH, *FOLLOW_UP, *(task.censoring.code or ())), parents=parents
-        )
+        quiet = (BIRTH, *FOLLOW_UP, *(task.censoring.code or ()))
+        self.marks = CodeMatcher(quiet, parents=parents)  # rows in which nothing happens
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
         self.index_times: IndexTimes | None = None

@@ -125,7 +125,7 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             f"The data's end lies {ends['days_after_today']:,} days after today, and rows of "
             f"{count_text(ends['subjects_after_today'])} subjects lie after today: time that is still to come counts "
             "as observed, so risks are too low. Remove such rows, and name the day of the export, as in "
-            "data.extracted=2019-12-31.",
+            "data.extracted=2020-12-31.",
         ),
         (
             ends["days_after_today"] > 0 and rule.date is not None,
@@ -135,14 +135,15 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
         (
             same_day >= max(1, MOST * without),
             f"For {count_text(same_day)} of {count_text(without)} subjects without the event, "
-            f"{' or '.join(rule.code or ())} is on the day of their last event, so that events after it count and time without one does not: risks are too high. "
-            "Name an end of follow-up that no event sets, as in censoring: {date: 2019-12-31} or {dataset_end: true}.",
+            f"{' or '.join(rule.code or ())} is on the day of their last event, so that events after it count and time "
+            "without one does not: risks are too high. Name an end of follow-up that no event sets, as in censoring: "
+            "{date: 2020-12-31} or {dataset_end: true}.",
         ),
         (
             years_after >= max(1, MOST * without),
             f"For {count_text(years_after)} of {count_text(without)} subjects without the event, follow-up ends more "
-            "than two years after their last row: if they left, or if dates are shifted, events of that time are missing and risks are too "
-            "low. Name a code that ends their record, or an earlier date, under censoring.",
+            "than two years after their last row: if they left, or if dates are shifted, events of that time are "
+            "missing and risks are too low. Name a code that ends their record, or an earlier date, under censoring.",
         ),
         (
             # a registry of deaths may outlive the records where death is all that is asked
@@ -151,13 +152,13 @@ def end_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             and ends["deaths_alone"] > ALONE_DAYS,
             f"Deaths are recorded for {ends['deaths_alone']:,} days after all other rows: in that time nothing else "
             "can be observed, so risks of it are too low. End follow-up with the other rows, as in censoring: "
-            "{date: 2019-12-31}.",
+            "{date: 2020-12-31}.",
         ),
         (
             rule.is_last_event and came - left > FEW_LOST * came,
-            f"The task names no end of follow-up, and nothing follows {count_text(came - left)} of {count_text(came)} indexes: these are "
-            "left out, so that only people to whom something happens are left, and risks are too high. Say when "
-            "follow-up ends, as in censoring: {dataset_end: true}.",
+            f"The task names no end of follow-up, and nothing follows {count_text(came - left)} of {count_text(came)} "
+            "indexes: these are left out, so that only people to whom something happens are left, and risks are too "
+            "high. Say when follow-up ends, as in censoring: {dataset_end: true}.",
         ),
     )
     return [text for holds, text in rules if holds]

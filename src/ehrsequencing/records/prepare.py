@@ -180,6 +180,7 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
             "with_number": days.with_number,
             "shards": len(reader.shards),
         },
+        "import": _card(reader.data).get(IMPORT_SETTINGS, {}),
         "years": days.years,
         "codes": len(found.part.fit.number),
         "dataset_end_us": found.end_us,

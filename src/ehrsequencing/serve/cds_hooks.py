@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +20,7 @@ from ehrsequencing.readers.fhir import read_bundle
 from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS
 from ehrsequencing.records.events import DEATH
-from ehrsequencing.serve.predictor import Answer
+from ehrsequencing.serve.predictor import Answer, Predictor
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.service import Service
 
@@ -77,7 +78,7 @@ def router(service: Service) -> APIRouter:
             lines = ["What is missing:", "", *(f"- {what}" for what in missing)]
             detail = "\n".join([*lines, "", "A risk from half a record may be far off."])
         else:
-            now, rows = service.clock(), read_patient(bundle, predictor.encounter_column)
+            now, rows = service.clock(), read_patient(bundle, predictor)
             # a booked visit is no record yet; clocks of other zones may be ahead
             is_later = pc.greater(rows["time"], now + timedelta(days=1))
             rows = rows.filter(pc.invert(pc.fill_null(is_later, False)))
@@ -124,12 +125,12 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def read_patient(bundle: dict[str, Any], encounter_column: str | None) -> pa.Table:
+def read_patient(bundle: dict[str, Any], predictor: Predictor) -> pa.Table:
     """The rows of one patient's resources, with the columns of MEDS but `subject_id`.
 
     Args:
         bundle: A FHIR R4 Bundle.
-        encounter_column: The name of the column for the ids of encounters, where the run has one.
+        predictor: Its run names the column for the ids of encounters, and how the import of its data read times.
 
     Raises:
         Problem: It does not hold exactly one patient with an id.
@@ -144,11 +145,14 @@ def read_patient(bundle: dict[str, Any], encounter_column: str | None) -> pa.Tab
             where="prefetch",
             fix="send one patient and its resources",
         )
-    rows = read_bundle(bundle)[0].select(["time", "code", "numeric_value", "encounter_id"])
+    noted = predictor.run.manifest.get("import", {})
+    zone = ZoneInfo(noted["time_zone"]) if "time_zone" in noted else None
+    rows = read_bundle(bundle, zone, known=noted.get("known", "latest"))[0]
+    rows = rows.select(["time", "code", "numeric_value", "encounter_id"])
     if any(one.get("deceasedBoolean") is True or one.get("deceasedDateTime") for one in patients):
         death = pa.Table.from_pylist([{"code": DEATH}], schema=rows.schema)
         rows = pa.concat_tables([rows, death])  # an import leaves out a death without a date
-    return rows.rename_columns({"encounter_id": encounter_column or "encounter_id"})
+    return rows.rename_columns({"encounter_id": predictor.encounter_column or "encounter_id"})
 
 
 def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:

@@ -204,6 +204,7 @@ def write_run_files(
             "prepared": str(prepared.folder.resolve()),
             "data": manifest["data"],
             "excluded": manifest["excluded"],
+            "import": manifest.get("import", {}),
             **prepared.identity(task),
             "data_path": manifest.get("data_path", ""),
             "subjects": {

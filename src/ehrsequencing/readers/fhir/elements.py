@@ -42,6 +42,8 @@ _SYSTEMS = {
     "urn:oid:2.16.840.1.113883.6.12": "CPT4",
     "urn:oid:2.16.840.1.113883.6.73": "ATC",
 }
+# The code systems, by the last part of their URLs, whose codes say that there is none.
+_ABSENT = {"data-absent-reason", "v3-nullflavor", "nullflavor", "2.16.840.1.113883.5.1008"}
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _PARTIAL_DATE = re.compile(r"(\d{4})(?:-(0[1-9]|1[0-2]))?")
 
@@ -193,6 +195,8 @@ Find = Callable[[str], tuple[Coded, ...]]  # a reference to a Medication → its
 def vocabulary(system: str | None) -> tuple[str, bool]:
     """The name of a code system, that of OMOP or else the last part of its URL; and whether it is OMOP's.
 
+    It is empty for null flavours and reasons of absence: their codes say that there is no code.
+
     >>> vocabulary("http://loinc.org"), vocabulary("http://hospital.example/CodeSystem/labs"), vocabulary(None)
     (('LOINC', True), ('labs', False), ('FHIR', False))
     """
@@ -201,7 +205,7 @@ def vocabulary(system: str | None) -> tuple[str, bool]:
     url = system.rstrip("/")
     known = _SYSTEMS.get(url.lower())
     last = url.rpartition("/")[2].removeprefix("urn:oid:").removeprefix("urn:")
-    return known or last, known is not None
+    return known or ("" if last.lower() in _ABSENT else last), known is not None
 
 
 def codings(concept: Any) -> tuple[Coded, ...]:
@@ -216,24 +220,43 @@ def codings(concept: Any) -> tuple[Coded, ...]:
         if code is None:
             continue
         name, is_known = vocabulary(text(coding, "system"))
+        if not name:
+            continue
         meaning = text(coding, "display") or text(concept, "text")
         coded = Coded(f"{name}//{code}", meaning)
         (known if is_known else other).setdefault(coded.code, coded)
     return tuple((known or other).values())
 
 
+def is_absent(concept: Any) -> bool:
+    """Whether a concept has codes, and all of them say that there is none."""
+    return bool(texts(concept, "coding.code") or text(concept, "code")) and not codings(concept)
+
+
+def extensions(value: Any, path: str, ending: str) -> list[Any]:
+    """The extensions at a path whose URL ends so."""
+    return [one for one in walk(value, path) if (text(one, "url") or "").endswith(ending)]
+
+
+def is_ruled_out(concept: Any) -> bool:
+    """Whether a diagnosis of ICD-10-GM has the certainty A: it was ruled out."""
+    certainty = extensions(concept, "coding.extension", "icd-10-gm-diagnosesicherheit")
+    return bool(certainty) and "A" in texts(certainty, "valueCoding.code")
+
+
 def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded]:
     """The codes of all concepts, each once; a concept may also be a reference.
 
-    A concept with a text and no coding becomes `uncoded`: the text may hold anything, also a name.
+    A concept with a text and no coding becomes `uncoded`: the text may hold anything, also a name. So does one whose
+    codes say that there is none. A diagnosis that was ruled out has no code.
     """
     found: dict[str, Coded] = {}
     for concept in concepts:
-        if not isinstance(concept, dict):
+        if not isinstance(concept, dict) or is_ruled_out(concept):
             continue
         reference = text(concept, "reference")
         codes = codings(concept) if reference is None else find(reference)
-        if not codes and (text(concept, "text") or text(concept, "display")):
+        if not codes and (text(concept, "text") or text(concept, "display") or is_absent(concept)):
             codes = (Coded(uncoded),)
         for coded in codes:
             found.setdefault(coded.code, coded)
@@ -257,7 +280,7 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
 
     A resource of a bundle without an id has that of its `fullUrl`. A reference to a `fullUrl` is replaced by the
     type and id of the resource there, since the two ids may differ. A history names its newest version first; here
-    it comes last.
+    it comes last. A deletion elsewhere has the time of its bundle, and without one it is newer than any version.
     """
     if isinstance(document, list):
         for item in document:
@@ -282,8 +305,14 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
     for entry, resource in zip(entries, given, strict=True):
         base = _server(text(entry, "fullUrl") or "") or server
         if text(entry, "request.method") == "DELETE":
-            kind, name = referred(text(entry, "request.url") or "") or (None, None)
-            yield Entry({"resourceType": kind, "id": name}, server, entry, is_there=False)
+            url = text(entry, "request.url") or ""
+            kind, name = referred(url) or (None, None)
+            if text(document, "type") != "history":
+                updated = text(document, "meta.lastUpdated") or "9999-12-31"
+                entry = {"response": {"lastModified": updated}, **entry}
+            # one that names no single resource is counted as a resource without a type
+            deleted = {"resourceType": kind, "id": name}
+            yield Entry(deleted, _server(url) or server, entry, is_there=kind is None)
         elif resource:
             if renamed:
                 resource = _with_references(resource, lambda name: renamed.get(name, name))

@@ -5,9 +5,11 @@ patient's bundle uses it as `ehrseq import fhir` does.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from ehrsequencing.readers.fhir.elements import (
     Coded,
@@ -16,67 +18,22 @@ from ehrsequencing.readers.fhir.elements import (
     coded_as,
     codings,
     days_of,
+    extensions,
+    is_absent,
+    is_ruled_out,
     kind_of,
     number_of,
-    referred,
     referred_id,
     text,
     texts,
     walk,
 )
+from ehrsequencing.readers.fhir.known import Known, Row
 from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.records.events import BIRTH, DEATH
 
 UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
-
-
-class Row(NamedTuple):
-    """One row for the MEDS writer, with its times still as text. `None` for whatever the resource lacks."""
-
-    role: Role
-    subject: str | None
-    time: str | None
-    code: str | None
-    description: str | None = None
-    parent: str | None = None  # the code without unit or value
-    end: str | None = None
-    number: float | None = None
-    text: str | None = None
-    encounter: str | None = None
-    recorded: str | None = None  # of role `REPORTED`: when what began at `time` was recorded
-    # what became of the cell with its value: values, empty or unread; None where it is counted elsewhere
-    cell: str | None = None
-
-
-@dataclass(frozen=True)
-class Known:
-    """What resources say of others."""
-
-    # id of a Medication → its codes
-    codes: dict[str, tuple[Coded, ...]] = field(default_factory=dict)
-    # Condition/ID → id of the encounter that names it as its diagnosis or reason
-    stays: dict[str, str] = field(default_factory=dict)
-    # id of a patient's record → id of the record that replaces it
-    merged: dict[str, str] = field(default_factory=dict)
-
-    def find(self, reference: str) -> tuple[Coded, ...]:
-        """The codes that a reference to a Medication leads to."""
-        kind, name = referred(reference) or ("", "")
-        return self.codes.get(name, ()) if kind in (None, "Medication") else ()
-
-    def record(self, name: str) -> str:
-        """The id of the record that replaces a patient's, also by way of others; its own where they form a circle.
-
-        >>> known = Known(merged={"a": "b", "b": "c", "x": "y", "y": "x"})
-        >>> known.record("a"), known.record("c"), known.record("x")
-        ('c', 'c', 'x')
-        """
-        met: set[str] = set()
-        while name in self.merged and name not in met:
-            met.add(name)
-            name = self.merged[name]
-        return name
 
 
 @dataclass(frozen=True)
@@ -88,6 +45,7 @@ class EventResource:
     subject: str = "subject"
     encounter: str = "encounter"
     recorded: tuple[str, ...] = ()  # when that became known which may have begun long before
+    issued: tuple[str, ...] = ()  # when the result became available
 
 
 _MEDICATION = ("medicationCodeableConcept", "medicationReference")
@@ -110,8 +68,10 @@ EVENTS = {
         ("code",), ("onsetDateTime", "onsetPeriod.start"), recorded=("recordedDate",)
     ),
     "Procedure": EventResource(("code",), ("performedDateTime", "performedPeriod.start")),
-    "Observation": EventResource(("code",), _RESULT_TIMES),
-    "DiagnosticReport": EventResource(("code", "conclusionCode"), _RESULT_TIMES),
+    "Observation": EventResource(("code",), _RESULT_TIMES, issued=("issued",)),
+    "DiagnosticReport": EventResource(
+        ("code", "conclusionCode"), _RESULT_TIMES, issued=("issued",)
+    ),
     "MedicationRequest": EventResource(_MEDICATION, ("authoredOn",)),
     "MedicationStatement": EventResource(
         _MEDICATION,
@@ -139,7 +99,7 @@ EVENTS = {
     "ExplanationOfBenefit": _BILL,
 }
 READ = ("Patient", "Encounter", "Medication", *EVENTS)
-_DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
+DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
     "status": {
         "entered-in-error",
         "not-done",
@@ -150,8 +110,15 @@ _DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about 
         "draft",
         "intended",
         "registered",  # there is no result yet
+        "declined",
     },
-    "verificationStatus.coding.code": {"entered-in-error", "refuted"},
+    "verificationStatus.coding.code": {
+        "entered-in-error",
+        "refuted",
+        "410516002",  # SNOMED: known absent
+        "410594000",  # definitely not present
+        "723511001",  # refuted
+    },
     "use": {"preauthorization", "predetermination"},
     "intent": {"proposal", "plan", "option"},
 }
@@ -168,6 +135,15 @@ _ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names 
     "SS": "shortstay",
     "VR": "virtual",
 }
+# a resource of another type, which may hold one of these
+_OTHER = EventResource((), ("period.end", "authoredOn", "authored", "date"))
+_ACUTE = ("inpatient", "emergency", "observation")
+# how a stay ended with a death: codes of HL7, UB-04 and SNOMED, and words; and what does not say how it ended
+_DIED = re.compile(
+    r"exp|20|4[012]|371828006|419099009"
+    r"|.*\b(died|dead|deceased|death|expired|tod|verstorben)\b.*"
+)
+_UNSAID = {"oth", "other", "unk", "unknown", "asku", "nask", "ni", "na", "30", "still patient"}
 _US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
 
 
@@ -190,13 +166,50 @@ def rows_of(resource: Resource, known: Known, counts: RuleCounts) -> Iterable[Ro
         return "not_read"
     if kind == "Medication":
         return "looked_up"
-    if resource.get("doNotPerform") is True or any(
-        path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
-        for path, values in _DID_NOT_HAPPEN.items()
+    if (
+        resource.get("doNotPerform") is True
+        or any(
+            path.partition(".")[0] in resource and not values.isdisjoint(texts(resource, path))
+            for path, values in DID_NOT_HAPPEN.items()
+        )
+        or (kind == "Condition" and is_ruled_out(resource.get("code")))
     ):
         return "not_done"
+    modifiers = resource.get("modifierExtension")
+    if "component" in resource and not modifiers:
+        modifiers = walk(resource, "component.modifierExtension")
+    if modifiers and kind in EVENTS:
+        return "modified"
     read = {"Patient": _patient, "Encounter": _encounter, "Observation": _observation}
     return read.get(kind, _event)(resource, known, counts)
+
+
+def rows_inside(
+    resource: Resource, known: Known, counts: RuleCounts
+) -> Iterator[tuple[Resource, Iterable[Row] | str]]:
+    """The resources inside another one with their rows, as `rows_of` gives them.
+
+    They take subject, encounter and time from the other one where they lack them. Their ids mean nothing outside, and
+    a Medication is read where it is referred to.
+    """
+    for part in walk(resource, "contained"):
+        if kind_of(part) in (None, "Medication"):
+            continue
+        rows = rows_of({**part, "id": None}, known, counts)
+        if not isinstance(rows, str):
+            whole = base_of(resource, known, Counter())
+            rows = [
+                row._replace(
+                    subject=row.subject or whole.subject,
+                    encounter=row.encounter or whole.encounter,
+                    time=row.time or whole.time,
+                    recorded=row.recorded
+                    or whole.recorded
+                    or (whole.time if row.role == Role.REPORTED else None),
+                )
+                for row in rows
+            ]
+        yield part, rows
 
 
 def _codes(part: Resource, kind: str, find: Find) -> list[Coded]:
@@ -226,14 +239,15 @@ def _subject(resource: Resource, path: str, known: Known) -> str | None:
     return known.record(subject) if subject is not None else None
 
 
-def _base(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Row:
-    """A row of a resource of `EVENTS`, without its code.
+def base_of(resource: Resource, known: Known, counts: RuleCounts) -> Row:
+    """A row of a resource of `EVENTS`, or of another one that holds such, without its code.
 
     By the last day that a date may mean an event was certainly known. What was reported has both days. What has an
     encounter and no date was known by the encounter's end: it is `REPORTED` without a time. A reference to an encounter
     that leads nowhere stays as it is written, so that the writer counts it.
     """
-    spec = EVENTS[kind]
+    kind = kind_of(resource) or ""
+    spec = EVENTS.get(kind, _OTHER)
     subject = _subject(resource, spec.subject, known)
     encounter = (
         referred_id(resource, spec.encounter, "Encounter")
@@ -241,16 +255,22 @@ def _base(resource: Resource, kind: str, known: Known, counts: RuleCounts) -> Ro
         or text(resource, f"{spec.encounter}.reference")
     )
     first, last = days_of(_time_of(resource, spec.times))
-    recorded_first, recorded = days_of(_time_of(resource, spec.recorded))
-    counts["partial_date"] += first != last if recorded is None else recorded_first != recorded
-    if spec.recorded:
+    written = _time_of(resource, spec.recorded or spec.issued)
+    if spec.recorded and written is None and "extension" in resource:
+        written = text(extensions(resource, "extension", "-assertedDate"), "valueDateTime")
+    is_first = known.earliest and last is not None
+    recorded_first, recorded = days_of(None if is_first else written)
+    is_reported = bool(spec.recorded) and not is_first
+    is_partial = recorded_first != recorded if is_reported and recorded else first != last
+    counts["partial_date"] += is_partial
+    if is_reported:
         end = last if last != first else None
         return Row(
             Role.REPORTED, subject, first, None, end=end, encounter=encounter, recorded=recorded
         )
     is_undated = last is None and encounter is not None
     role = Role.REPORTED if is_undated else Role.EVENT
-    return Row(role, subject, last, None, encounter=encounter)
+    return Row(role, subject, last, None, encounter=encounter, recorded=recorded)
 
 
 # ---- the types of resources ----------------------------------------------------------------------
@@ -277,7 +297,7 @@ def _patient(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] 
         name = url.removeprefix(_US_CORE).upper()
         for coding in walk(extension, "extension.valueCoding"):
             code = text(coding, "code")
-            made = f"{name}//{code}" if code else None
+            made = f"{name}//{code}" if codings(coding) else None
             rows.append(Row(Role.STATIC, subject, None, made, text(coding, "display")))
     return rows
 
@@ -288,12 +308,40 @@ def _encounter(resource: Resource, known: Known, counts: RuleCounts) -> list[Row
     first, last = days_of(text(resource, "period.start"))
     first_end, end = days_of(text(resource, "period.end"))
     counts["partial_date"] += (first != last) + (first_end != end)
-    written = text(resource, "class.code") or text(resource, "class.coding.code")
-    kind = _ENCOUNTER_CLASSES.get(written.upper(), written.lower()) if written else "unknown"
-    visit = Row(Role.VISIT, subject, first, f"ENCOUNTER//{kind}", end=end, encounter=encounter)
+    kind = class_of(resource)
+    part = "//PART" if known.is_part(encounter, kind) else ""
+    visit = Row(
+        Role.VISIT,
+        subject,
+        first,
+        f"ENCOUNTER//{kind}{part}",
+        end=end,
+        encounter=encounter,
+        acute=kind in _ACUTE,
+        died=_died(resource),
+    )
     types = coded_as(walk(resource, "type"), known.find, uncoded=f"{UNCODED}ENCOUNTER")
     event = Row(Role.EVENT, subject, last, None, encounter=encounter)
     return [visit, *(_coded_rows(event, types) if types else [])]
+
+
+def class_of(resource: Resource) -> str:
+    """The class of an encounter."""
+    written = [one.code.rpartition("//")[2] for one in codings(resource.get("class"))]
+    return _ENCOUNTER_CLASSES.get(written[0].upper(), written[0].lower()) if written else "unknown"
+
+
+def _died(resource: Resource) -> bool | None:
+    """Whether a stay ended with a death, as its discharge says; None where it does not say."""
+    said = {
+        word.lower()
+        for holder in ("hospitalization", "admission")
+        for path in ("coding.code", "coding.display", "text")
+        for word in texts(resource, f"{holder}.dischargeDisposition.{path}")
+    }
+    if any(map(_DIED.fullmatch, said)):
+        return True
+    return False if said - _UNSAID else None
 
 
 def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
@@ -301,13 +349,14 @@ def _event(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | 
     kind = kind_of(resource) or ""
     inside = {
         f"#{item['id']}": codings(item.get("code"))
+        or codings(walk(item, "ingredient.itemCodeableConcept"))
         for item in walk(resource, "contained")
         if text(item, "id")
     }
     if EVENTS[kind] is _BILL and not walk(resource, _BILL.concepts[0]):
         return "no_diagnosis"
     codes = _codes(resource, kind, lambda name: inside.get(name) or known.find(name))
-    return _coded_rows(_base(resource, kind, known, counts), codes)
+    return _coded_rows(base_of(resource, known, counts), codes)
 
 
 def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[Row] | str:
@@ -315,13 +364,11 @@ def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[R
     parts = [part for part in walk(resource, "component") if isinstance(part, dict)]
     if not parts or _value(resource)[1] is not None:
         parts.insert(0, dict(resource))
-    results = [
-        one for one in parts if _value(one)[1] is not None or one.get("dataAbsentReason") is None
-    ]
+    results = [part for part in parts if not _has_no_result(part)]
     if not results:
         return "no_result"
     counts["no_result"] += len(parts) - len(results)
-    base, found = _base(resource, "Observation", known, counts), []
+    base, found = base_of(resource, known, counts), []
     for part in results:
         counts["bound"] += text(part, "valueQuantity.comparator") is not None
         rows = _coded_rows(base, _codes(part, "Observation", known.find))
@@ -339,6 +386,13 @@ def _value(part: Resource) -> tuple[str, Any]:
         if name.startswith("value") and value is not None:
             return name, value
     return "", None
+
+
+def _has_no_result(part: Resource) -> bool:
+    """Whether an Observation or a component says that its result is absent, with a reason or by a null flavour."""
+    name, value = _value(part)
+    no_value = value is None and part.get("dataAbsentReason") is not None
+    return no_value or (name == "valueCodeableConcept" and is_absent(value))
 
 
 def _valued(row: Row, part: Resource) -> Row:

@@ -10,9 +10,9 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import tzinfo
+from datetime import timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,17 +21,32 @@ import pyarrow.compute as pc
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.readers.cells import parse_times
-from ehrsequencing.readers.cleaning_rules import UNUSABLE, cleaned, conformed
-from ehrsequencing.readers.fhir.elements import Entry, at_server, entries_of, kind_of
-from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, Row, rows_of
+from ehrsequencing.readers.cleaning_rules import cleaned
+from ehrsequencing.readers.fhir.elements import (
+    Entry,
+    at_server,
+    entries_of,
+    kind_of,
+    texts,
+)
+from ehrsequencing.readers.fhir.known import Row
+from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, rows_inside, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
-from ehrsequencing.readers.import_report import FATES, RULES, ImportReport, TableCounts
+from ehrsequencing.readers.import_report import (
+    FATES,
+    RULES,
+    WARN_SHARE,
+    ImportReport,
+    TableCounts,
+)
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     END_SUFFIX,
+    UNUSABLE,
     CodeBook,
     Role,
     SubjectNames,
+    conformed,
     rows_schema,
     subject_ids,
 )
@@ -47,7 +62,19 @@ _BAD = (OSError, EOFError, zlib.error, ValueError, RecursionError)
 _FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
 _CLOCKS = {"utc": r"T.*(Z|[+-]00:?00)$", "local": r"T.*[+-](0[1-9]|1\d|00:?[1-9])"}
 _COLUMNS = ("kind", "source", *Row._fields)
-_TYPES = {"role": pa.int8(), "number": pa.float64(), "source": pa.int64()}
+_TYPES = {
+    "role": pa.int8(),
+    "number": pa.float64(),
+    "source": pa.int64(),
+    "acute": pa.bool_(),
+    "died": pa.bool_(),
+}
+# an issue so long after the result is one of an archive or a migration
+_LATEST_ISSUE = pa.scalar(timedelta(days=90))
+_FEW_ISSUED = 20
+_EVENT, _ISSUED = (pa.scalar(int(role), pa.int8()) for role in (Role.EVENT, Role.ISSUED))
+# what becomes of a resource, and of those inside it too
+_SHARED = ("not_done", "modified", *LOST[1:])
 
 # type and role of a row → its times → the elements that hold them
 _ELEMENTS: dict[tuple[str, Role], dict[str, str]] = {
@@ -57,7 +84,7 @@ _ELEMENTS: dict[tuple[str, Role], dict[str, str]] = {
     **{
         (kind, role): {
             "time": " or ".join((*spec.times, *spec.recorded)),
-            **({"recorded": " or ".join(spec.recorded)} if spec.recorded else {}),
+            **({"recorded": " or ".join(known)} if (known := spec.recorded or spec.issued) else {}),
         }
         for kind, spec in EVENTS.items()
         for role in (Role.EVENT, Role.REPORTED)
@@ -79,7 +106,8 @@ def import_fhir(source: str, job: Import) -> None:
     path = Path(source)
     files = fhir_files(path)
     with job.writer(path, encounter=pa.string()) as writer:
-        found = survey(entry for file in files for entry in file.entries())
+        sources = ((file.where, file.entries()) for file in files)
+        found = survey(sources, known=job.settings.known)
         blocks = Blocks(job.report, found, job.zone)
         for number in job.files(len(files)):
             file = files[number]
@@ -97,13 +125,18 @@ def import_fhir(source: str, job: Import) -> None:
 
 
 def read_bundle(
-    bundle: Any, zone: tzinfo | None = None, *, where: str = "bundle"
+    bundle: Any,
+    zone: tzinfo | None = None,
+    *,
+    known: Literal["latest", "earliest"] = "latest",
+    where: str = "bundle",
 ) -> tuple[pa.Table, ImportReport]:
     """The MEDS rows of a bundle, of a list of resources, or of a single resource, in memory.
 
     Args:
         bundle: JSON as Python reads it. It must hold the Patient, since events of an unknown person are dropped.
         zone: Clock of the instants that are written in UTC; default: UTC.
+        known: As `import.known`.
         where: What to call the bundle in an error.
 
     Returns:
@@ -114,7 +147,7 @@ def read_bundle(
         EhrseqError: It holds another release of FHIR than R4.
     """
     report, entries = ImportReport("fhir"), list(entries_of(bundle))
-    blocks = Blocks(report, survey(entries), zone)
+    blocks = Blocks(report, survey([(where, entries)], known=known), zone)
     rows = pa.concat_tables(blocks.tables(entries, where=where))
     blocks.finish()
     rows = conformed(rows, rows_schema(pa.string()), report)
@@ -232,6 +265,9 @@ class Blocks:
         self._survey, self._zone = survey, zone
         self._place = 0  # of the next entry
         self._clocks = Counter[str]()  # instants in UTC, and with the offset of a place
+        self._modifiers = Counter[str]()  # URLs of extensions of Patient and Encounter
+        # results by the day of their issue; under None those issued on their own day
+        self._issued = Counter[Any]()
 
     def tables(
         self, entries: Iterable[Entry], *, where: str, file: str | None = None
@@ -257,7 +293,24 @@ class Blocks:
         yield self._table(rows)
 
     def finish(self) -> None:
-        """Warn of clocks of two kinds."""
+        """Warn of clocks of two kinds, and of elements that may not mean what they seem to."""
+        cautions, issued = self.report.cautions, self._issued.total()
+        late = self.report.counts["late_issue"]
+        most = max([n for day, n in self._issued.items() if day is not None], default=0)
+        if late > WARN_SHARE * issued or (issued >= _FEW_ISSUED and most * 2 >= issued):
+            cautions.append(
+                f"{late:,} of {issued:,} results were issued more than 90 days after they were taken, and "
+                f"{most:,} on one day: if `issued` says when an archive was filled, set import.known=earliest"
+            )
+        cautions += [
+            f"{n:,} resources have the modifier extension {url}, which is not read: it may change what they mean"
+            for url, n in sorted(self._modifiers.items())
+        ]
+        if self._survey.newer_parts:
+            cautions.append(
+                f"{self._survey.newer_parts:,} resources have a newer copy that lacks some elements (SUBSETTED): "
+                "the older whole one was read; export them whole"
+            )
         if self._clocks["utc"] and self._clocks["local"] and self._zone is None:
             self.report.cautions.append(
                 f"{self._clocks['utc']:,} times are in UTC and {self._clocks['local']:,} have the "
@@ -272,15 +325,26 @@ class Blocks:
             return []
         resource = entry.resource
         refuse_other_release(resource, where=self._where)
-        kind = kind_of(resource) or UNTYPED
-        if self._survey.several and kind != UNTYPED:
+        if self._survey.several and kind_of(resource) is not None:
             resource = at_server(resource, entry.server)
-        counts = self._counts(kind)
         found = lost or rows_of(resource, self._survey.known, self.report.counts)
+        rows = self._counted(resource, found)
+        if not isinstance(resource, dict) or "contained" not in resource:
+            return rows
+        for part, inside in rows_inside(resource, self._survey.known, self.report.counts):
+            rows += self._counted(part, found if found in _SHARED else inside)
+        return rows
+
+    def _counted(self, resource: Any, found: Iterable[Row] | str) -> list[tuple[Any, ...]]:
+        """The rows of a resource with its type and number; one without rows is counted."""
+        kind = kind_of(resource) or UNTYPED
+        counts = self._counts(kind)
         if isinstance(found, str):
             counts.fates.append(FATES[found])
             self.report.counts[found] += found in RULES
             return []
+        if kind in ("Patient", "Encounter"):
+            self._modifiers.update(texts(resource, "modifierExtension.url"))
         source = int(counts.take(1)[0])
         return [(kind, source, *row) for row in found]
 
@@ -305,8 +369,17 @@ class Blocks:
         time, recorded, end = (self._times(rows[name]) for name in ("time", "recorded", "end"))
         self._count_cells(rows, {"time": time, "recorded": recorded, "end": end})
         # what was recorded later than it began has the time of its recording, and is no report without one
-        is_later = pc.greater_equal(recorded, pc.floor_temporal(time, unit="day"))
+        day, recorded_day = (pc.floor_temporal(one, unit="day") for one in (time, recorded))
+        is_result = pc.equal(role, int(Role.EVENT))
+        is_late = pc.and_(is_result, pc.greater(recorded, pc.add(time, _LATEST_ISSUE)))
+        self.report.count("late_issue", is_late)
+        is_clock = pc.and_(is_result, pc.not_equal(recorded, recorded_day))
+        is_later = pc.greater_equal(recorded, pc.if_else(is_clock, time, day))
         is_dated = pc.and_(pc.is_valid(recorded), pc.fill_null(is_later, True))
+        is_dated = pc.and_(is_dated, pc.invert(pc.fill_null(is_late, False)))
+        is_issued = pc.and_(is_result, pc.is_valid(recorded))
+        other_day = pc.if_else(pc.greater(recorded_day, day), recorded_day, None)
+        self._issued.update(other_day.filter(is_issued).to_pylist())
         self.book.add(code, rows["description"], rows["parent"])
         stays = code.filter(pc.equal(role, int(Role.VISIT)))
         ends = pc.binary_join_element_wise(stays, pa.scalar(END_SUFFIX), "")
@@ -316,13 +389,15 @@ class Blocks:
         table = pa.table(
             {
                 "subject_id": subject_ids(pa.chunked_array([rows["subject"]])),
-                "role": pc.if_else(is_dated, pa.scalar(int(Role.EVENT), pa.int8()), role),
+                "role": pc.if_else(is_dated, pc.if_else(is_result, _ISSUED, _EVENT), role),
                 "time": pc.if_else(is_dated, recorded, time),
                 "end": end,
                 "code": code,
                 "numeric_value": rows["number"],
                 "text_value": rows["text"],
                 "encounter_id": rows["encounter"],
+                "acute": rows["acute"],
+                "died": rows["died"],
                 "source": rows["source"],
             }
         )

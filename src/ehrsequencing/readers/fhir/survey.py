@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,15 @@ from ehrsequencing.readers.fhir.elements import (
     texts,
     walk,
 )
-from ehrsequencing.readers.fhir.mapping import READ, Known
+from ehrsequencing.readers.fhir.known import Known
+from ehrsequencing.readers.fhir.mapping import (
+    DID_NOT_HAPPEN,
+    READ,
+    class_of,
+)
 
-LOST = ("", "older_version", "withdrawn")  # keys of `import_report.REASONS`
+LOST = ("", "older_version", "withdrawn", "subsetted")  # keys of `import_report.REASONS`
+_SEXES = {"male", "female"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # type → element → the release that writes it, and as which type of JSON; R4 has it not, or another type there
 _OTHER_RELEASES: dict[str, dict[str, tuple[str, type]]] = {
@@ -87,51 +93,85 @@ class Survey:
     several: bool
     lost: NDArray[np.int8]
     known: Known
+    newer_parts: (
+        int  # copies with a part of the elements only that are newer than the whole resource
+    )
 
 
-def survey(entries: Iterable[Entry]) -> Survey:
-    """Look at all entries of a source, in its order."""
+def survey(
+    files: Iterable[tuple[str, Iterable[Entry]]], *, known: Literal["latest", "earliest"] = "latest"
+) -> Survey:
+    """Look at all entries of a source, in its order.
+
+    Args:
+        files: What to call each file in an error, and its entries.
+        known: As `import.known`.
+
+    Raises:
+        EhrseqError: Two people have the same id, and nothing names their servers.
+    """
     servers = {"": 0}
-    # of each entry with a type and an id: hash of both, server, update, version, place, is it there
+    # of each entry with a type and an id: hash of both, server, update, version, place, state: 0 deleted, 1 subsetted
     seen = array("q")
     # order, table, name and value of `_links`, with the server and the place of who says so
     links: list[tuple[int, str, str, Any, str, int]] = []
+    people = dict[str, tuple[str | None, str | None, str]]()  # birth, sex and file
     place = -1
-    for place, entry in enumerate(entries):
+    entries = ((where, entry) for where, inside in files for entry in inside)
+    for place, (where, entry) in enumerate(entries):
         kind, own = kind_of(entry.resource), text(entry.resource, "id")
         server = servers.setdefault(entry.server, len(servers))
         if kind in READ and own is not None:
             key = hash(f"{kind}/{own}")
-            seen.extend((key, server, *_version(entry), place, entry.is_there))
+            is_part = "SUBSETTED" in texts(entry.resource, "meta.tag.code")
+            state = 2 - is_part if entry.is_there else 0
+            seen.extend((key, server, *_version(entry), place, state))
+            if kind == "Patient" and entry.is_there and not entry.server:
+                birth, sex = (text(entry.resource, name) for name in ("birthDate", "gender"))
+                other = people.setdefault(own, (birth, sex, where))
+                if birth and other[0] not in (None, birth) and {sex, other[1]} == _SEXES:
+                    raise EhrseqError(
+                        "one Patient id has two births and two sexes: these are two people",
+                        where=" and ".join(dict.fromkeys((other[2], where))),
+                        fix="import the files of each hospital by themselves, or make the ids differ",
+                    )
             if entry.is_there:
                 found = _links(entry.resource, kind, own)
                 links += [(*link, entry.server, place) for link in found]
     several = len(servers.keys() - {""}) > 1
-    lost = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
-    known = Known()
+    lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
+    wholes = {value for _, table, _, value, *_ in links if table == "wholes"}
+    links = [link for link in links if link[1] != "classes" or link[2] in wholes]
+    looked_up = Known(earliest=known == "earliest")
     for _, table, name, value, base, place in sorted(links, key=lambda link: link[0]):
         if several:
             kind, slash, own = name.rpartition("/")
             name = f"{kind}{slash}{qualified(base, own)}"
             value = qualified(base, value) if isinstance(value, str) else value
         if not lost[place]:  # of several stays the one that ends first
-            getattr(known, table).setdefault(name, value)
-    return Survey(several, lost, known)
+            getattr(looked_up, table).setdefault(name, value)
+    return Survey(several, lost, looked_up, newer_parts)
 
 
-def _lost(seen: Ints, n: int, several: bool) -> NDArray[np.int8]:
-    """(n,) which entries have a newer version, and which were deleted."""
-    keys, server, updated, number, place, is_there = seen.T
-    server = server * several
-    order = np.lexsort((place, number, updated, server, keys))
-    keys, server, place = keys[order], server[order], place[order]
+def _lost(seen: Ints, n: int, several: bool) -> tuple[NDArray[np.int8], int]:
+    """(n,) why entries do not count, 0 where they do; and how many subsetted copies are newer than the whole one."""
+    server = seen[:, 1] * several
+    is_part = seen[:, 5] == 1
+    order = np.lexsort((seen[:, 4], seen[:, 3], seen[:, 2], ~is_part, server, seen[:, 0]))
+    keys, _, updated, number, place, state = seen[order].T
+    server, is_part = server[order], is_part[order]
     is_newest = np.ones(len(keys), dtype=bool)
     is_newest[:-1] = (keys[1:] != keys[:-1]) | (server[1:] != server[:-1])
     newest = np.flatnonzero(is_newest)[np.cumsum(is_newest) - is_newest]
+    is_beside = is_part & ~is_part[newest]  # a whole one is there
+    is_newer = (updated > updated[newest]) | (
+        (updated == updated[newest]) & (number > number[newest])
+    )
     lost = np.zeros(n, dtype=np.int8)
     lost[place[~is_newest]] = LOST.index("older_version")
-    lost[place[is_there[order][newest] == 0]] = LOST.index("withdrawn")
-    return lost
+    lost[place[is_beside]] = LOST.index("subsetted")
+    lost[place[state[newest] == 0]] = LOST.index("withdrawn")
+    return lost, len(np.unique(newest[is_beside & is_newer & (state[newest] > 0)]))
 
 
 def _version(entry: Entry) -> tuple[int, int]:
@@ -160,8 +200,21 @@ def _instant_us(written: str | None) -> int:
 def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, str, Any]]:
     """What a resource says of others: order (the lowest counts), table of `Known`, name there, and value."""
     if kind == "Medication":
-        yield 0, "codes", own, codings(resource.get("code"))
+        yield (
+            0,
+            "codes",
+            own,
+            (
+                codings(resource.get("code"))
+                or codings(walk(resource, "ingredient.itemCodeableConcept"))
+            ),
+        )
     elif kind == "Encounter":
+        if text(resource, "status") not in DID_NOT_HAPPEN["status"]:
+            yield 0, "classes", own, (class_of(resource),)
+        whole = referred_id(resource, "partOf", "Encounter")
+        if whole is not None:
+            yield 0, "wholes", own, whole
         end = _instant_us(text(resource, "period.end") or text(resource, "period.start"))
         for path in ("diagnosis.condition.reference", "reasonReference.reference"):
             for reference in texts(resource, path):
