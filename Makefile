@@ -58,7 +58,7 @@ bench: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python bench/ingest.py runs/ingest --events 10000000
 	OMP_NUM_THREADS=1 $(BIN)/python bench/long_records.py --json runs/long_records.json
 	$(BIN)/python bench/engine.py --full --data $(DATA) --out runs/engine.json
-	OMP_NUM_THREADS=1 $(BIN)/python bench/real.py $(DATA) runs/real --splits 1 --baselines fast
+	OMP_NUM_THREADS=1 $(BIN)/python bench/real.py $(DATA) runs/real --splits 1
 
 # What each encoder learns of small worlds, and the figure of that page.
 bench-encoders: .venv/dev

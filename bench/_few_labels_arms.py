@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from _labels import FewLabels
 from _league_tasks import FIRST_DIAGNOSES, TASKS, Place
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.blend.train import trainer_of
@@ -19,7 +20,6 @@ from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
-from ehrsequencing.evaluation.trained_baselines import FewLabels
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared

@@ -45,7 +45,6 @@ from _real_numbers import (
 )
 from _real_results import FOLDER, keep, kept_splits, lengthened
 from ehrsequencing.baselines.cox import RIDGES_PER_EVENT
-from ehrsequencing.baselines.forest import LEAVES, TIME_PARTS, CompetingForest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, format_days
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.files import digest, read_json, write_json
@@ -110,18 +109,16 @@ def trial_folder(out: Path, settings: Sequence[str]) -> Path:
 
 @dataclass(frozen=True)
 class Trial:
-    """One set, trained with some settings and judged beside some baselines, split by split.
+    """One set, trained with some settings and judged beside the baselines, split by split.
 
     Attributes:
         name: Of the set.
         settings: `section.key=value`, beside those of the set.
-        baselines: `evaluation.baselines`.
         out: The folder of finished and interrupted work.
     """
 
     name: str
     settings: tuple[str, ...]
-    baselines: str
     out: Path
 
     @property
@@ -133,7 +130,7 @@ class Trial:
     def judged_by(self) -> EvaluationConfig:
         """Baselines and trials."""
         one = SETS[self.name]
-        changed = {"baselines": self.baselines, "bootstrap": 0}
+        changed = {"baselines": "fast", "bootstrap": 0}
         told = self.study.evaluation.model_dump() | changed | {"tuning_trials": one.tuning_trials}
         return EvaluationConfig.model_validate(told)
 
@@ -319,9 +316,8 @@ def trial_row(
     """The row of a trial in the table of trials."""
     tried = {
         "boosted visits": SETS[name].tuning_trials,
-        CompetingForest.name: len(LEAVES) * len(TIME_PARTS),
+        "landmark Cox": len(RIDGES_PER_EVENT),
     }
-    tried["landmark Cox"] = len(RIDGES_PER_EVENT)
     rivals = [
         f"{model} {value:.4f}" + (f" ({tried[model]})" if model in tried else "")
         for model, value in tuning_means(splits).items()
@@ -390,7 +386,6 @@ def main() -> None:
     )
     parser.add_argument("--splits", type=int, help="instead of the number of each set")
     parser.add_argument("--jobs-seconds", type=float, help="stop after so long; 0 only prints")
-    parser.add_argument("--baselines", default="forest", choices=("fast", "forest", "all"))
     parser.add_argument("--markdown", action="store_true", help="only the tables, without progress")
     parser.add_argument(
         "--summary", action="store_true", help="one short table of all sets, as README has it"
@@ -410,7 +405,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in SETS]:
         parser.error(f"unknown set {unknown[0]}: one of {', '.join(SETS)}")
     keep_freed_memory()
-    trials = [Trial(name, tuple(settings), arguments.baselines, arguments.out) for name in names]
+    trials = [Trial(name, tuple(settings), arguments.out) for name in names]
     if not arguments.markdown and arguments.jobs_seconds != 0:
         work(arguments, trials)
     levels, short = [], []

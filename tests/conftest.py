@@ -52,7 +52,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def _fewer_trees(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the boosting itself is not what is tested, sixty trees are enough of a rival."""
-    if request.path.stem not in ("test_baselines", "test_boosted", "test_landmark_cox", "test_trained_baselines"):
+    if request.path.stem not in ("test_baselines", "test_boosted", "test_landmark_cox"):
         monkeypatch.setitem(boosted._ALWAYS, "max_iter", 60)
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.baselines import boosted, forest, landmark_cox
+from ehrsequencing.baselines import boosted, landmark_cox
 from ehrsequencing.baselines.history import fit_feature_spec
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
-QUICK = ("test_baselines", "test_boosted", "test_landmark_cox", "test_trained_baselines")
+QUICK = ("test_baselines", "test_boosted", "test_landmark_cox")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,5 @@ def _fast_boosting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(room, "fit_feature_spec", partial(fit_feature_spec, max_codes=20))
     quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
     monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
-    monkeypatch.setattr(forest, "TREES", 2)
-    monkeypatch.setattr(forest, "LEAVES", (60,))
     monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
     monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))

@@ -9,11 +9,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.baselines.forest import CompetingForest
+from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
-from ehrsequencing.evaluation.trained_baselines import FLAT
 from ehrsequencing.records.prepare import prepare
 from helpers.command_line import refused
 from helpers.score import Score, first
@@ -84,7 +83,7 @@ def test_a_prepared_set_of_other_records_is_refused_whatever_its_name(
 def test_names_and_files_that_do_not_fit_are_refused(
     frame: pd.DataFrame, scored: Score, sim_data: Path, task_file: Path, tmp_path: Path
 ) -> None:
-    for name in (ORACLE, NETWORK, FLAT, CompetingForest.name):
+    for name in (ORACLE, NETWORK, *BASELINES):
         with pytest.raises(EhrseqError, match="name of another model"):
             scored(frame, name=name)
     with pytest.raises(EhrseqError, match="is no split"):

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from ehrsequencing.serve.app import listener, server
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.security import Access, Limits
-from ehrsequencing.serve.service import LivePage
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,13 @@ class Client:
 def running(
     predictor: Predictor,
     access: Access | None = None,
-    live: LivePage | None = None,
+    explorer: str | None = None,
     *,
     clock: Callable[[], datetime] = datetime.now,
 ) -> Iterator[Client]:
     """A server in a thread of this process."""
     with listener("127.0.0.1", 0) as found:
-        own = server(predictor, access, live, clock=clock)
+        own = server(predictor, access, explorer, clock=clock)
         thread = threading.Thread(target=own.run, kwargs={"sockets": [found]}, daemon=True)
         thread.start()
         while not own.started:

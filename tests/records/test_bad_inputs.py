@@ -165,7 +165,7 @@ CASES = [
          "unknown split", predicts=False),
     # time
     Case(26, "after the extraction", R, insert((1, day(400), "A")), "after the date of extraction", row=14,
-         settings=("data.extracted=2020-12-31",)),
+         settings=("data.extracted=2019-12-31",)),
     Case(27, "year 1850", F, insert((1, dt.datetime(1850, 1, 1), "A")), fixes={"bad_year": 1}, as_clean=True),
     Case(27, "year 9999", F, insert((1, dt.datetime(9999, 12, 31), "A")), fixes={"bad_year": 1}, as_clean=True,
          settings=("data.extracted=2030-01-01",)),

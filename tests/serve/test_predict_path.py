@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,11 +20,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ehrsequencing.prediction.predict import NewRecords, predict
-from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve.predictor import Predictor
-from ehrsequencing.serve.service import live_page
-from helpers.serve import Client, curves, running
+from ehrsequencing.prediction.predict import predict
+from helpers.serve import Client, curves
 from helpers.settings import EXAMPLES
 
 Rows = dict[int, list[dict[str, Any]]]
@@ -166,19 +162,11 @@ REQUESTS = 1 if EXAMPLES < 200 else 200  # to each operation that takes a body, 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 
 
-@pytest.fixture(scope="module")
-def open_client(sim_run: Path, sim_data: Path) -> Iterator[Client]:
-    """A server with the explorer's page, whose free edits are part of the API."""
-    live = live_page(NewRecords(Run(sim_run), sim_data), what_if=False)
-    with running(Predictor(live.explorer.run), live=live) as found:
-        yield found
-
-
-def test_requests_of_the_description_never_fail(open_client: Client) -> None:
+def test_requests_of_the_description_never_fail(client: Client) -> None:
     """A few of each operation, valid ones and others; two thousand in all with `make test-all`."""
-    schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{open_client.port}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{client.port}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert {operation.path for operation in operations} >= {"/predict", "/edit", "/cds-services", "/version"}
+    assert {operation.path for operation in operations} >= {"/predict", "/cds-services", "/version"}
     for operation in operations:
         takes_a_body = operation.method.upper() == "POST"
         for mode in schemathesis.GenerationMode:

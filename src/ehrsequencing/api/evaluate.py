@@ -55,7 +55,7 @@ def evaluate(
     Args:
         run: A run, or its folder.
         bootstrap: Resamples of subjects for the intervals; default: the run's setting.
-        baselines: `fast`, `forest`, `all` or `none`.
+        baselines: `fast` or `none`.
         split: `held_out`, `tuning` or `train`.
         data: Other MEDS data that the model has never seen (a folder or a frame): external validation. With `splits`:
             the folder of the run's own records, if it has moved.

@@ -14,11 +14,9 @@ from sklearn.linear_model import PoissonRegressor
 
 from ehrsequencing.baselines.base import Baseline, FittingData, HazardBaseline, kind_of
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest
 from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import cohort_hazards, exposure
@@ -179,7 +177,6 @@ class Recalibrated(HazardBaseline):
 
 BASELINES = (
     BoostedVisits.name,
-    CompetingForest.name,
     LandmarkCox.name,
     AgeAndSex.name,
     MarginalIncidence.name,
@@ -200,11 +197,10 @@ class Fitted:
 
 
 def fit_baselines(
-    kind: Literal["fast", "forest", "all", "none"],
+    kind: Literal["fast", "none"],
     data: FittingData,
     *,
     trials: int | None = None,
-    more: Mapping[str, Callable[[], Baseline]] | None = None,
     known: Mapping[str, Baseline] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Fitted]:
@@ -214,39 +210,19 @@ def fit_baselines(
     it is, the cohort's own incidence.
 
     Args:
-        kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `forest`: also the competing-risk forest.
-            `all`: also the forest (where its library is installed: `what_is_missing`) and those of `more`. `none`:
-            nothing.
+        kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `none`: nothing.
         data: What to fit. Tuning subjects choose the boosting's settings and length, the ridge, and the strongest.
         trials: Settings that were tried for the run; the boosting tries as many. None: one.
-        more: Other baselines by name, and how to get them; only `all` asks for them.
         known: Baselines by name that were fitted to this very data with these settings, and are not fitted again.
         progress: Called with the name and number of each baseline before it is fitted.
-
-    Raises:
-        EhrseqError: `all` without `more`, or `forest` without scikit-survival.
     """
     if kind == "none":
         return []
-    if kind == "forest" and not has_forest():
-        what = "scikit-survival is not installed"
-        raise EhrseqError(what, where=CompetingForest.name, fix=INSTALL)
     fits: dict[str, Callable[[], Baseline]] = {
-        BoostedVisits.name: partial(BoostedVisits.fit, data, trials=trials or 1)
-    }
-    if kind in ("forest", "all") and has_forest():
-        fits[CompetingForest.name] = partial(CompetingForest, data)
-    if kind == "all":
-        if more is None:
-            fix = "evaluate a run whose prepared set is still there, or use --baselines fast"
-            raise EhrseqError(
-                "flat BEHRT needs the run's own data",
-                where="evaluation.baselines=all",
-                fix=fix,
-            )
-        fits |= more
-    fits |= {
-        model.name: partial(model, data) for model in (LandmarkCox, AgeAndSex, MarginalIncidence)
+        BoostedVisits.name: partial(BoostedVisits.fit, data, trials=trials or 1),
+        LandmarkCox.name: partial(LandmarkCox, data),
+        AgeAndSex.name: partial(AgeAndSex, data),
+        MarginalIncidence.name: partial(MarginalIncidence, data),
     }
     out: list[Fitted] = []
     every = np.arange(len(data.tuning))
@@ -259,12 +235,3 @@ def fit_baselines(
         nll = float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
         out.append(Fitted(model, nll))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)
-
-
-def what_is_missing(kind: str) -> str | None:
-    """What `all` leaves out, as a line for the user; None where nothing is."""
-    if kind != "all" or has_forest():
-        return None
-    return (
-        f"There is no {CompetingForest.name}, because scikit-survival is not installed ({INSTALL})."
-    )

@@ -40,9 +40,7 @@ def evaluate(
         str, typer.Option("--split", hidden=True, help="train, tuning or held_out")
     ] = "held_out",
     prepared: MovedSet = None,
-    baselines: Annotated[
-        str | None, typer.Option("--baselines", help="fast, forest, all or none")
-    ] = None,
+    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
     data: Annotated[
         Path | None,
         typer.Option(

@@ -12,7 +12,6 @@ from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
     from ehrsequencing.prediction.run import Run
-    from ehrsequencing.serve.service import LivePage
 
 
 def serve(
@@ -61,7 +60,7 @@ def serve(
         typer.Option(
             "--what-if/--no-what-if",
             hidden=True,
-            help="Strike each code and each visit in advance, for tables",
+            help="Compute the risk without each code and each visit",
         ),
     ] = True,
     force: Force = False,
@@ -74,7 +73,7 @@ def serve(
 ) -> None:
     """Answer requests for risks over HTTP: MEDS rows, CDS Hooks.
 
-    With DATA it also shows the explorer, as a page on which any codes and visits may be struck.
+    With DATA it also shows the explorer's page.
     Listens on this machine only, unless --host says otherwise. Keeps nothing of a request. Stop it with Ctrl-C.
     """
     keep_freed_memory()
@@ -85,7 +84,6 @@ def serve(
         raise EhrseqError(f"needs {error.name}", where="ehrseq serve", fix=fix) from error
     from ehrsequencing.api.predictions import days_of
     from ehrsequencing.serve.security import Limits
-    from ehrsequencing.serve.service import live_page
 
     limits = Limits(
         body_bytes=max_body * 2**20,
@@ -97,24 +95,20 @@ def serve(
     open_run(run)
     started: list[str] = []
 
-    def live(found: "Run") -> "LivePage | None":
+    def explorer(found: "Run") -> str | None:
         if data is None or not page:
             return None
         if found.is_visit_head:
             note("note: the visit head has no risk curves, so there is no explorer")
             return None
+        from ehrsequencing.explorer import ExplorerSettings, collect
+        from ehrsequencing.explorer import page as page_of
         from ehrsequencing.prediction.predict import NewRecords
 
+        settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrate)
         with bar("reading the patients") as tick:
             records = NewRecords(found, data)
-            return live_page(
-                records,
-                recalibrated=recalibrate,
-                what_if=what_if,
-                force=force,
-                progress=tick,
-                say=note,
-            )
+            return page_of(collect(records, settings, force=force, progress=tick, say=note))
 
     def on_start(url: str) -> None:
         started.append(url)
@@ -131,7 +125,7 @@ def serve(
         names=tuple(allow_host or ()),
         recalibrated=recalibrate,
         limits=limits,
-        live=live,
+        explorer=explorer,
         on_start=on_start,
     )
     finish(wrote={}, then=["predict", run, data or "DATA"], result={"url": started[0]})

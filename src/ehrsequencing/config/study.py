@@ -111,8 +111,8 @@ class TransferConfig(Settings):
 class EvaluationConfig(Settings):
     """How a run is evaluated."""
 
-    # forest: also a competing-risk forest; all: also that and flat BEHRT, trained with the run's settings
-    baselines: Literal["fast", "forest", "all", "none"] = "fast"
+    # fast: boosted visits, landmark Cox, age + sex, Aalen–Johansen
+    baselines: Literal["fast", "none"] = "fast"
     bootstrap: int = Field(default=500, ge=0)  # resamples of subjects, for the intervals
     # of all that is drawn: resamples, subjects, baselines
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
+from ehrsequencing.baselines.fit import Fitted, fit_baselines
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
@@ -59,7 +59,6 @@ from ehrsequencing.evaluation.trained_baselines import (
     known_baselines,
     likelihood_of_parts,
     parts_alone,
-    rivals_of,
 )
 from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
@@ -133,12 +132,10 @@ class Evaluation:
     def _sources(self, progress: Say) -> list[RiskSource]:
         """Ours; baselines, strongest first; the parts of a blend that are none of them; others; the truth."""
         if self.prepared is not None:
-            self.warnings += filter(None, [what_is_missing(self.settings.baselines)])
             self.fitted = fit_baselines(
                 self.settings.baselines,
                 self._fitting_data,
                 trials=self.trials,
-                more=rivals_of(self.run, self.prepared),
                 known=known_baselines(self.run, seed=self.settings.seed, trials=self.trials),
                 progress=lambda name: progress(f"baseline: {name}"),
             )

@@ -40,7 +40,6 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, RowFinder, drawn_subjects, people
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.risk_source import FileRisks
-from ehrsequencing.evaluation.trained_baselines import FLAT
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import SUFFIXES, RiskTable, read_predictions
 from ehrsequencing.records.prepare import prepare, require_made_of
@@ -327,7 +326,7 @@ def _stem(predictions: Path) -> str:
 
 def _require_own_names(names: Sequence[str]) -> None:
     for number, name in enumerate(names):
-        if not name.strip() or name in (NETWORK, ORACLE, FLAT, *BASELINES, *names[:number]):
+        if not name.strip() or name in (NETWORK, ORACLE, *BASELINES, *names[:number]):
             what = f"{name!r} is the name of another model of the report"
             raise EhrseqError(what, where="--name", fix="choose another")
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Floats32
-from ehrsequencing.explain import Edit
 from ehrsequencing.explorer.codes import (
     Removals,
     ShownCodes,
-    edit_of,
     removed_risks,
     shown_codes,
     single_removals,
@@ -54,15 +52,6 @@ class Explorer:
     removals: Removals | None = None
     removed: Floats32 | None = None
     latest_only: bool = False
-
-    def edit(self, patient: int, targets: list[int]) -> Edit:
-        """What is struck from the record of a patient of the page.
-
-        Args:
-            patient: The number of the patient on the page, from 0.
-            targets: Shown codes by their numbers; visits by the number of shown codes + theirs.
-        """
-        return edit_of(targets, self.codes_of(patient), len(self.shown.names))
 
     def codes_of(self, patient: int) -> dict[int, list[str]]:
         """The codes of the data behind each shown code that a patient has in a visit."""

@@ -193,26 +193,17 @@ def write_page(explorer: Explorer, out: Path, *, overwrite: bool = False) -> Non
         temporary.write_bytes(page(explorer).encode())
 
 
-def page(explorer: Explorer, *, live: str | None = None) -> str:
-    """The page of an explorer as a string of HTML.
-
-    Args:
-        explorer: What it shows.
-        live: Address on the page's own server that answers free edits; None in a file, which asks nobody. The page
-            sends it `{"patient": number, "codes": [shown codes], "visits": [numbers]}` and expects
-            `{"risk": [prediction time][cause][horizon]}`, which `explain.edited_risks` gives for `Explorer.edit`.
-    """
+def page(explorer: Explorer) -> str:
+    """The page of an explorer as a string of HTML, which asks nobody."""
     blocks = _blocks(explorer)
-    about = _about(explorer, live) | {
-        "blocks": {name: listed for name, (listed, _) in blocks.items()}
-    }
+    about = _about(explorer) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
     templates = _environment()
     script = "\n".join(_source(name) for name in MODULE)
     style = templates.get_template("explorer.css.jinja").render()
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
-    policy += f"connect-src {chr(39)}self{chr(39)}; " if live else ""
     return templates.get_template("explorer.html.jinja").render(
         about=about,
         about_json=Markup(
@@ -220,7 +211,7 @@ def page(explorer: Explorer, *, live: str | None = None) -> str:
         ),
         blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
         keys=KEYS,
-        policy=policy + "base-uri 'none'; form-action 'none'",
+        policy=policy,
         script=Markup(script),
         style=Markup(style),
         terms=TERMS,
@@ -253,7 +244,7 @@ def _clean(text: str) -> str:
     return _NOT_TEXT.sub("�", text)
 
 
-def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
+def _about(explorer: Explorer) -> dict[str, Any]:
     """What the page knows beside its arrays."""
     run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
     codes = [
@@ -289,13 +280,9 @@ def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
         "oldest": OLDEST,
         "not_known": NOT_KNOWN,
         "edits": None if explorer.removals is None else "latest" if explorer.latest_only else "all",
-        "live": live,
-        "serve": "ehrseq serve",
         "audit": audit_words(run.folder),
         "note": note(explorer),
-        "made": f"Made by ehrsequencing {__version__}. The page loads nothing and sends nothing."
-        if live is None
-        else f"Made by ehrsequencing {__version__}. The page sends edits to its own server only.",
+        "made": f"Made by ehrsequencing {__version__}. The page loads nothing and sends nothing.",
     }
 
 

@@ -35,7 +35,7 @@ from ehrsequencing.serve.schemas import (
     problem_of_validation,
 )
 from ehrsequencing.serve.security import Access, Limits, access_to, bearer, guard
-from ehrsequencing.serve.service import LivePage, Service
+from ehrsequencing.serve.service import Service
 
 IDLE_SECONDS = 5  # after which a connection without a whole head of a request is closed
 DRAIN_SECONDS = 5  # that open requests have to end when the server stops
@@ -65,7 +65,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 def create_app(
     predictor: Predictor,
     access: Access | None = None,
-    live: LivePage | None = None,
+    explorer: str | None = None,
     *,
     clock: Callable[[], datetime] = datetime.now,
 ) -> FastAPI:
@@ -74,7 +74,7 @@ def create_app(
     Args:
         predictor: Answers; the application gives it a thread.
         access: Who may ask; default: this machine, without a token.
-        live: The explorer's page, if it is served.
+        explorer: The explorer's page, if it is served.
         clock: Gives the present moment, by which a card tells how old a record is.
     """
     service = Service(predictor, (*_PATHS, *cds_hooks.PATHS, *page.PATHS), clock)
@@ -97,7 +97,7 @@ def create_app(
     )
     _add_own_paths(app, service)
     app.include_router(cds_hooks.router(service))
-    app.include_router(page.landing(service) if live is None else page.router(service, live))
+    app.include_router(page.landing(service) if explorer is None else page.router(explorer))
     _answer_errors(app)
     guard(app, allowed, service.count_request)
     return app
@@ -227,7 +227,7 @@ class Connection(H11Protocol):
 def server(
     predictor: Predictor,
     access: Access | None = None,
-    live: LivePage | None = None,
+    explorer: str | None = None,
     *,
     clock: Callable[[], datetime] = datetime.now,
 ) -> uvicorn.Server:
@@ -236,7 +236,7 @@ def server(
     It writes no access log, and trusts no header of a proxy.
     """
     config = uvicorn.Config(
-        create_app(predictor, access, live, clock=clock),
+        create_app(predictor, access, explorer, clock=clock),
         http=Connection,
         access_log=False,
         log_level="warning",
@@ -263,7 +263,7 @@ def serve(
     names: tuple[str, ...] = (),
     recalibrated: bool = False,
     limits: Limits | None = None,
-    live: Callable[[Run], LivePage | None] = lambda _: None,
+    explorer: Callable[[Run], str | None] = lambda _: None,
     on_start: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve a run until the process is interrupted.
@@ -277,7 +277,7 @@ def serve(
         names: Further host names under which clients address the server.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         limits: Of one request.
-        live: Makes the explorer's page, where it is served.
+        explorer: Makes the explorer's page, where it is served.
         on_start: Called with the URL once the server listens.
 
     Raises:
@@ -287,7 +287,7 @@ def serve(
     run = Run(run_folder)
     predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
     with listener(host, port) as found:
-        running = server(predictor, allowed, live(run))
+        running = server(predictor, allowed, explorer(run))
         shown = f"[{host}]" if ":" in host else host
         gc.collect()
         gc.freeze()  # what is loaded by now stays: later collections need not look at it, and pause no request

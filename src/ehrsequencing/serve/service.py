@@ -3,24 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-import numpy as np
 import prometheus_client as prometheus
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from ehrsequencing.explain import SubjectRecord, edited_risks, subject_records
-from ehrsequencing.explorer.collect import Explorer, Tick, collect
-from ehrsequencing.explorer.page import page
-from ehrsequencing.explorer.patients import ExplorerSettings
-from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.security import COOKIE, Limits
@@ -188,89 +181,10 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# ---- the explorer's page, and its free edits: `GET /` and `POST /edit` ---------------------------
+# ---- the page of the server: `GET /` -------------------------------------------------------------
 
 
-PATHS = ("/", "/edit")
-Number = Annotated[int, Field(ge=0, lt=2**31)]
-MOST_STRUCK = 1_000  # codes, and as many visits
-
-
-class EditRequest(BaseModel):
-    """A patient of the page, and what is struck from the record."""
-
-    model_config = ConfigDict(extra="forbid")
-    patient: Number = Field(description="The number of the patient on the page")
-    codes: list[Number] = Field(
-        default=[], max_length=MOST_STRUCK, description="Numbers of codes, as on the page"
-    )
-    visits: list[Number] = Field(
-        default=[], max_length=MOST_STRUCK, description="Numbers of visits, from 0"
-    )
-
-
-class EditResponse(BaseModel):
-    """Risks of the edited record."""
-
-    risk: list[list[list[float]]] = Field(description="[prediction time][cause][horizon]")
-
-
-@dataclass(frozen=True)
-class LivePage:
-    """The page of a data set, and the records of its patients, by their numbers on the page."""
-
-    explorer: Explorer
-    html: str
-    records: tuple[SubjectRecord, ...]
-
-    def edited(self, request: EditRequest) -> list[list[list[float]]]:
-        """Risks of an edited record at every prediction time; only the model's thread may ask.
-
-        Raises:
-            Problem: The page has no such patient, or the patient no such code or visit.
-        """
-        if request.patient >= len(self.records):
-            raise Problem(422, "the page has no such patient", where="patient")
-        record, own = self.records[request.patient], self.explorer.codes_of(request.patient)
-        if not own.keys() >= set(request.codes) or any(
-            visit >= record.n_visits for visit in request.visits
-        ):
-            raise Problem(422, "the patient has no such code or visit", where="codes, visits")
-        n_shown = len(self.explorer.shown.names)
-        edit = self.explorer.edit(
-            request.patient, [*request.codes, *(n_shown + visit for visit in request.visits)]
-        )
-        run, recalibrated = self.explorer.run, self.explorer.settings.recalibrated
-        risks: list[list[list[float]]] = (
-            edited_risks(run, record, [edit], recalibrated=recalibrated)[0]
-            .astype(np.float64)
-            .tolist()
-        )
-        return risks
-
-
-def live_page(
-    records: NewRecords,
-    *,
-    recalibrated: bool = False,
-    what_if: bool = True,
-    force: bool = False,
-    progress: Tick | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> LivePage:
-    """The page of a run and a data set.
-
-    Raises:
-        EhrseqError: As of `collect`.
-    """
-    settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrated)
-    explorer = collect(records, settings, force=force, progress=progress, say=say)
-    subjects = explorer.gathered.patients.subject_id.tolist()
-    found = {one.subject_id: one for one in subject_records(records, set(subjects))}
-    own = tuple(found[subject] for subject in subjects)
-    return LivePage(explorer, page(explorer, live="edit"), own)
-
-
+PATHS = ("/",)
 _LANDING = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>ehrsequencing: {task}</title>
@@ -301,23 +215,18 @@ def landing(service: Service) -> APIRouter:
     return routes
 
 
-def router(service: Service, live: LivePage) -> APIRouter:
-    """The paths of the page."""
+def router(html: str) -> APIRouter:
+    """The explorer's page, which says by itself what it may load."""
     routes = APIRouter()
-    body = live.html.encode()
+    body = html.encode()
 
     @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show(token: str | None = None) -> Response:
-        """The explorer. The page says by itself what it may load; a token in the address moves into a cookie."""
+        """The explorer. A token in the address moves into a cookie."""
         if token is not None:
             moved = RedirectResponse("/", status_code=303)
             moved.set_cookie(COOKIE, quote(token), httponly=True, samesite="strict")
             return moved
         return HTMLResponse(body, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
-    def edit(request: EditRequest) -> EditResponse:
-        """The risks of a patient of the page without some codes or visits."""
-        return EditResponse(risk=live.edited(request))
-
-    service.post(routes, "/edit", EditRequest, edit, reply=EditResponse)
     return routes

@@ -33,7 +33,6 @@ function selectTime(time) {
 
 function refreshTime() {
   if (state.patient < 0) return;
-  askServer();
   drawPatient();
   drawEdit();
   drawWhatIf();

@@ -1,20 +1,13 @@
-// What if: strike a code or a visit through, and the curve moves. One removal is answered by the file, several by
-// `ehrseq serve` where the page comes from it. Elsewhere several are the sum of the single answers, which is said.
+// What if: strike a code or a visit through, and the curve moves. The page holds the answers of single removals;
+// several are the sum of the single answers, which is said.
 
 const MOST_SHOWN = 60;
 const codeCount = about.codes.length;
-const live = { key: "", risk: null, failed: "" }; // the last answer of the server: (rows, causes, horizons)
 
-const editKey = () => `${state.patient} ${[...state.struck].sort((a, b) => a - b).join(",")}`;
-
-/** Risks [cause][horizon] without what is struck at a prediction time; null where nobody has answered. */
+/** Risks [cause][horizon] without what is struck at a prediction time; null where the page does not hold it. */
 function struckAt(row) {
   if (!state.struck.size) return null;
-  if (state.struck.size === 1) {
-    const found = removedRisk(state.patient, [...state.struck][0], row);
-    if (found) return found;
-  }
-  if (about.live) return live.key === editKey() && live.risk ? live.risk[row - data.row_offsets[state.patient]] : null;
+  if (state.struck.size === 1) return removedRisk(state.patient, [...state.struck][0], row);
   return summedRisk(row);
 }
 
@@ -30,24 +23,6 @@ function summedRisk(row) {
   }));
 }
 const struckRisk = () => struckAt(rowNow());
-
-/** Ask the server about the edits; the page is drawn again when it has answered. */
-async function askServer() {
-  const key = editKey();
-  if (!about.live || !state.struck.size || live.key === key) return;
-  Object.assign(live, { key, risk: null, failed: "" });
-  const targets = [...state.struck];
-  const body = { patient: state.patient, codes: targets.filter((t) => t < codeCount), visits: targets.filter((t) => t >= codeCount).map((t) => t - codeCount) };
-  try {
-    const answer = await fetch(about.live, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-    const { risk } = await answer.json();
-    if (live.key === key) live.risk = risk;
-  } catch (error) {
-    if (live.key === key) live.failed = error.message;
-  }
-  if (live.key === key) refreshEdit();
-}
 
 // ---- what can be struck --------------------------------------------------------------------------------------------
 
@@ -165,7 +140,6 @@ function clearEdits() {
 }
 
 function refreshEdit() {
-  askServer();
   drawEdit();
   drawWhatIf();
   drawTimeline();
@@ -182,22 +156,20 @@ function drawEdit() {
   if (!state.struck.size) return box.replaceChildren(el("p", { class: "muted" }, "Choose a code or a visit to strike it through."));
   const names = [...state.struck].map(targetWords).join(", ");
   if (!struck) return box.replaceChildren(el("p", {}, el("s", {}, shortened(names, 200)), " ", unanswered()));
-  const without = struck[state.cause][state.horizon], why = unlikeness(), isSum = !about.live && state.struck.size > 1;
+  const without = struck[state.cause][state.horizon], why = unlikeness(), isSum = state.struck.size > 1;
   box.classList.toggle("unlike", Boolean(why));
   box.replaceChildren(
     el("p", {}, el("s", {}, shortened(names, 200)), ` add${state.struck.size > 1 ? "" : "s"} ${isSum ? "about " : ""}`, changeMark(risk - without),
       ` points to the risk within ${horizonWords()}: ${percent(risk)} with, `, el("b", {}, percent(without)), " without."),
-    isSum && el("p", { class: "why" }, `This adds what each does alone. Codes that act together differ: ${about.serve} computes it.`),
+    isSum && el("p", { class: "why" }, "This adds what each does alone. Codes that act together differ."),
     why && el("p", { class: "why" }, `Read with caution: the edited record is unlike any seen, since ${why}.`),
   );
 }
 
 function unanswered() {
-  if (live.failed) return `The server did not answer: ${live.failed}.`;
-  if (about.live) return "The server is computing …";
   if (about.edits === "latest" && rowNow() !== data.row_offsets[state.patient + 1] - 1)
-    return `This file holds what-if answers at each patient's latest prediction only. ${about.serve} answers at every time.`;
-  return `This file does not hold the answer. ${about.serve} answers every edit.`;
+    return "This page holds what-if answers at each patient's latest prediction only.";
+  return "This page does not hold the answer.";
 }
 
 /** The trajectory without what is struck, where it is known. */
@@ -236,5 +208,5 @@ function drawMoved() {
   const rows = (found.rows ?? []).map(([name, points]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, changeMark(points))));
   const head = el("tr", {}, el("th", { scope: "col" }, "What"), el("th", { scope: "col" }, "Points"));
   box.replaceChildren(el("table", { class: "moves" }, el("thead", {}, head), el("tbody", {}, rows, sum)),
-    found.rows ? null ?? "" : el("p", { class: "muted" }, `This file splits the change at each patient's latest prediction only. ${about.serve} does at every time.`));
+    found.rows ? null ?? "" : el("p", { class: "muted" }, "This page splits the change at each patient's latest prediction only."));
 }

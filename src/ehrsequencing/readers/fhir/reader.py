@@ -29,8 +29,8 @@ from ehrsequencing.readers.fhir.elements import (
     kind_of,
     texts,
 )
-from ehrsequencing.readers.fhir.known import Row
-from ehrsequencing.readers.fhir.mapping import EVENTS, UNCODED, rows_inside, rows_of
+from ehrsequencing.readers.fhir.known import UNCODED, Row
+from ehrsequencing.readers.fhir.mapping import EVENTS, rows_inside, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
 from ehrsequencing.readers.import_report import (
     FATES,
