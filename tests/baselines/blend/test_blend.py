@@ -240,7 +240,7 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
     assert list(risks) == [*likelihoods]
     assert {"boosted visits", "landmark Cox", "network alone"} < set(risks)
     assert list(risks).index("network alone") > list(risks).index("landmark Cox")
-    np.testing.assert_allclose(likelihoods["ehrsequencing"], made.nll(records))
+    np.testing.assert_allclose(likelihoods["ehrsequencing"], made.answers.nll(records))
     np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records))
     assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
 
