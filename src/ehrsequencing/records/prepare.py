@@ -176,7 +176,7 @@ def _made_of(work: "ShardWork", surveyed: "Survey[Any] | None" = None) -> dict[s
     settings = work.study.model_dump(mode="json", include=SECTIONS)
     return made_of(
         records=found.days.content,
-        parents_of_codes=work.parents,
+        parents_of_codes=sorted(work.parents.items()),  # as one part: its keys are codes
         splits_of_subjects=hash_u64(ids.view(np.uint64) ^ split.astype(np.uint64)).sum().item(),
         index_files=[sha256(path) for path in _index_files(work.tasks)],
         tasks=list(tasks),
