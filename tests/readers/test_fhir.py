@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
+from ehrsequencing.readers.fhir import files as fhir_files
 from ehrsequencing.readers.fhir import import_fhir, read_bundle
-from ehrsequencing.readers.fhir import reader as fhir_reader
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import subject_ids
 from helpers.command_line import ehrseq, refused
@@ -277,7 +277,7 @@ def test_lines_that_are_no_json_and_unknown_types_are_counted(tmp_path: Path) ->
 def test_a_line_that_is_too_long_is_counted_in_parts_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fhir_reader, "LONGEST_LINE", 2_000)
+    monkeypatch.setattr(fhir_files, "LONGEST_LINE", 2_000)
     huge = json.dumps({"resourceType": "DocumentReference", "text": "x" * 9_000})
     lines = [json.dumps(r) for r in RECORDS]
     (tmp_path / "fhir").mkdir()

@@ -3,13 +3,8 @@
 Every resource is counted under its type, and every cell that is read.
 """
 
-import codecs
-import gzip
-import json
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta, tzinfo
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.readers.cells import parse_times
 from ehrsequencing.readers.cleaning_rules import cleaned
 from ehrsequencing.readers.fhir.elements import (
@@ -29,6 +22,7 @@ from ehrsequencing.readers.fhir.elements import (
     kind_of,
     texts,
 )
+from ehrsequencing.readers.fhir.files import fhir_files
 from ehrsequencing.readers.fhir.known import UNCODED, Row
 from ehrsequencing.readers.fhir.mapping import EVENTS, rows_inside, rows_of
 from ehrsequencing.readers.fhir.survey import LOST, Survey, refuse_other_release, survey
@@ -52,14 +46,10 @@ from ehrsequencing.readers.rows import (
 )
 
 BLOCK = 5_000  # rows that are Python objects at once
-LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which can be read
 # the table under which JSON without a resource type, and what is no JSON, is counted
 UNTYPED = "unreadable"
 # an import that loses all of these is refused
 _ESSENTIAL = ("Patient", "Encounter", "Condition", "Observation")
-_LINES = (".ndjson", ".jsonl")
-_BAD = (OSError, EOFError, zlib.error, ValueError, RecursionError)
-_FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
 _CLOCKS = {"utc": r"T.*(Z|[+-]00:?00)$", "local": r"T.*[+-](0[1-9]|1\d|00:?[1-9])"}
 _COLUMNS = ("kind", "source", *Row._fields)
 _TYPES = {
@@ -153,95 +143,6 @@ def read_bundle(
     rows = conformed(rows, rows_schema(pa.string()), report)
     rows = cleaned(rows.filter(pc.not_equal(rows["role"], UNUSABLE)), report)
     return rows.set_column(2, "code", rows["code"].cast(pa.string())), report
-
-
-# ---- files ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class FhirFile:
-    """One file of a source."""
-
-    path: Path
-    is_lines: bool  # one resource a line, else one document
-    where: str  # for errors: many exports name a document after its patient, so that its name is not said
-    bad_lines: list[int] = field(default_factory=list)  # that are no JSON, or too long
-
-    def entries(self) -> Iterator[Entry]:
-        """The entries in the file's order.
-
-        Raises:
-            EhrseqError: The file cannot be read, or a document is no JSON.
-        """
-        self.bad_lines = []
-        try:
-            if self.is_lines:
-                yield from self._of_lines()
-            else:
-                yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
-        except _BAD as error:
-            kind = "one resource a line" if self.is_lines else "JSON"
-            raise EhrseqError(
-                "cannot be read",
-                where=self.where,
-                fix=f"check that the file is whole, and holds {kind} in UTF-8",
-            ) from error
-
-    def _of_lines(self) -> Iterator[Entry]:
-        with _opened(self.path) as file:
-            lines = iter(lambda: file.readline(LONGEST_LINE), b"")
-            for number, line in enumerate(lines, start=1):
-                if line.isspace():
-                    continue
-                try:
-                    document = json.loads(line.removeprefix(codecs.BOM_UTF8))
-                except (ValueError, RecursionError):
-                    self.bad_lines.append(number)
-                    yield Entry(None, is_there=False)
-                    continue
-                is_resource = isinstance(document, dict)
-                yield from entries_of(document) if is_resource else [Entry(document)]
-
-
-def _opened(path: Path) -> Any:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb")
-
-
-def fhir_files(source: Path) -> list[FhirFile]:
-    """The files of a folder, also of folders in it, or a single one.
-
-    Raises:
-        EhrseqError: No file is there.
-    """
-    found = sorted(source.rglob("*")) if source.is_dir() else [source]
-    found = [path for path in found if path.is_file() and _suffix(path) in (*_LINES, ".json")]
-    if not found:
-        raise EhrseqError(
-            "holds no .ndjson and no .json file" if source.exists() else "does not exist",
-            where=str(source),
-            fix=_FIX,
-        )
-    files = []
-    for number, path in enumerate(found, start=1):
-        is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)
-        unnamed = f"{source}, file {number} of {len(found)} in order of their names"
-        files.append(FhirFile(path, is_lines, str(path) if is_lines else unnamed))
-    return files
-
-
-def _suffix(path: Path) -> str:
-    is_hidden = path.name.startswith(".")
-    return "" if is_hidden else Path(path.name.lower().removesuffix(".gz")).suffix
-
-
-def _is_json_of_lines(path: Path) -> bool:
-    """Whether a `.json` file holds one resource a line, as some servers call NDJSON."""
-    try:
-        with _opened(path) as file:
-            first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
-        return bool(second.strip()) and kind_of(json.loads(first)) is not None
-    except _BAD:
-        return False
 
 
 # ---- resources → rows ----------------------------------------------------------------------------

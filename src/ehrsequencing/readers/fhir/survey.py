@@ -115,7 +115,10 @@ def survey(
     seen = array("q")
     # order, table, name and value of `_links`, with the server and the place of who says so
     links: list[tuple[int, str, str, Any, str, int]] = []
-    people = dict[str, tuple[str | None, str | None, str]]()  # birth, sex and file
+    people = dict[str, tuple[str | None, str | None, str, str]]()  # birth, sex, server and file
+    conflicts = list[
+        tuple[str, str, str, str]
+    ]()  # servers and files of an id with two births and sexes
     place = -1
     entries = ((where, entry) for where, inside in files for entry in inside)
     for place, (where, entry) in enumerate(entries):
@@ -126,19 +129,22 @@ def survey(
             is_part = "SUBSETTED" in texts(entry.resource, "meta.tag.code")
             state = 2 - is_part if entry.is_there else 0
             seen.extend((key, server, *_version(entry), place, state))
-            if kind == "Patient" and entry.is_there and not entry.server:
+            if kind == "Patient" and entry.is_there:
                 birth, sex = (text(entry.resource, name) for name in ("birthDate", "gender"))
-                other = people.setdefault(own, (birth, sex, where))
+                other = people.setdefault(own, (birth, sex, entry.server, where))
                 if birth and other[0] not in (None, birth) and {sex, other[1]} == _SEXES:
-                    raise EhrseqError(
-                        "one Patient id has two births and two sexes: these are two people",
-                        where=" and ".join(dict.fromkeys((other[2], where))),
-                        fix="import the files of each hospital by themselves, or make the ids differ",
-                    )
+                    conflicts.append((other[2], entry.server, other[3], where))
             if entry.is_there:
                 found = _links(entry.resource, kind, own)
                 links += [(*link, entry.server, place) for link in found]
     several = len(servers.keys() - {""}) > 1
+    for one, other_server, first, second in conflicts:
+        if not several or one == other_server:
+            raise EhrseqError(
+                "one Patient id has two births and two sexes: these are two people",
+                where=" and ".join(dict.fromkeys((first, second))),
+                fix="import the files of each hospital by themselves, or make the ids differ",
+            )
     lost, newer_parts = _lost(np.frombuffer(seen, np.int64).reshape(-1, 6), place + 1, several)
     wholes = {value for _, table, _, value, *_ in links if table == "wholes"}
     links = [link for link in links if link[1] != "classes" or link[2] in wholes]
