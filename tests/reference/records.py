@@ -137,6 +137,8 @@ class Records(VisitRecords):
         ends, starts = self.marks(subject, task)
         if not starts:
             return not ends or index <= max(ends)
+        if index in starts:
+            return True
         day = index // DAY_US
         for start in starts:
             is_date = index % DAY_US == 0 or start % DAY_US == DAY_US - 1_000_000

@@ -362,7 +362,7 @@ def are_observed(record: Record, ends: Bools, begins: Bools, owner: Ints, moment
     """Which indexes lie in a time under observation, whatever comes later.
 
     Ends without any start are marks: somebody is under observation until the last of them. A period goes from a start
-    to the next end, that instant included, or on if none follows; an end before any start ends a period that began
+    to the next end, both instants included, or on if none follows; an end before any start ends a period that began
     before the record. Where the start or the index is a date, the day decides.
 
     Args:
@@ -383,7 +383,7 @@ def are_observed(record: Record, ends: Bools, begins: Bools, owner: Ints, moment
     end_us = next_of(record.subject[ends], time_us[ends], owner, moment_us)[1]
     start_us = next_of(record.subject[begins], time_us[begins], owner, moment_us)[1]
     is_date = (start_us % DAY_US == DAY_US - SECOND_US) | (moment_us % DAY_US == 0)
-    by_day = is_date & (start_us // DAY_US == moment_us // DAY_US)
+    begins_now = (start_us == moment_us) | (is_date & (start_us // DAY_US == moment_us // DAY_US))
 
     rows = np.flatnonzero(ends | begins)
     columns = np.stack([record.subject[rows], time_us[rows], begins[rows]])
@@ -395,5 +395,5 @@ def are_observed(record: Record, ends: Bools, begins: Bools, owner: Ints, moment
     before, first = count_at_or_before(subject, at_us + 1 - is_start, owner, moment_us)
     last = np.append(is_start, 0)[first + before - 1] == 1
     ends_next = (before == 0) & (end_us < start_us)
-    is_inside = np.where(before > 0, last, ends_next) | by_day
+    is_inside = np.where(before > 0, last, ends_next) | begins_now
     return np.asarray(np.where(has_start, is_inside, ~has_end | (end_us != NEVER)))
