@@ -10,7 +10,8 @@
 #              fhir.resources  "1980" stays
 #            fhirclient keeps the text for writing only (as_json gives "1980").
 # Matters:   years alone are common where records were de-identified. Ages come out half a year too high on
-#            average, and a diagnosis dated to the year falls before every visit of that year. Look at the length of the text before you parse it.
+#            average, and a diagnosis dated to the year falls before every visit of that year. Look at the length
+#            of the text before you parse it.
 # Date:      2026-11-27
 set -euo pipefail
 dir=$(mktemp -d)

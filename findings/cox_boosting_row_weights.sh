@@ -65,7 +65,7 @@ for fit in (with_catboost, with_scikit_survival, with_xgboost):
     print(f"{name:15}  weight 0 {ratio[name][0]:6.3f} | taken out {ratio[name][1]:6.3f} | every row {ratio[name][2]:6.3f}",
           f"| largest score {largest[name][0]:.1f} and {largest[name][1]:.1f}")
 for name, (weighted, taken_out, unweighted) in ratio.items():
-    assert abs(taken_out + 0.813) < 0.002 and abs(unweighted - 0.187) < 0.002, f"{name}: the fits without weights changed"
+    assert abs(taken_out + 0.813) < 0.002 and abs(unweighted - 0.187) < 0.002, f"{name}: the plain fits changed"
     assert abs(weighted - taken_out) > 0.02, f"{name} now weighs the risk set"
 assert abs(ratio["catboost"][0] - ratio["catboost"][2]) < 1e-6, "CatBoost now uses the weights"
 assert min(largest["scikit_survival"][0], largest["xgboost"][0]) > 20, "the scores no longer grow"
