@@ -110,8 +110,6 @@ def test_a_change_is_named(
 ) -> None:
     change, parts = OTHER[name]
     copy = Path(shutil.copytree(records, tmp_path / records.name))  # of the same name
-    if name == "splits" and not (copy / "metadata/subject_splits.parquet").is_file():
-        pytest.skip("these records have no file of splits")
     change(copy)
     assert differing(content_of(copy, StudyConfig(), [sim_task]), made) == parts
 

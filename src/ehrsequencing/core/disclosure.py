@@ -1,9 +1,8 @@
-"""Redact an evaluation for sharing: every file that may leave the hospital goes through this module.
+"""Redact an evaluation for sharing: every file that may leave goes through this module. Simulated data is exact.
 
 Counts are of people, never of rows: 1 to 10 become `<11`, 0 stays 0, and from 11 on a count is rounded to the nearest
 5, but never below 15. A cell (landmark, cause, horizon) without 11 people with the event and 11 without it has no
-metric. Rates and metrics have three decimals, the likelihood four. Curves of people are computed from rounded counts.
-Simulated data is exact: nobody is in it. The writer of shareable files takes only what is `Shareable`.
+metric. Rates and metrics have three decimals, the likelihood four; curves come from rounded counts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
