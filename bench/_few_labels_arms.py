@@ -14,17 +14,17 @@ import numpy as np
 
 from _labels import FewLabels
 from _league_tasks import FIRST_DIAGNOSES, TASKS, Place
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.blend.train import trainer_of
-from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.training.blend import trainer_of
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
@@ -177,7 +177,7 @@ class Site:
             labels, self.task, self.folder / "none", study=load_study(None, [])
         ).config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
-        return BoostedVisits.fit(data, trials=1).nll(held_out, np.arange(len(held_out)))
+        return BoostedVisits.fit(data, trials=1).nll(held_out)
 
     def _network(self, arm: Arm, n: int | None, run: Path) -> tuple[Floats, dict[str, Any]]:
         settings = ["model.size=small", "training.blend=false", f"training.seed={self.seed}"]
@@ -202,7 +202,7 @@ class Site:
             "best_epoch": best,
             "steps": sum(row["steps"] for row in rows),
         }
-        return Run(run).answers.nll(self.prepared.records(self.task, "held_out")), facts
+        return Run(run).predictor.nll(self.prepared.records(self.task, "held_out")), facts
 
     def _as_long(self, study: StudyConfig, trainer: Trainer) -> StudyConfig:
         """As many epochs as pretraining had steps for, and no early end (the best epoch is kept all the same)."""

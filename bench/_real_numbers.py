@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.fit import MarginalIncidence
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.repeated_splits import corrected_interval
+from ehrsequencing.predictors.fit import MarginalIncidence
 
 COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "auc": "AUC", "oe": "O/E", "slope": "slope"}
 DIGITS = {"nll": 4, "oe": 2, "slope": 2}  # of the others: 3

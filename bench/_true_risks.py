@@ -10,7 +10,6 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.evaluation.oracle import Truth, bin_hazards
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.bootstrap import mean_by_subject
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cohort_hazards, exposure, horizon_nll
@@ -31,18 +30,18 @@ def run_errors(folder: Path) -> dict[str, Any]:
     truth = Truth.read(held_out.source, held_out.records, causes=run.task.causes)
     if truth is None:
         raise SystemExit(f"{held_out.source} holds no truth")
-    source, rows = RunRisks(run), held_out.records.rows
+    predictor, rows = run.predictor, held_out.records.rows
 
     def risk(days: Floats) -> Floats:
-        return source.risk(held_out.records, days, start_days=0.0)
+        return predictor.risk(held_out.records, days)
 
     shares = gain_shares(
         truth,
         bin_hazards(risk(truth.edges_days[1:]), truth.edges_days),
-        run.answers.nll(held_out.records),
+        predictor.nll(held_out.records),
         train=prepared.rows(run.task.name, "train"),
         rows=rows,
-        edges_days=source.edges_days,
+        edges_days=predictor.edges_days,
     )
     return shares | true_risk_errors(truth, risk, subject=rows.subject, task=run.task)
 

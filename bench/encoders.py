@@ -27,13 +27,11 @@ from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.oracle import Truth, bin_hazards, oracle_table
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.train import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
@@ -174,18 +172,18 @@ def judged(run: Run, prepared: Prepared) -> Row:
     if truth is None:
         raise SystemExit(f"{held_out.source} holds no truth")
 
-    source = RunRisks(run)
+    predictor = run.predictor
     train = prepared.rows(run.task.name, "train")
-    nll, rows = nll_of_rows(run.model, records), records.rows
-    found = oracle_table(truth, source, records, nll)
-    risk = partial(source.risk, records, start_days=0.0)
+    nll, rows = predictor.nll(records), records.rows
+    found = oracle_table(truth, predictor, records, nll)
+    risk = partial(predictor.risk, records)
     found |= gain_shares(
         truth,
         bin_hazards(risk(truth.edges_days[1:]), truth.edges_days),
         nll,
         train=train,
         rows=rows,
-        edges_days=source.edges_days,
+        edges_days=predictor.edges_days,
     )
     found |= true_risk_errors(truth, risk, subject=rows.subject, task=run.task)
     chosen = {

@@ -27,7 +27,6 @@ from scipy.stats import spearmanr
 
 from _contributions import Contribution, Contributions
 from ehrsequencing.audit.shuffled import SMALL, ShuffledLabels
-from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.files import read_json, write_json
@@ -38,6 +37,8 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import Network
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import SPLITS, split_of
@@ -55,16 +56,10 @@ class Other(Question):
     network: SurvivalModel | None = None
 
     @property
-    def answers(self) -> RunAnswers:
+    def predictor(self) -> Predictor:
         """The network alone."""
         assert self.network is not None
-        return RunAnswers(self.network, None, self.run.code_types)
-
-    @property
-    def edges_days(self) -> tuple[float, ...]:
-        """The grid of that network: other labels have other quantiles."""
-        assert self.network is not None
-        return self.network.config.edges_days
+        return Network(self.network, self.run.code_types)
 
 
 def held_out(records: NewRecords, wanted: int) -> list[SubjectRecord]:

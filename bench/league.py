@@ -40,7 +40,6 @@ from _league_tasks import (
     write_question,
 )
 from contenders.exchange import FACTS, PREDICTIONS, QUESTION, nll_through
-from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.signals import keep_freed_memory
@@ -48,6 +47,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.prediction_file import Risks, prediction_file
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.blend import trainer_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "league.md"
 PEERS_PYTHON = Path(__file__).parent / "peers" / ".venv-pyhealth" / "bin" / "python"
@@ -80,7 +80,7 @@ def run_ours(place: Place, prepared: Prepared, model: str) -> None:
     ) as file:
         for split in ("tuning", "held_out"):
             rows = LandmarkRows.of(prepared, task, split)
-            risk = run.answers.risk(rows.records, horizons_days=days)[rows.chosen]
+            risk = run.predictor.risk(rows.records, days)[rows.chosen]
             file.write(
                 Risks(rows.subject_id, rows.column("prediction_us"), risk.astype(np.float32))
             )

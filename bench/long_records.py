@@ -22,8 +22,8 @@ from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
-from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.loop import make_optimizer
+from ehrsequencing.predictors.network import Network
 
 CASES = {  # visits, codes of each
     "1 k visits": (1_000, 10),
@@ -91,7 +91,7 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
     if task == "train":
         parts = train_step(model, records)
     else:
-        risk_of_rows(model.eval(), records, horizons_days=[365.25])
+        Network(model.eval()).risk(records, [365.25])
     seconds = time.process_time() - started
     return {
         "case": case, "task": task, "visits": n_visits, "codes": n_visits * codes_per_visit, "parts": parts,

@@ -14,7 +14,6 @@ import argparse
 import csv
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -23,11 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from ehrsequencing.baselines.base import Baseline, FittingData
-from ehrsequencing.baselines.blend.train import trainer_of
-from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.fit import fit_baselines
-from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.arrays import Bools, Floats
@@ -36,11 +30,17 @@ from ehrsequencing.core.made_of import FORMULAS
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK
-from ehrsequencing.evaluation.trained_baselines import TrainedBaseline, known_baselines
+from ehrsequencing.evaluation.rivals import known_baselines
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fit import fit_baselines
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.blend import trainer_of
 
 SETTINGS = ("visits.by=window", "visits.window=12h", "training.blend=true")
 HORIZON_DAYS = 365.0
@@ -200,22 +200,22 @@ def best_threshold(died: Bools, risk: Floats) -> float:
     return float(risk[int(np.argmax(found))])
 
 
-def of_risk(model: Baseline, records: TaskRecords) -> tuple[Floats, Bools]:
+def of_risk(model: Predictor, records: TaskRecords) -> tuple[Floats, Bools]:
     """Risk of death by 365 days at each stay's query, and who died."""
     rows = records.at_landmark(0.0)
-    risk = model.risk(records, rows, np.array([HORIZON_DAYS]))[:, 0, 0]
+    risk = model.risk(records, [HORIZON_DAYS])[rows, 0, 0]
     return risk, records.rows.cause[rows] == 1
 
 
-def scores(model: Baseline, held_out: TaskRecords, tuning: TaskRecords) -> Scores:
+def scores(model: Predictor, held_out: TaskRecords, tuning: TaskRecords) -> Scores:
     """All scores of one model on one division."""
     risk, died = of_risk(model, held_out)
     threshold = best_threshold(*of_risk(model, tuning)[::-1])
     return {
         "auroc": float(roc_auc_score(died, risk)),
         "auprc": float(average_precision_score(died, risk)),
-        "nll": float(model.nll(held_out, held_out.at_landmark(0.0)).mean()),
-        "tuning_nll": float(model.nll(tuning, tuning.at_landmark(0.0)).mean()),
+        "nll": float(model.nll(held_out)[held_out.at_landmark(0.0)].mean()),
+        "tuning_nll": float(model.nll(tuning)[tuning.at_landmark(0.0)].mean()),
         "event1": sensitivity_or_precision(died, risk, threshold),
         "event2": hosmer_lemeshow(died, risk),
     }
@@ -232,9 +232,9 @@ def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
     prepared = Prepared(folder / "prepared")
     trainer_of(prepared, study.task.name, folder / "run", study=study).fit(resume=True)
     run = Run(folder / "run")
-    models: list[Baseline] = [TrainedBaseline(NETWORK, replace(run.answers, blend=None))]
+    models = {NETWORK: run.predictor}
     if run.blend is not None:
-        models.append(TrainedBaseline("blend", run.answers))
+        models = {NETWORK: run.blend.parts[0], "blend": run.blend}
     train, tuning, held_out = (
         prepared.records(study.task.name, name) for name in ("train", "tuning", "held_out")
     )
@@ -251,8 +251,8 @@ def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
     kept = (BoostedVisits.name, LandmarkCox.name)
     known = known_baselines(run, seed=study.evaluation.seed, trials=None)
     fitted = fit_baselines("fast", rivals, known=known)
-    models += [one.model for one in fitted if one.model.name in kept]
-    found = {model.name: scores(model, held_out, tuning) for model in models}
+    models |= {one.model.name: one.model for one in fitted if one.model.name in kept}
+    found = {name: scores(model, held_out, tuning) for name, model in models.items()}
     write_json(done, found)
     shutil.rmtree(folder / "prepared")
     return found

@@ -44,13 +44,13 @@ from _real_numbers import (
     verdict,
 )
 from _real_results import FOLDER, keep, kept_splits, lengthened
-from ehrsequencing.baselines.cox import RIDGES_PER_EVENT
 from ehrsequencing.config import EvaluationConfig, StudyConfig, format_days
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.core.files import digest, read_json, write_json
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.repeated_splits import ROWS, one_split, split_fingerprint, split_study
+from ehrsequencing.predictors.cox import RIDGES_PER_EVENT
 
 REPOSITORY = Path(__file__).parents[1]
 TASKS = REPOSITORY / "examples" / "tasks"

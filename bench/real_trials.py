@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.made_of import FORMULAS
 from ehrsequencing.core.signals import keep_freed_memory
@@ -19,6 +18,7 @@ from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.blend import trainer_of
 from real import SETS, TRIALS_TABLE, add_trial, study_of, trial_folder
 
 FIRST_SEED = 19000
@@ -39,7 +39,7 @@ def tried(
     parts, start = Prepared(records), time.process_time()
     trainer_of(parts, study.task.name, run, study=study).fit()
     cpu_s = time.process_time() - start
-    nll = float(Run(run).answers.nll(parts.records(study.task.name, "tuning")).mean())
+    nll = float(Run(run).predictor.nll(parts.records(study.task.name, "tuning")).mean())
     epochs = sum(1 for _ in (run / "history.jsonl").open())
     result = {"nll": nll, "cpu_s": cpu_s, "epochs": epochs}
     write_json(found, {**result, "models": FORMULAS})

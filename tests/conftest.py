@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from ehrsequencing.baselines import boosted
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.predictors import boosted
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.baselines.fit import AgeAndSex
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.predictors.fit import AgeAndSex
 from helpers.baselines import given_to
 from helpers.flat_frames import flat_table
 
@@ -326,8 +326,8 @@ def test_age_and_sex_foresee_an_outcome_that_depends_on_age(tmp_path: Path) -> N
     data, task = eh.from_table(frame, **LONG, age="years", out=tmp_path / "flat", horizons=["1y"])
     prepared = eh.prepare(data, task, out=tmp_path / "prepared", progress=False, splits={"train": 0.5, "tuning": 0.1})
     train, tuning, held_out = (prepared.records("status", split) for split in ("train", "tuning", "held_out"))
-    model, judged = AgeAndSex(given_to(task, prepared, train, tuning)), np.arange(len(held_out))
-    risk = model.risk(held_out, judged, np.array([365.25]))[:, 0, 0]
+    model = AgeAndSex(given_to(task, prepared, train, tuning))
+    risk = model.risk(held_out, [365.25])[:, 0, 0]
     assert eh.metrics.concordance(held_out.rows.duration_days, held_out.rows.cause, risk, horizon=365.25) > 0.7
     assert {prepared.vocabulary.tokens[token] for token in model.static} == {"sex//f", "sex//m"}
 

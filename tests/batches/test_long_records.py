@@ -18,9 +18,9 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from helpers.long_records import random_records
 from helpers.models import make_model
+from helpers.rows import nll_of_rows, risk_of_rows
 from helpers.strategies import CODE_TYPES, VOCAB
 
 SMALL: dict[str, object] = {"max_visits": 3, "max_tokens": 7, "layers": 2}

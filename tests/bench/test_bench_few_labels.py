@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.files import sha256
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.training.blend import trainer_of
 from helpers.bench import load_bench
 
 LEAST_TUNING, FewLabels = (getattr(load_bench("_labels"), name) for name in ("LEAST_TUNING", "FewLabels"))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ehrsequencing.evaluation.risk_source import nll_through
+from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.simulate import SimulationConfig, simulate
 

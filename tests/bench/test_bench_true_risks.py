@@ -8,7 +8,7 @@ import pytest
 
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.evaluation.oracle import Truth, bin_hazards
-from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -94,12 +94,12 @@ def test_a_model_that_is_the_truth_has_no_error(
     study = load_study(None, ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1"])
     Trainer(Prepared(tmp_path / "set"), task.name, tmp_path / "run", study=study).fit()
 
-    def true_risk(source: RunRisks, records: TaskRecords, horizons_days: np.ndarray, **given: Any) -> np.ndarray:
-        truth = Truth.read(sim_data, records, causes=source.task.causes)
+    def true_risk(source: Network, records: TaskRecords, horizons_days: np.ndarray, **given: Any) -> np.ndarray:
+        truth = Truth.read(sim_data, records, causes=task.causes)
         assert truth is not None
         return truth.risk(horizons_days)
 
-    monkeypatch.setattr(RunRisks, "risk", true_risk)
+    monkeypatch.setattr(Network, "risk", true_risk)
     oracle = true_risks.run_errors(tmp_path / "run")
     assert all(row["rmse"] < 1e-12 and row["slope"] == pytest.approx(1.0) for row in oracle["risks"])
     assert all(value < 1e-6 for value in oracle["hazard_rmse_per_year"].values())

@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.fit import AgeAndSex, Fitted, MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import evaluate as evaluate_module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.fit import AgeAndSex, Fitted, MarginalIncidence
+from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.train import Trainer
 from helpers.metric_table import metric_table
+from helpers.rows import risk_of_rows
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
 PLAIN = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
@@ -153,9 +154,9 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     run = Run(tmp_path / "run")
     judged = Population.of_split(store, run.task, "held_out")
     assert (np.asarray(judged.records.rows.duration_days) > 60).all()
-    found = Evaluation(
-        run, judged, prepared=store, settings=EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
-    ).metric_rows()
+    settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
+    rivals = fit_rivals(Evaluated.of_run(run), store, settings)
+    found = Evaluation(run, judged, prepared=store, settings=settings, fitted=rivals).metric_rows()
     at = judged.records.rows.at_landmark(0.0)
     horizons = run.task.horizons
     f = risk_of_rows(run.model, judged.records, horizons_days=[60.0, *horizons])[at].astype(float)
@@ -181,7 +182,7 @@ def test_risks_are_given_no_event_in_the_blanking_period(
 
 
 def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prepared) -> None:
-    facts = Context(RunRisks(run), Population.of_split(prepared, run.task, "tuning"), prepared)
+    facts = Context(Evaluated.of_run(run), Population.of_split(prepared, run.task, "tuning"), prepared)
     frame = facts.frame()
     splits = prepared.attrition(run.task.name)["splits"]
     assert frame["events"] == {name: part["events"] for name, part in splits.items()}

@@ -13,21 +13,21 @@ import pytest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation import rivals
 from ehrsequencing.evaluation.comparison import ORACLE, OURS
-from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.oracle import Truth, beside_the_truth
-from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, YEAR_US, Row, us, write_meds
 from helpers.metric_table import metric_table
+from helpers.rows import nll_of_rows, risk_of_rows
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
 
@@ -212,14 +212,17 @@ def test_records_that_say_little_are_evaluated(births: bool, visits: int, conten
     assert "boosted visits" in (run / "report-details.html").read_text()
 
 
-def test_baselines_are_fitted_to_everybody_whoever_is_judged(sim_run: Path, sim_prepared: Path) -> None:
+def test_baselines_are_fitted_to_everybody_whoever_is_judged(
+    sim_run: Path, sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--split train` with `evaluation.subjects` judges a sample; the rivals had all training people, as it had."""
-    run, store = Run(sim_run), Prepared(sim_prepared)
+    run, store = Run(shutil.copytree(sim_run, tmp_path / "run")), Prepared(sim_prepared)
     settings = QUICK.model_copy(update={"subjects": 50})
+    seen: list[FittingData] = []
+    monkeypatch.setattr(rivals, "fit_baselines", lambda kind, data, **more: seen.append(data) or [])
     for split in ("train", "tuning"):
-        judged = Population.of_split(store, run.task, split).drawn(settings)
-        data = Evaluation(RunRisks(run), judged, prepared=store, settings=settings)._fitting_data
-        for name, found in (("train", data.train), ("tuning", data.tuning)):
+        evaluate(run.folder, split=split, settings=settings)
+        for name, found in (("train", seen[-1].train), ("tuning", seen[-1].tuning)):
             assert len(found) == len(store.records(run.task.name, name))
 
 

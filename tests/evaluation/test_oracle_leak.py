@@ -21,7 +21,7 @@ from ehrsequencing.evaluation.oracle import (
     oracle_warnings,
     other_settings,
 )
-from ehrsequencing.evaluation.risk_source import hazards_through
+from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared

@@ -9,19 +9,14 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.models.ensemble import Recalibrated
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.recalibration import FEWEST, fit_recalibration
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.recalibration import FEWEST, fit_recalibration
-from helpers.known_hazards import EDGES, Floats, log_hazards, world
-from helpers.models import make_model
-from helpers.strategies import pack, sample_records
+from helpers.known_hazards import EDGES, Floats, world
 
 
 def nll(eta: Floats, duration: Floats, cause: NDArray[np.int64], entry: Floats) -> float:
@@ -82,17 +77,18 @@ def test_few_events_and_equal_hazards_leave_the_slope_alone() -> None:
         assert np.exp(found.intercept[e, 0] - 5.0) == pytest.approx((cause == e + 1).sum() / days)
 
 
-def test_a_recalibrated_model_is_a_model() -> None:
-    model, batch = make_model(causes=2, edges_days=EDGES).eval(), pack(sample_records())
-    changed = Recalibrated(model, [-1.0, 2.0], [0.5, 1.5]).to(batch.age_years.dtype)
-    torch.testing.assert_close(changed(batch)[:, 0], -1.0 + 0.5 * model(batch)[:, 0])
-    torch.testing.assert_close(changed(batch)[:, 1], 2.0 + 1.5 * model(batch)[:, 1])
-    hazards, spans = changed(batch).double().exp(), torch.tensor([100.0, 300.0, 100.0], dtype=torch.float64)
-    survival = torch.exp(-torch.einsum("nek,k->n", hazards, spans))
-    total = changed.risk(batch, horizons_days=[500.0]).sum(dim=(1, 2)) + survival
-    torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-6)
-    with pytest.raises(EhrseqError, match="visit head"):
-        Recalibrated(make_model(head="visit"), [0.0], [1.0])
+def test_a_recalibrated_predictor_is_a_predictor(sim_run: Path, sim_prepared: Path) -> None:
+    run, records = Run(sim_run), Prepared(sim_prepared).records("simulated", "held_out")
+    plain, a, b = run.predictor.all_hazards(records), np.array([-1.0, 2.0]), np.array([0.5, 1.5])
+    changed = run.predictor.recalibrated(a, b)
+    hazards = changed.all_hazards(records)
+    np.testing.assert_allclose(np.log(hazards), a[:, None] + b[:, None] * np.log(plain))
+    inner, last = changed.edges_days, changed.edges_days[-1] + 100.0
+    spans = np.diff([0.0, *inner, last])
+    survival = np.exp(-np.einsum("rek,k->r", hazards, spans))
+    np.testing.assert_allclose(changed.risk(records, [last]).sum(axis=(1, 2)) + survival, 1.0, atol=1e-6)
+    twice = changed.recalibrated(-a / b, 1 / b)
+    np.testing.assert_allclose(twice.all_hazards(records), plain)
 
 
 def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: Path) -> None:
@@ -101,8 +97,8 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     judged = Population.of_split(store, run.task, "held_out")
     settings = EvaluationConfig(baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
-    honest = run.model
-    run.model = Recalibrated(honest, [np.log(8.0), 0.0], [1.0, 1.0])
+    honest = run.predictor
+    run.predictor = honest.recalibrated(np.log([8.0, 1.0]), np.ones(2))
     fitted = recalibrate(run, store)
     found = before_and_after(evaluation, run, fitted, landmark_days=run.task.landmarks[0])
     assert found["fitted_on"] == "tuning"
@@ -118,8 +114,6 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     assert found["fitted"][second] == {"intercept": 0.0, "slope": 1.0, "events": "<11"}
     tuning = store.records("simulated", "tuning")
     at = np.any([tuning.rows.at_landmark(days) for days in run.task.landmarks], axis=0)
-    after_it = Recalibrated(run.model, fitted.intercept, fitted.slope)
-    mean = [nll_of_rows(model, tuning)[at].mean() for model in (run.model, after_it)]
+    after_it = run.predictor.recalibrated(fitted.intercept, fitted.slope)
+    mean = [one.nll(tuning)[at].mean() for one in (run.predictor, after_it)]
     assert mean[1] < mean[0]
-    eta = log_hazards(run.model, tuning)
-    np.testing.assert_allclose(eta, log_hazards(honest, tuning) + np.log(8.0) * np.array([1, 0])[:, None], atol=1e-5)

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ehrsequencing as eh
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.fit import AgeAndSex, Fitted
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import repeated_splits as module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.repeated_splits import (
     Place,
@@ -26,8 +25,11 @@ from ehrsequencing.evaluation.repeated_splits import (
     repeated_splits,
     summarise,
 )
+from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.fit import AgeAndSex, Fitted
+from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate.dataset import simulate
@@ -116,7 +118,7 @@ def test_each_split_is_the_whole_way_anew(
         assert member.study.training == one.study.training
         rows = Evaluation(
             member, Population.of_split(again, member.task, "held_out"), prepared=again, settings=QUICK,
-            train_censoring=True,
+            train_censoring=True, fitted=fit_rivals(Evaluated.of_run(member), again, QUICK),
         ).metric_rows()  # fmt: skip
         stored = json.loads((folder / "rows.json").read_text())
         assert stored["metrics"] == rows

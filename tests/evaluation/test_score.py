@@ -13,10 +13,10 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RunRisks, nll_through
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.command_line import ehrseq, refused
@@ -71,7 +71,7 @@ def test_a_file_with_every_edge_of_the_grid_has_the_likelihood_of_the_run(
     study = StudyConfig(evaluation=settings)
     found, _ = score(tmp_path / "fine.csv.gz", sim_data, task, study=study, prepared=sim_prepared)
     records = store.records("simulated", "held_out")
-    rows, source = records.rows, RunRisks(run)
+    rows, source = records.rows, run.predictor
     expected = nll_through(source.risk(records, edges), edges, rows)
     nll = by_key(found["metrics"], "fine")[("ours", None, task.causes[0], None, "nll")]
     assert nll["value"] == pytest.approx(expected.mean(), abs=1e-5)

@@ -9,10 +9,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
+from ehrsequencing.predictors.fit import BASELINES
 from ehrsequencing.records.prepare import prepare
 from helpers.command_line import refused
 from helpers.score import Score, first

@@ -16,9 +16,9 @@ from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.recalibration import Recalibration
 from ehrsequencing.training.train import Trainer
 from helpers.disclosure import as_real
 

@@ -9,10 +9,12 @@ import pytest
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core import arrays
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.evaluation.risk_source import RunRisks, hazards_through, nll_through, risk_through
+from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.from_file import nll_through, risk_through
+from ehrsequencing.predictors.predictor import in_parts
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
-from ehrsequencing.training import inference as answers
+from helpers.rows import risk_of_rows
 
 
 def test_the_curve_through_risks_of_constant_hazards_is_theirs() -> None:
@@ -73,17 +75,14 @@ def numbers(found: Any) -> Any:
 
 
 @pytest.mark.parametrize("at_once", [3, 50])
-def test_risks_of_parts_are_those_of_all_to_the_bit(
-    sim_run: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
-    monkeypatch.setattr(answers, "VISIT_BUDGET", 200)  # several batches
+def test_risks_of_parts_are_those_of_all(sim_run: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     run, days = Run(sim_run), np.array([90.0, 365.25])
     records = run.prepared().records(run.task.name, "held_out")
-    whole = run.answers.risk(records, horizons_days=days).astype(np.float64)
+    whole = run.predictor.risk(records, days)
     monkeypatch.setattr(arrays, "BLOCK_ROWS", at_once)
-    assert len(run.answers.batches(records)[0]) > 2
-    assert (RunRisks(run).risk(records, days, start_days=0.0) == whole).all()
-    assert (RunRisks(run).risk(records, days) == whole).all()
+    assert len(list(in_parts(records))) > 2
+    np.testing.assert_allclose(run.predictor.risk(records, days), whole, atol=2e-6)  # float32 in other batches
+    np.testing.assert_allclose(whole, risk_of_rows(run.model, records, horizons_days=days), atol=2e-6)
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import load_study
 from ehrsequencing.explain import SubjectRecord, subject_records
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.blend import trainer_of
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 

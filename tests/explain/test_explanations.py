@@ -16,9 +16,9 @@ import pytest
 
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, subject_records
 from ehrsequencing.explain import record as question_module
 from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort
@@ -165,9 +165,9 @@ def changed(question: Question, record: SubjectRecord, **arrays: Any) -> float:
 def test_the_moves_of_the_reports_patients_add_up(runs: dict[str, Run], sim_prepared: Path) -> None:
     run = runs["network"]
     population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
-    risk = run.answers.risk(population.records, horizons_days=run.task.horizons).astype(np.float64)
+    risk = run.predictor.risk(population.records, run.task.horizons)
     middle = run.task.horizons[len(run.task.horizons) // 2]
-    rows = trajectories(RunRisks(run), population, risk, wanted=2, horizon_days=middle)
+    rows = trajectories(Evaluated.of_run(run), population, risk, wanted=2, horizon_days=middle)
     moves = [move for row in rows for move in row["moves"]]
     assert moves
     for row in rows:

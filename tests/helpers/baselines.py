@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -31,9 +32,9 @@ def without(split: TaskRecords, cause: int) -> TaskRecords:
     return with_rows(split, cause=np.where(causes == cause, 0, causes).astype(np.int8))
 
 
-def fit(kind: type, task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords) -> Baseline:
+def fit(kind: type, task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords) -> Predictor:
     """Any of the fast baselines."""
-    made: Baseline = getattr(kind, "fit", kind)(given_to(task, prepared, train, tuning))
+    made: Predictor = getattr(kind, "fit", kind)(given_to(task, prepared, train, tuning))
     return made
 
 

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from ehrsequencing.baselines import boosted, history, landmark_cox
-from ehrsequencing.baselines.blend import weights
+from ehrsequencing.predictors import boosted, history, landmark_cox, weights
 
 
 @contextmanager

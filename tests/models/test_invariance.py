@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.models.ensemble import Ensemble, Recalibrated
+from ehrsequencing.models.ensemble import Ensemble
 from helpers.model_checks import (
     FEW,
     any_model,
@@ -61,13 +61,12 @@ def test_rows_alone(subjects: Records, settings: dict[str, object]) -> None:
     check_rows(make_model(**settings), subjects)
 
 
-def test_rows_alone_of_an_ensemble_and_recalibrated() -> None:
+def test_rows_alone_of_an_ensemble() -> None:
     members = [make_model(seed=seed) for seed in range(2)]
     ensemble = Ensemble(members[0].config.model_copy(update={"members": 2})).double().eval()
     for own, member in zip(ensemble.members, members, strict=True):
         own.load_state_dict(member.state_dict())
     check_rows(ensemble, sample_records())
-    check_rows(Recalibrated(ensemble, [0.3, -0.2], [0.9, 1.2]), sample_records())
 
 
 @FEW

@@ -19,9 +19,9 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import risk_of_rows
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, us
+from helpers.rows import risk_of_rows
 
 Key = tuple[int, int, str, float]
 

@@ -25,8 +25,8 @@ from ehrsequencing.prediction.prediction_file import prediction_file, read_predi
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.train import Trainer
+from helpers.rows import risk_of_rows
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
 Array = npt.NDArray[Any]
@@ -112,7 +112,7 @@ def test_the_file_holds_the_risks_that_are_judged(
     assert {key: notes.get(f"ehrsequencing.{key}") for key in made_by} == made_by
     assert len(notes["ehrsequencing.data"]) == 16
     if name == "landmarks":
-        assert_band(tmp_path / "p.parquet", judged, run.task, member_risks(run, judged, *run.answers.members))
+        assert_band(tmp_path / "p.parquet", judged, run.task, member_risks(run, judged, *run.model.members))
     if name == "blanking":  # which moves the risks: those without it are not the file's
         free = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons)
         assert np.abs(free - risk).max() > 0.01

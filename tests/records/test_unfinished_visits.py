@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ehrsequencing.baselines.history import fit_feature_spec, history_features
+from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -16,10 +16,10 @@ from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.visits import make_record
-from ehrsequencing.training.inference import risk_of_rows
 from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, verdicts
 from helpers.meds import Row, scratch, write_meds
 from helpers.models import make_model
+from helpers.rows import risk_of_rows
 
 LANDMARKS = ["0d", "8h", "40d", "180d"]  # visits of several days: many a landmark lies in one
 KINDS: dict[str, dict[str, Any]] = {

@@ -1,8 +1,9 @@
 """`compare`: runs and seeds side by side on the same people; `pool_sites`: one run's evaluations at several sites."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,18 @@ from ehrsequencing.api.evaluation import long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats, Ints, row_blocks
 from ehrsequencing.core.disclosure import redact_rows
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes, write_json
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.results import without_few
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
 
@@ -103,15 +105,19 @@ def compare(
         population, places = _in_common(
             Population.of_split(stores[0], task, split), opened, records
         )
-        sources = [
-            RunRisks(run, name=name, own=own, place=place)
-            for run, name, own, place in zip(opened, _names(opened), records, places, strict=True)
+        first, *others = _names(opened)
+        asked = [
+            _OnOwnRecords(run.predictor, own, place)
+            for run, own, place in zip(opened, records, places, strict=True)
         ]
-        settings = EvaluationConfig(baselines="none", bootstrap=bootstrap, seed=seed)
         evaluation = Evaluation(
-            sources[0], population, prepared=None, settings=settings, beside=sources[1:]
+            replace(Evaluated.of_run(opened[0]), name=first, predictor=asked[0]),
+            population,
+            prepared=None,
+            settings=EvaluationConfig(baselines="none", bootstrap=bootstrap, seed=seed),
+            beside=dict(zip(others, asked[1:], strict=True)),
         )
-        metrics, differences, main = evaluation.tables(sources, progress=stage)
+        metrics, differences, main = evaluation.tables(progress=stage)
     found = {
         "main": main,
         "metrics": without_few(metrics),
@@ -121,6 +127,22 @@ def compare(
     is_simulated = all(run.manifest.get("simulated") for run in opened)
     result = redact_rows(found, is_simulated=is_simulated)
     return RunComparison({**result, "task": task}, result["subjects"])
+
+
+class _OnOwnRecords(Predictor):
+    """A run's predictor on its own records, asked at the prediction times that all runs have in common."""
+
+    def __init__(self, inner: Predictor, own: TaskRecords, place: Ints) -> None:
+        self.inner, self.own, self.place, self.name = inner, own, place, inner.name
+        self.edges_days, self.n_causes = inner.edges_days, inner.n_causes
+
+    @cached_property
+    def _hazards(self) -> Floats:
+        return self.inner.all_hazards(self.own)[self.place]
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        for rows in row_blocks(len(self.place)):
+            yield rows, self._hazards[rows]
 
 
 def _in_common(

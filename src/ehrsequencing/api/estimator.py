@@ -20,7 +20,6 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.evaluation.external import read_external
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.prediction.predict import Moment, RiskPredictor
 
@@ -190,7 +189,7 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
             raise EhrseqError(
                 "nobody is at risk at the landmark", where="score", fix="see ehrseq check"
             )
-        risk = RunRisks(self.run_).risk(records, np.array([days]))[at, 0, 0]
+        risk = self.run_.predictor.risk(records, [days], start_days=task.blanking)[at, 0, 0]
         rows = records.rows
         return concordance(
             rows.duration_days[at], rows.cause[at].astype(np.int64), risk, horizon=days

@@ -23,7 +23,6 @@ from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -116,7 +115,7 @@ class EvaluationResult:
         run, records = self._own_run, self._records
         task, rows = run.task, records.rows
         at = np.flatnonzero(rows.at_landmark(self._landmark(landmark)))
-        risk = RunRisks(run).risk(records, np.array(task.horizons))[at]
+        risk = run.predictor.risk(records, task.horizons, start_days=task.blanking)[at]
         cause = rows.cause[at].astype(np.int64)
         names = np.array(["censored", *task.causes], dtype=object)
         columns: dict[str, Any] = {

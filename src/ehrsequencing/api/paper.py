@@ -8,10 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.cox import CoxFit, CoxRegression, CoxRows
-from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, history_features
-from ehrsequencing.baselines.landmark_cox import LandmarkCox, LinearDesign
 from ehrsequencing.config import DAYS_PER_YEAR, TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, enough_people
@@ -19,6 +15,10 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.cox import CoxFit, CoxRegression, CoxRows
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, history_features
+from ehrsequencing.predictors.landmark_cox import LandmarkCox, LinearDesign
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.wording import with_interval

@@ -9,7 +9,6 @@ from typing import Any
 from ehrsequencing.api.data import study_of
 from ehrsequencing.api.progress import print_line, training_bar
 from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, settings_named, validated
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
@@ -24,6 +23,7 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.blend import trainer_of
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
 from ehrsequencing.training.run_folder import alone_in, remove_unfinished

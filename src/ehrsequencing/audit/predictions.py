@@ -11,10 +11,10 @@ import torch
 from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
+from ehrsequencing.predictors.network import VISIT_BUDGET
 from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.training.inference import VISIT_BUDGET
 
 # Of a logit, relative to max(1, |logit|). In float64 another batch changes a network by less than 1e-12 (tested for
 # every architecture; in float32 six layers of 256 changed by 3e-5). A blend's features are float32, rounded at 6e-8.
@@ -39,8 +39,8 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
                 out = np.full((len(records), logits.shape[1]), np.nan)
             out[step.rows] = logits[step.positions]
     if data.run.blend is not None:
-        parts = [np.log(h).reshape(len(h), -1) for _, h in data.run.answers.hazards(records)]
-        out = np.concatenate([out, np.concatenate(parts)], axis=1)
+        logs = np.log(data.run.blend.all_hazards(records)).reshape(len(records), -1)
+        out = np.concatenate([out, logs], axis=1)
     return out
 
 

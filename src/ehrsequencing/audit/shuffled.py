@@ -11,10 +11,10 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.files import private_folder
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.train import Trainer
 
 TOLERANCE = 0.03
@@ -106,7 +106,7 @@ def _scored(data: AuditData, *, seed: int) -> tuple[Floats, Ints, Floats, tuple[
     model: Any = trainer.training.averaged.cpu().eval()
     records = shuffled.records(data.task.name, data.split)
     horizons = data.task.horizons[-1:]
-    risk = risk_of_rows(model, records, horizons_days=horizons).astype(np.float64)
+    risk = Network(model).risk(records, horizons)
     return records.rows.duration_days, records.rows.cause.astype(np.int64), risk, horizons
 
 

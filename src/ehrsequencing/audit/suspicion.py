@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from ehrsequencing.audit.data import AuditData, Check, Finding, join
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.cox import CoxRegression, CoxRows
-from ehrsequencing.baselines.history import fit_feature_spec, has_static, history_features
-from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.metrics.plain import concordance
+from ehrsequencing.predictors.cox import CoxRegression, CoxRows
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.history import fit_feature_spec, has_static, history_features
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.resolve import training_edges
 
@@ -212,11 +212,11 @@ def _fit(data: AuditData, hidden: Bools) -> dict[str, float]:
     model, judged = LandmarkCox(fitting), records[data.split]
     chosen = fitting.draw(np.arange(len(judged)), MOST_ROWS)
     horizon = data.task.horizons[-1]
-    risk = model.risk(judged, chosen, np.array([horizon]))[:, 0, 0]
+    risk = model.risk(judged, [horizon])[chosen, 0, 0]
     c = concordance(
         judged.rows.duration_days[chosen], judged.rows.cause[chosen], risk, horizon=horizon
     )
-    return {"c": round(c, 3), "nll": round(float(model.nll(judged, chosen).mean()), 4)}
+    return {"c": round(c, 3), "nll": round(float(model.nll(judged)[chosen].mean()), 4)}
 
 
 def _without(records: TaskRecords, hidden: Bools) -> TaskRecords:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.config.files import read_yaml
 from ehrsequencing.core.errors import EhrseqError
@@ -19,9 +18,10 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import HISTORY, RUN_NEEDS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population, unobserved_tenths
-from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
@@ -133,9 +133,9 @@ FEW_EVENTS = 50
 
 @dataclass(frozen=True)
 class Context:
-    """A source of risks, its population, and the prepared set that it was trained on (None where that is gone)."""
+    """A predictor, its population, and the prepared set that it was trained on (None where that is gone)."""
 
-    source: EvaluatedRisks
+    source: Evaluated
     population: Population
     prepared: Prepared | None
 

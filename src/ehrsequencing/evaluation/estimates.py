@@ -13,16 +13,15 @@ from ehrsequencing.core.disclosure import TOO_FEW, shareable_count
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
-from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.calibration import incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.recalibration import Recalibration, fit_recalibration
 
 if TYPE_CHECKING:
     from ehrsequencing.evaluation.evaluate import Evaluation
@@ -370,7 +369,7 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
     records = prepared.records(run.task.name, FITTED_ON)
     rows = records.rows
     at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
-    eta = [np.log(hazards[at_landmark[part]]) for part, hazards in run.answers.hazards(records)]
+    eta = [np.log(hazards[at_landmark[part]]) for part, hazards in run.predictor.hazards(records)]
     chosen = np.flatnonzero(at_landmark)
     return fit_recalibration(
         np.concatenate(eta),
@@ -386,8 +385,8 @@ def before_and_after(
     evaluation: "Evaluation", run: Run, fitted: Recalibration, *, landmark_days: float
 ) -> dict[str, Any]:
     """The `recalibration` key of `metrics.json`: calibration at one landmark, as trained and recalibrated."""
-    after = run.answers.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])
-    sides = [RunRisks(run, name="before"), RunRisks(run, name="after", answers=after)]
+    after = run.predictor.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])
+    sides = {"before": run.predictor, "after": after}
     horizons, risks = evaluation.horizons, evaluation.risks(sides)
     scopes = evaluation.comparisons(risks, horizons)
     scope = next(one for one in scopes if one.landmark_days == landmark_days).without_resamples()

@@ -1,7 +1,7 @@
-"""Evaluate a source of risks: every metric with intervals over subjects, beside baselines on the same subjects.
+"""Evaluate a predictor: every metric with intervals over subjects, beside baselines on the same subjects.
 
-From data to the result in one line: a `Population` and sources of risks (`risk_source`) give one table of rows for each
-landmark (`comparison`), rows give estimates with intervals over people (`estimates`, `curves`, `subgroups`), and all of
+From data to the result in one line: a `Population` and `{name: Predictor}` give one table of rows for each landmark
+ (`comparison`), rows give estimates with intervals over people (`estimates`, `curves`, `subgroups`), and all of
 it goes into one result, which `results` writes.
 """
 
@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.fit import Fitted, fit_baselines
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
@@ -44,24 +42,22 @@ from ehrsequencing.evaluation.estimates import (
     recalibrate,
     scope_estimates,
 )
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.examples import SIMULATED_TRAJECTORIES, code_effects, trajectories
-from ehrsequencing.evaluation.oracle import TruthRisks, oracle_table, oracle_warnings, truth_of
+from ehrsequencing.evaluation.oracle import TrueHazards, oracle_table, oracle_warnings, truth_of
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import (
-    BaselineRisks,
-    EvaluatedRisks,
-    RiskSource,
-    RunRisks,
-    nll_through,
-)
-from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.evaluation.trained_baselines import (
-    known_baselines,
+from ehrsequencing.evaluation.rivals import (
+    fit_rivals,
     likelihood_of_parts,
     parts_alone,
+    trials_of,
 )
+from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.hazards import expected_events
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
+from ehrsequencing.predictors.fit import Fitted
+from ehrsequencing.predictors.from_file import nll_through
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
 
 GRID_POINTS = 12  # of the integrated Brier score
@@ -70,17 +66,17 @@ Rows = list[dict[str, Any]]
 
 
 class Evaluation:
-    """One source of risks on the population that it is evaluated on.
+    """One predictor on the population that it is evaluated on, beside others.
 
     Args:
-        source: What is evaluated: a trained run, or another source of risks.
+        evaluated: A trained run, or another predictor.
         population: The subjects to evaluate it on.
-        prepared: The prepared set that a run was trained on, where baselines are fitted; None where it is gone, and
-            then there are none.
-        settings: Baselines, resamples, seed.
+        prepared: The prepared set that a run was trained on; None where it is gone.
+        settings: Resamples, seed.
+        fitted: Baselines, the strongest first (`fit_rivals`).
+        beside: Others that answer at the same prediction times, by name.
         train_censoring: Whether the censoring weights come from the training subjects at risk at the same landmark,
             and not from the population.
-        beside: Others that answer at the same prediction times; each stands in the place of a baseline.
 
     Raises:
         EhrseqError: The prepared set is another one, or nobody has a prediction time.
@@ -88,18 +84,21 @@ class Evaluation:
 
     def __init__(
         self,
-        source: Run | EvaluatedRisks,
+        evaluated: Run | Evaluated,
         population: Population,
         *,
         prepared: Prepared | None,
         settings: EvaluationConfig,
+        fitted: Sequence[Fitted] = (),
+        beside: Mapping[str, Predictor] | None = None,
         train_censoring: bool = False,
-        beside: Sequence[EvaluatedRisks] = (),
     ) -> None:
-        self.source: EvaluatedRisks = RunRisks(source) if isinstance(source, Run) else source
+        if isinstance(evaluated, Run):
+            evaluated = Evaluated.of_run(evaluated)
+        self.source = evaluated
         self.run, self.task, self.ours = self.source.run, self.source.task, self.source.name
         self.population, self.prepared, self.settings = population, prepared, settings
-        self.beside, self.train_censoring = beside, train_censoring
+        self.fitted, self.train_censoring = fitted, train_censoring
         if prepared is None and train_censoring:
             fix = "name the prepared set of the run with --prepared"
             raise EhrseqError(
@@ -118,57 +117,37 @@ class Evaluation:
             spaced = np.linspace(0, last, GRID_POINTS + 1)[1:]
             self.grid = np.union1d(spaced, self.horizons)
             # where risks are known: between two of these days a hazard counts as constant, as between two edges
-            every = {edge for one in (self.source, *beside) for edge in one.edges_days}
-            edges = [edge for edge in every if edge < last]
+            asked = [self.source.predictor, *(beside or {}).values()]
+            edges = [edge for one in asked for edge in one.edges_days if edge < last]
             self.knots = np.union1d(self.grid, edges)
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
-        self.fitted: list[Fitted] = []
-        trials = settings.tuning_trials
-        self.trials = self.source.study.evaluation.tuning_trials if trials is None else trials
-
-    # ---- from the sources to the rows ------------------------------------------------------------------------------
-
-    def _sources(self, progress: Say) -> list[RiskSource]:
-        """Ours; baselines, strongest first; the parts of a blend that are none of them; others; the truth."""
-        if self.prepared is not None:
-            self.fitted = fit_baselines(
-                self.settings.baselines,
-                self._fitting_data,
-                trials=self.trials,
-                known=known_baselines(self.run, seed=self.settings.seed, trials=self.trials),
-                progress=lambda name: progress(f"baseline: {name}"),
-            )
-        models = [*(one.model for one in self.fitted), *parts_alone(self.run, self.fitted)]
-        baselines = [BaselineRisks(model.name, model, self.task) for model in models]
-        found = [self.source, *baselines, *self.beside]
+        self.trials = trials_of(self.source, settings)
+        # ours; baselines, strongest first; the parts of a blend that are none of them; others; the truth
+        self.predictors: dict[str, Predictor] = {
+            self.ours: self.source.predictor,
+            **{one.model.name: one.model for one in fitted},
+            **parts_alone(self.run, fitted),
+            **(beside or {}),
+        }
         if self.truth is not None and self.truth.known.all():
-            found.append(TruthRisks(ORACLE, self.truth, self.task.blanking))
-        return found
+            self.predictors[ORACLE] = TrueHazards(self.truth)
+
+    # ---- from the predictors to the rows ---------------------------------------------------------------------------
 
     def risks(
-        self, sources: Sequence[RiskSource], progress: Say = lambda _: None
+        self, predictors: Mapping[str, Predictor], progress: Say = lambda _: None
     ) -> dict[str, Floats]:
         """Model → (R, causes, knots), given no event in the blanking period."""
         progress("risk curves")
-        risks = {source.name: source.risk(self.records, self.knots) for source in sources}
+        start = self.task.blanking
+        risks = {
+            name: one.risk(self.records, self.knots, start_days=start)
+            for name, one in predictors.items()
+        }
         for risk in risks.values():
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
         return risks
-
-    @cached_property
-    def _fitting_data(self) -> FittingData:
-        assert self.prepared is not None  # only then is anything fitted
-        return FittingData(
-            self.task,
-            self.source.vocabulary,
-            self.prepared.records(self.task.name, "train"),
-            self.prepared.records(self.task.name, "tuning"),
-            self.source.edges_days,
-            self.settings.seed,
-            enough=self.prepared.study.vocabulary.min_subjects,
-            recalibration=self.source.study.training.recalibration,
-        )
 
     def comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
         """Rows that are compared together, with the risks by `days`: the horizons, or the grid, which is not copied."""
@@ -224,20 +203,19 @@ class Evaluation:
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> Rows:
         """Only the long rows of `metrics`, also of few people, without the indices of the smooth curves."""
-        return self.tables(self._sources(progress), progress=progress)[0]
+        return self.tables(progress=progress)[0]
 
     def tables(
-        self, sources: Sequence[RiskSource], *, progress: Say = lambda _: None
+        self, *, progress: Say = lambda _: None
     ) -> tuple[Rows, Rows, tuple[float | None, float]]:
-        """Rows of `metrics` and `differences` of some sources, also of few people, and the main place."""
-        risks = self.risks(sources, progress)
+        """Rows of `metrics` and `differences`, also of few people, and the main place."""
+        risks = self.risks(self.predictors, progress)
         comparisons = list(self.comparisons(risks, self.horizons))
-        rows = self._metrics(sources, risks, comparisons, progress)
+        rows = self._metrics(risks, comparisons, progress)
         return *rows, main_place(comparisons, self.ours)
 
     def _metrics(
         self,
-        sources: Sequence[RiskSource],
         risks: Mapping[str, Floats],
         comparisons: Sequence[Comparison],
         progress: Say,
@@ -255,7 +233,7 @@ class Evaluation:
             if self.source.is_curve:
                 metrics += over_time_rows(on_grid, causes, self.horizons, strongest=self._strongest)
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
-        self.nll = self._likelihoods(sources)
+        self.nll = self._likelihoods()
         for comparison in comparisons:
             days = comparison.landmark_days
             rows = slice(None) if days is None else self.records.at_landmark(days)
@@ -266,28 +244,29 @@ class Evaluation:
                     differences.append(nll_row(comparison, less, model=name, cause=causes[0]))
         return metrics, differences
 
-    def _likelihoods(self, sources: Sequence[RiskSource]) -> dict[str, Floats]:
+    def _likelihoods(self) -> dict[str, Floats]:
         """Model → (R,) NLL of every prediction time; no model has one where ours has none.
 
-        Each by its own hazards (baselines on the run's grid), or, for a source that is known at some knots only, all
-        by curves through their risks there.
+        Each by its own hazards (baselines on the run's grid), or, for risks that are known at some knots only, all by
+        curves through their risks there.
         """
-        own = self.source.nll(self.records)
-        if own is None:
+        ours, *others = self.predictors
+        if not self.predictors[ours].has_hazards:
             return {}
-        found = {self.ours: own}
+        found = {ours: self.predictors[ours].nll(self.records)}
         knots, start = self.source.knots_days, self.task.blanking
-        for source in sources[1:]:
-            if knots is None:
-                nll = source.nll(self.records)
-            else:
-                risk = source.risk(self.records, knots)
+        for name in others:
+            predictor = self.predictors[name]
+            if knots is not None:
+                risk = predictor.risk(self.records, knots, start_days=start)
                 nll = nll_through(risk, knots, self.rows, start_days=start)
-            if nll is not None and np.isfinite(nll).all():
-                found[source.name] = nll
+            else:
+                nll = predictor.nll(self.records)
+            if np.isfinite(nll).all():
+                found[name] = nll
             else:
                 note = "has no NLL: an event falls where its curve is flat."
-                self.warnings.append(f"{source.name} {note}")
+                self.warnings.append(f"{name} {note}")
         return found
 
     @property
@@ -310,11 +289,10 @@ class Evaluation:
         Args:
             progress: Called with the name of each stage.
         """
-        sources = self._sources(progress)
-        risks = self.risks(sources, progress)
+        risks = self.risks(self.predictors, progress)
         comparisons = list(self.comparisons(risks, self.horizons))
         main = main_place(comparisons, self.ours)
-        metrics, differences = self._metrics(sources, risks, comparisons, progress)
+        metrics, differences = self._metrics(risks, comparisons, progress)
         curves, indices = self._curves(comparisons, progress)
         progress("subgroups, checks, codes that move the risk")
         self.warnings += self.context.warnings(comparisons)
@@ -397,9 +375,9 @@ class Evaluation:
     def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None:
             return None
-        if not isinstance(self.source, RunRisks):
+        if self.run is None:
             return {"name": ORACLE}
-        found = oracle_table(self.truth, self.source, self.records, self.nll[self.ours])
+        found = oracle_table(self.truth, self.source.predictor, self.records, self.nll[self.ours])
         self.warnings += oracle_warnings(found)
         return found
 
@@ -428,13 +406,14 @@ def evaluate(
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
-    source = RunRisks(run)
+    evaluated = Evaluated.of_run(run)
     require_room(run_folder, results.SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     settings = settings or run.study.evaluation
     population = Population.of_split(store, run.task, split).drawn(settings)
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    evaluation = Evaluation(source, population, prepared=store, settings=settings)
+    rivals = fit_rivals(evaluated, store, settings, progress)
+    evaluation = Evaluation(evaluated, population, prepared=store, settings=settings, fitted=rivals)
     result = evaluation.result(progress=progress)
     result["made_of"] = evaluation_made_of(run, split, settings)
     if fitted is not None:

@@ -14,11 +14,10 @@ from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.explain import Question, change, subject_records
 from ehrsequencing.explain.cohort import explain_cohort
-from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
@@ -36,7 +35,7 @@ LEFT_TO_SEE = 0.25
 
 
 def trajectories(
-    source: EvaluatedRisks,
+    source: Evaluated,
     population: Population,
     risk: Floats,
     *,
@@ -62,7 +61,7 @@ def trajectories(
     for row, subject in zip(rows, chosen, strict=True):
         row |= _visits(row, subject, records, source, known)
         if source.run is not None and source.is_curve:
-            row |= _curves(row, subject, records, source, source.run)
+            row |= _curves(row, subject, records, source)
     if source.run is not None and source.is_curve and population.source is not None:
         question = Question.for_run(source.run, horizon_days=horizon_days)
         _add_moves(rows, chosen, records, question, population.source)
@@ -117,7 +116,7 @@ def _visits(
     row: dict[str, Any],
     subject: int,
     records: TaskRecords,
-    source: EvaluatedRisks,
+    source: Evaluated,
     known: dict[str, str],
 ) -> dict[str, Any]:
     """What was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
@@ -146,7 +145,7 @@ def _visits(
 
 
 def _curves(
-    row: dict[str, Any], subject: int, records: TaskRecords, source: EvaluatedRisks, run: Run
+    row: dict[str, Any], subject: int, records: TaskRecords, source: Evaluated
 ) -> dict[str, Any]:
     """Whole curves from a few prediction times, and the band of the members where there are several."""
     alone = records.take(np.array([subject]))
@@ -155,16 +154,18 @@ def _curves(
     )
     offset, last = len(alone.rows) - len(row["times_days"]), len(row["times_days"]) - 1
     at = sorted({round(k * last / (CURVES - 1)) for k in range(CURVES)} | {row["now"]})
-    risk = source.risk(alone, days)[offset:]
+    start = source.task.blanking
+    risk, of_members = source.predictor.risk_of_members(alone, days, start_days=start)
     found: dict[str, Any] = {
         "curve_days": days.round(2).tolist(),
         "curve_at": at,
-        "full": {name: risk[at, e].round(4).tolist() for e, name in enumerate(source.task.causes)},
+        "full": {
+            name: risk[offset:][at, e].round(4).tolist()
+            for e, name in enumerate(source.task.causes)
+        },
     }
-    if len(run.answers.members) > 1:
-        low, high = member_band(
-            np.stack([one[offset + row["now"]] for one in _of_members(alone, days, source, run)])
-        )
+    if len(of_members):
+        low, high = member_band(of_members[:, offset + row["now"]])
         found["band"] = {
             name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
             for e, name in enumerate(source.task.causes)
@@ -216,19 +217,6 @@ def _add_moves(
                     "parts": parts,
                 }
             )
-
-
-def _of_members(alone: TaskRecords, days: Floats, source: EvaluatedRisks, run: Run) -> list[Floats]:
-    """The curves of each member, as the model's own."""
-
-    def curve_of(number: int) -> Floats:
-        def cumulative(asked: Sequence[float] | Floats) -> Floats:
-            of_members = run.answers.with_members(alone, horizons_days=asked)[1]
-            return np.asarray(of_members[number], dtype=np.float64)
-
-        return conditional_risk(cumulative, days, start_days=source.task.blanking)
-
-    return [curve_of(number) for number in range(len(run.answers.members))]
 
 
 MOST_CODES = 15

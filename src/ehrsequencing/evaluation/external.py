@@ -28,9 +28,10 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.evaluation.context import evaluation_made_of, input_rates
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population, people
 from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.prediction.drift import differences
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run, refuse_shared
@@ -199,7 +200,7 @@ def validate(
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
     """
     run = Run(run_folder)
-    source = RunRisks(run)
+    evaluated = Evaluated.of_run(run)
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
     store = Prepared(own) if own.is_dir() else None
@@ -224,7 +225,10 @@ def validate(
         for text in found.differences:
             say(f"warning: {text}")
         found = replace(found, population=found.population.drawn(settings))
-        evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
+        rivals = fit_rivals(evaluated, store, settings, progress)
+        evaluation = Evaluation(
+            evaluated, found.population, prepared=store, settings=settings, fitted=rivals
+        )
         summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
         result["made_of"] = evaluation_made_of(

@@ -4,7 +4,7 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +15,13 @@ import pyarrow as pa
 import torch
 
 from ehrsequencing.config import TaskConfig, load_task
-from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.population import Population, RowFinder
-from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
 from ehrsequencing.metrics.bootstrap import mean_by_subject
-from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.metrics.hazards import hazards_through
 from ehrsequencing.models.risks import cumulative_incidence
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.hazards import event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -109,20 +108,19 @@ class Truth:
         return np.where(self.known[:, None, None], risk.numpy(), np.nan)
 
 
-@dataclass(frozen=True)
-class TruthRisks(RiskSource):
-    """The truth as a source of risks, given no event in the blanking period."""
+class TrueHazards(Predictor):
+    """The truth as a predictor at its own prediction times."""
 
-    truth: Truth
-    blanking_days: float
+    name = ORACLE
 
-    def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
-        """See `RiskSource`."""
-        return conditional_risk(self.truth.risk, horizons_days, start_days=self.blanking_days)
+    def __init__(self, truth: Truth) -> None:
+        self.truth, self.n_causes = truth, truth.hazards.shape[1]
+        self.edges_days = tuple(truth.edges_days[1:-1].tolist())
 
-    def nll(self, records: TaskRecords) -> Floats:
-        """See `RiskSource`."""
-        return self.truth.nll(records.rows)
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`; NaN without a truth."""
+        for rows in row_blocks(len(self.truth.hazards)):
+            yield rows, self.truth.hazards[rows]
 
 
 def other_settings(data: Path, task: TaskConfig) -> list[str]:
@@ -260,18 +258,18 @@ def truth_of(population: Population, task: TaskConfig) -> tuple[Truth | None, li
 
 
 def oracle_table(
-    truth: Truth, source: RunRisks, records: TaskRecords, nll: Floats
+    truth: Truth, predictor: Predictor, records: TaskRecords, nll: Floats
 ) -> dict[str, Any]:
     """Content of `oracle`.
 
     Args:
         truth: Of the prediction times.
-        source: The run.
+        predictor: The run's.
         records: The prediction times.
         nll: (R,) the run's NLL.
     """
     rows = records.rows
-    risk = source.risk(records, truth.edges_days[1:], start_days=0.0)
+    risk = predictor.risk(records, truth.edges_days[1:])
     hazards = bin_hazards(risk, truth.edges_days)
     sees = foresight(hazards, truth, rows)
     return {"name": ORACLE} | beside_the_truth(

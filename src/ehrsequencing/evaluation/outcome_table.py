@@ -28,10 +28,10 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.risks import onset_risk
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import states_of_rows
 
 FEWEST_EVENTS = 50  # subjects with the event, below which an outcome has no line of its own
 # a case is asked about at least so long before its event, as Delphi-2M's evaluation does

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import t as student
 
-from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.disclosure import TOO_FEW
@@ -25,14 +24,16 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import MANIFEST, sealed
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, number
-from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.blend import trainer_of
 from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
@@ -202,7 +203,7 @@ def repeated_splits(
             model.
     """
     run = Run(run_folder)
-    RunRisks(run)  # refuses the visit head
+    Evaluated.of_run(run)  # refuses the visit head
     if not 0 <= first_seed < 2**31:
         fix = "use a number from 0 on, as in 1234"
         raise EhrseqError("is not a seed", where="--split-seed", fix=fix)
@@ -338,11 +339,14 @@ def _judge(
 ) -> dict[str, Any]:
     run = Run(run_folder)
     judged = Population.of_split(parts, run.task, "held_out").drawn(settings)
-    evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
+    rivals = fit_rivals(Evaluated.of_run(run), parts, settings, stage)
+    evaluation = Evaluation(
+        run, judged, prepared=parts, settings=settings, fitted=rivals, train_censoring=True
+    )
     splits = parts.attrition(run.task.name)["splits"]
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
     rows = evaluation.metric_rows(progress=stage)
-    own = run.answers.nll(parts.records(run.task.name, "tuning"))
+    own = run.predictor.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
     tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
     tuning |= evaluation.likelihood_of_parts()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
 from ehrsequencing.core.files import read_json, write_json, write_shareable
 from ehrsequencing.prediction.run import Run, add_to_run
@@ -33,14 +32,15 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
     if run is None or run.blend is None:
         return None
     found, settings = run.blend.weights, run.study.training
+    parts = [part.name for part in run.blend.parts]
     rows = [
         {"cause": cause, "part": part}
         | {name: float(getattr(found, name)[e, m]) for name in ("value", "low", "high")}
         for e, cause in enumerate(run.task.causes)
-        for m, part in enumerate(PARTS)
+        for m, part in enumerate(parts)
     ]
     told = {name: number(value) for name, value in tuning_nll.items()}
-    facts = {"folds": settings.blend_folds, "parts": list(PARTS), "weights": rows}
+    facts = {"folds": settings.blend_folds, "parts": parts, "weights": rows}
     return facts | {"tuning_nll": told, "best_part": next(iter(told), None)}
 
 

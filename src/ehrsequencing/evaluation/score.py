@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, refuse_other_task
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -37,11 +36,14 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population, RowFinder, drawn_subjects, people
 from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.evaluation.risk_source import FileRisks
+from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.metrics.outcomes import ROUNDING
 from ehrsequencing.prediction.prediction_file import SUFFIXES, RiskTable, read_predictions
+from ehrsequencing.predictors.fit import BASELINES
+from ehrsequencing.predictors.from_file import FromFile
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -142,24 +144,33 @@ def score(
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
         population = population.take(chosen)
         settings = store.study.model_copy(update={"evaluation": study.evaluation})
-        source = FileRisks(
-            name=name or stem,
+        file = FromFile(
+            name or stem,
+            population.records,
+            found.horizons_days,
+            risk,
+            edges_days=training_edges(store, task, bins=study.training.grid_bins),
+            start_days=task.blanking,
+        )
+        evaluated = Evaluated(
+            name=file.name,
+            predictor=file,
             where=str(predictions),
             task=task,
             study=settings,
             config=settings.model_dump(mode="json", include=_SECTIONS),
             vocabulary=store.vocabulary,
-            edges_days=training_edges(store, task, bins=study.training.grid_bins),
-            horizons_days=found.horizons_days,
-            values=risk,
-            labels=population.records,
         )
-        models = [_beside(source, label, path) for label, path in others.items()]
         evaluation = Evaluation(
-            source, population, prepared=store, settings=study.evaluation, beside=models
+            evaluated,
+            population,
+            prepared=store,
+            settings=study.evaluation,
+            fitted=fit_rivals(evaluated, store, study.evaluation, progress),
+            beside={label: _beside(file, task, label, path) for label, path in others.items()},
         )
         result = evaluation.result(progress=progress)
-        notes += [*found.warnings, *source.warnings()]
+        notes += [*found.warnings, *file.warnings()]
         result |= {
             "score": {
                 "file": predictions.name,
@@ -299,20 +310,25 @@ def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]
     return merged, again[position]
 
 
-def _beside(source: FileRisks, name: str, path: Path) -> FileRisks:
+def _beside(file: FromFile, task: TaskConfig, name: str, path: Path) -> FromFile:
     """Another model's file, at the prediction times of the first.
 
     Raises:
         EhrseqError: It cannot be used, or lacks some of these prediction times.
     """
-    found = match(read_predictions(path), source.labels, source.task, path=path)
+    found = match(read_predictions(path), file.labels, task, path=path)
     if not found.answered.all():
         what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
         raise EhrseqError(
             what, where=str(path), fix="models are compared where all of them have a prediction"
         )
-    return replace(
-        source, name=name, where=str(path), horizons_days=found.horizons_days, values=found.risk
+    return FromFile(
+        name,
+        file.labels,
+        found.horizons_days,
+        found.risk,
+        edges_days=file.edges_days,
+        start_days=file.start_days,
     )
 
 

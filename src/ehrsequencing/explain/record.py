@@ -17,12 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.baselines.blend.blend import RunAnswers
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, offsets
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.predict import Moment, NewRecords, horizons_of, start_days_of
+from ehrsequencing.prediction.predict import (
+    Moment,
+    NewRecords,
+    RiskPredictor,
+    horizons_of,
+    start_days_of,
+)
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import visit_hazards
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import NEVER, STATIC, opens_run
@@ -338,24 +345,20 @@ class Question:
         return f"{self.cause_name} {when}"
 
     @cached_property
-    def answers(self) -> RunAnswers:
-        """What answers: the network or the blend, recalibrated or not."""
-        return self.run.recalibrated if self.recalibrated else self.run.answers
-
-    @property
-    def edges_days(self) -> tuple[float, ...]:
-        """Edges of the bins of the hazards that answer."""
-        return self.run.model.config.edges_days
+    def predictor(self) -> Predictor:
+        """What answers, recalibrated or not; the `visit` head has none."""
+        return self.run.recalibrated if self.recalibrated else self.run.predictor
 
     def answer(self, records: TaskRecords) -> Floats:
         """(R, 2) risk and log hazard at every prediction time; NaN where the run has no answer."""
         if self.horizon_days is None:
-            risk = self.answers.risk(records, horizons_days=())[:, 0, 0].astype(np.float64)
+            found = visit_hazards(self.run.model, records, code_types=self.run.code_types)
+            risk = found[:, 0, 0].astype(np.float64)
             return np.stack([risk, np.log(-np.log1p(-risk))], axis=1)
-        edges, start = self.edges_days, start_days_of(self.run)
+        edges, start = self.predictor.edges_days, start_days_of(self.run)
         horizon, out = np.array([self.horizon_days]), np.empty((len(records), 2))
         days = exposure(edges, np.array([start]), horizon)[0]
-        for rows, hazards in self.answers.hazards(records):
+        for rows, hazards in self.predictor.hazards(records):
             out[rows, 0] = cumulative_incidence(hazards, edges, horizon, start_days=start)[
                 :, self.cause, 0
             ]
@@ -400,15 +403,13 @@ def edited_risks(
     Raises:
         EhrseqError: An edit names a code or a visit that the record does not have, or a horizon is out of reach.
     """
-    days = [float(horizon) for horizon in horizons_of(run, horizons_days) if horizon is not None]
-    start = start_days_of(run)
-    answers = run.recalibrated if recalibrated else run.answers
+    asked = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     return predict_copies(
         run.vocabulary,
         record,
         (kept_rows(record, edit) for edit in edits),
         rows=rows,
-        predict=lambda copies: answers.risk(copies, horizons_days=days, start_days=start),
+        predict=asked.risk,
     )
 
 

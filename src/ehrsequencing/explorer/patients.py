@@ -196,7 +196,9 @@ def _of_shard(
     encoded = TaskRecords(
         encode_timelines(record, run.vocabulary)[0], encode_rows(record, rows, run.vocabulary)
     )
-    risk = asked.of_run.risk(encoded, horizons_days=days, start_days=asked.start_days)
+    assert asked.of_run is not None  # `require_curves`
+    found = asked.of_run.risk(encoded, days, start_days=asked.start_days)
+    risk = found.astype(np.float32)
     n, row_offsets = len(record.subject_id), encoded.rows.row_offsets
     first = np.full(n, np.iinfo(np.int64).max)
     np.minimum.at(first, visits.subject, visits.start_us)

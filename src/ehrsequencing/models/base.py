@@ -218,7 +218,7 @@ class SurvivalModel(HazardModel):
     def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
         """Fold `log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}` into the last layers.
 
-        The model keeps its shape, its files and its cost; its hazards are those of `Recalibrated`.
+        The model keeps its shape, its files and its cost.
 
         Args:
             intercept: (causes, bins) a.

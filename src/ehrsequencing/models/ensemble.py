@@ -1,4 +1,4 @@
-"""Models made of models: ensembles and recalibrated ones; and the model of a configuration or of a folder."""
+"""Ensembles, and the model of a configuration or of a folder."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ehrsequencing.batches.visit_batch import VisitBatch
@@ -185,55 +185,6 @@ def member_band(risk: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """
     low = np.quantile(risk, 0.025, axis=0, method="lower")
     return np.asarray(low), np.asarray(np.quantile(risk, 0.975, axis=0, method="higher"))
-
-
-# ---- recalibrated hazards --------------------------------------------------------------------------------------------
-
-
-class Recalibrated(SurvivalModel):
-    """A model, or an ensemble, with recalibrated hazards; the model inside is not changed.
-
-    Args:
-        model: With the `horizon` head.
-        intercept: a, one a cause (E,) or one a cause and bin (E, K).
-        slope: b, likewise.
-
-    Raises:
-        EhrseqError: The model has the `visit` head.
-
-    Example:
-        >>> model = build_model(ModelConfig(vocab_size=10, size="small", causes=2)).eval()
-        >>> mask = torch.ones(1, 1, 2, dtype=torch.bool)
-        >>> batch = VisitBatch.from_padded(mask.long(), mask, torch.full((1, 1), 60.0), torch.zeros(1, 1), mask.any(-1))
-        >>> double = Recalibrated(model, [0.0, np.log(2.0)], [1.0, 1.0])
-        >>> (double(batch) - model(batch)).exp().flatten()
-        tensor([1., 2.], grad_fn=...)
-    """
-
-    intercept: Tensor
-    slope: Tensor
-
-    def __init__(self, model: SurvivalModel, intercept: ArrayLike, slope: ArrayLike) -> None:
-        nn.Module.__init__(self)  # not the base's check: the model inside has passed it
-        if model.config.head == "visit":
-            fix = "use a model with head=horizon"
-            raise EhrseqError(
-                "the visit head has no hazards per day", where="ModelConfig.head=visit", fix=fix
-            )
-        self.config, self.model = model.config, model
-        for name, values in (("intercept", intercept), ("slope", slope)):
-            columns = np.asarray(values, dtype=np.float32).reshape(model.config.causes, -1)
-            self.register_buffer(name, torch.from_numpy(columns))
-        self.train(model.training)
-
-    def forward(self, batch: VisitBatch) -> Tensor:
-        """(N, causes, bins) log-hazards per day."""
-        logits: Tensor = self.model(batch)
-        return self.intercept + self.slope * logits
-
-    def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
-        """Log-hazards of some rows (R,)."""
-        return self.intercept + self.slope * self.model.logits_at(batch, rows)
 
 
 # ---- the class of a configuration ------------------------------------------------------------------------------------

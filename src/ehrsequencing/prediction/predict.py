@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ehrsequencing.config import DataConfig, format_days
+from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
@@ -24,6 +25,8 @@ from ehrsequencing.prediction.prediction_file import (
     require_suffix,
 )
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import visit_hazards
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -251,7 +254,7 @@ def predict(
         causes=predictor.causes,
         horizons_days=predictor.horizons_days,
         start_days=predictor.start_days,
-        banded=bool(predictor.of_run.members),
+        banded=predictor.is_banded,
         made_by=records.made_by,
         overwrite=overwrite,
     ) as file:
@@ -271,7 +274,7 @@ class RiskPredictor:
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
 
     Attributes:
-        of_run: What answers: the network or the blend, and its members, whose risks make the band.
+        of_run: What answers, and its members, whose risks make the band; None for the `visit` head.
         causes: Names of the causes that it answers for.
         horizons_days: One None for the `visit` head.
         start_days: Risks are given no event for so long after the prediction time.
@@ -285,16 +288,35 @@ class RiskPredictor:
     ) -> None:
         self.run = run
         self.horizons_days = horizons_of(run, horizons_days)
-        self.of_run = run.recalibrated if recalibrated else run.answers
+        self.of_run: Predictor | None = None
+        if not run.is_visit_head:
+            self.of_run = run.recalibrated if recalibrated else run.predictor
         self.causes = run.task.causes[: run.model.config.causes]
         self.start_days = start_days_of(run)
 
+    @property
+    def is_banded(self) -> bool:
+        """Whether there are members, whose risks make a band."""
+        return self.of_run is not None and len(self.of_run.members) > 0
+
+    def risk(self, records: TaskRecords) -> Floats32:
+        """(R, causes, horizons) of every row; NaN where the `visit` head has no answer."""
+        if self.of_run is None:
+            return visit_hazards(self.run.model, records, code_types=self.run.code_types)
+        days = [day for day in self.horizons_days if day is not None]
+        return self.of_run.risk(records, days, start_days=self.start_days).astype(np.float32)
+
+    def _with_members(self, records: TaskRecords) -> tuple[Floats32, Floats32]:
+        if self.of_run is None or not self.of_run.members:
+            alone = self.risk(records)
+            return alone, alone[None][:0]
+        days = [day for day in self.horizons_days if day is not None]
+        risk, of_members = self.of_run.risk_of_members(records, days, start_days=self.start_days)
+        return risk.astype(np.float32), of_members.astype(np.float32)
+
     def answer(self, records: TaskRecords) -> Risks:
         """The risks of the rows that have an answer, and the band of the members."""
-        days = [float(horizon) for horizon in self.horizons_days if horizon is not None]
-        risk, of_members = self.of_run.with_members(
-            records, horizons_days=days, start_days=self.start_days
-        )
+        risk, of_members = self._with_members(records)
         chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
         low = high = None
         if len(of_members):

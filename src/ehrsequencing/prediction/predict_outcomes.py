@@ -21,11 +21,11 @@ from ehrsequencing.prediction.predict import (
 )
 from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import outcome_risks
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.inference import outcome_risks
 
 
 def predict_outcomes(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend, RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -28,7 +27,10 @@ from ehrsequencing.core.outputs import (
     save_manifest,
 )
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.ensemble import Ensemble, load_model
+from ehrsequencing.models.ensemble import load_model
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
+from ehrsequencing.predictors.network import network
+from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared
@@ -131,21 +133,31 @@ class Run:
         return read_outcomes(self.folder) if self.model.config.outcomes else []
 
     @cached_property
+    def predictor(self) -> Predictor:
+        """What answers for the run: its network, ensemble or blend.
+
+        Raises:
+            EhrseqError: It has the `visit` head, whose hazards are per visit and not per day.
+        """
+        if self.is_visit_head:
+            what, fix = "the visit head has no risks at horizons", "train with model.head=horizon"
+            raise EhrseqError(what, where=str(self.folder), fix=fix)
+        alone = network(self.model, self.code_types)
+        if not self.study.training.blend:
+            return alone
+        return Blend.load(self.folder, self.vocabulary, alone)
+
+    @property
     def blend(self) -> Blend | None:
-        """The other parts and the weights, where the run is a blend."""
+        """The predictor, where it is a blend."""
         if not self.study.training.blend:
             return None
-        return Blend.load(self.folder, self.vocabulary, edges_days=self.model.config.edges_days)
+        assert isinstance(self.predictor, Blend)
+        return self.predictor
 
     @property
-    def answers(self) -> RunAnswers:
-        """What the run says of records, by the blend where it is one."""
-        members: Any = self.model.members if isinstance(self.model, Ensemble) else ()
-        return RunAnswers(self.model, self.blend, self.code_types, tuple(members))
-
-    @property
-    def recalibrated(self) -> RunAnswers:
-        """The answers with what `ehrseq evaluate --recalibrate` fitted.
+    def recalibrated(self) -> Predictor:
+        """The predictor with what `ehrseq evaluate --recalibrate` fitted.
 
         Raises:
             EhrseqError: Nothing has been fitted.
@@ -163,7 +175,7 @@ class Run:
             np.array([fitted[name][key] for name in self.task.causes])
             for key in ("intercept", "slope")
         )
-        return self.answers.recalibrated(a, b)
+        return self.predictor.recalibrated(a, b)
 
     @property
     def code_types(self) -> Ints | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.config import (
     EvaluationConfig,
     PretrainingConfig,
@@ -37,6 +36,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,

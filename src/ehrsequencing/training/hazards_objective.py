@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Bools, Floats32
@@ -10,7 +11,7 @@ from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.training.processes import ALONE, Processes, autocast, on_device
+from ehrsequencing.training.processes import ALONE, Processes, autocast
 
 
 class HazardsObjective:

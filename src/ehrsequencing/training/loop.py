@@ -22,12 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast, on_device
+from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
 from ehrsequencing.training.run_folder import (
     ExponentialMovingAverage,
     TrainingState,

@@ -9,17 +9,15 @@ same number of backward passes in every process; here a long record is cut into 
 import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ehrsequencing.batches.loader import Step
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.run_folder import TrainingState
@@ -146,7 +144,6 @@ def _all_reduce(message: Tensor) -> None:
 
 
 READ_STEPS = 20  # steps between two looks at the losses on a GPU
-Item = TypeVar("Item")
 
 
 def training_device() -> torch.device:
@@ -159,30 +156,6 @@ def training_device() -> torch.device:
 def autocast(device: torch.device, precision: Literal["32", "bf16"]) -> torch.autocast:
     """The precision in which a model computes (`training.precision`); its weights stay float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-
-
-def on_device(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
-    """The same steps on a device. On a GPU, one thread packs and pins the next one while this one is worked on."""
-    if device.type != "cuda":
-        for step in steps:
-            yield replace(step, batch=step.batch.to(device))
-        return
-    for step in prefetched(replace(step, batch=step.batch.pin_memory()) for step in steps):
-        yield replace(step, batch=step.batch.to(device, non_blocking=True))
-
-
-def prefetched(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items in the same order, each made in a second thread while the one before is in use.
-
-    >>> list(prefetched(iter("abc")))
-    ['a', 'b', 'c']
-    """
-    nothing = object()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="collate") as thread:
-        coming = thread.submit(next, items, nothing)
-        while (item := coming.result()) is not nothing:
-            coming = thread.submit(next, items, nothing)
-            yield item  # type: ignore[misc]  # it is not `nothing`
 
 
 class Losses:

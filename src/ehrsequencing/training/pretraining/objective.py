@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.core.arrays import Floats, Ints
@@ -23,7 +24,7 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.training.loop import step_seed
 from ehrsequencing.training.pretraining.targets import Rates, TargetCodes
-from ehrsequencing.training.processes import autocast, on_device
+from ehrsequencing.training.processes import autocast
 
 MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
 MOST_VISITS = 1024  # that one objective predicts from, in one step

@@ -1,26 +1,14 @@
-"""What every baseline has in common: the data that it is fitted to, and how it predicts.
+"""What a predictor is fitted to: visits and prediction times of training and tuning subjects, and the run's grid."""
 
-Two kinds of answers: risks by some horizons, and the `horizon` likelihood by hazards that are constant in the bins of
-the run's grid.
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from ehrsequencing.baselines.history import has_people
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
-from ehrsequencing.records.hazards import (
-    cohort_hazards,
-    cumulative_incidence,
-    event_bin,
-    exposure,
-    horizon_nll,
-)
+from ehrsequencing.predictors.history import has_people
+from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -29,7 +17,7 @@ PRIOR_EVENTS = 10.0  # of each bin, by which a level is drawn to 1
 
 @dataclass(frozen=True)
 class FittingData:
-    """What a baseline is fitted to.
+    """What a predictor is fitted to.
 
     Attributes:
         task: The question.
@@ -106,60 +94,3 @@ class FittingData:
 def kind_of(rows: TaskRows, chosen: Ints) -> Ints:
     """(r,) 1 for queries (landmarks, the index, a given moment), 0 for visits."""
     return rows.is_query[chosen].astype(np.int64)
-
-
-class Baseline(Protocol):
-    """Anything that predicts at prediction times."""
-
-    name: str
-
-    def risk(
-        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
-        """Cumulative incidence (r, causes, horizons) at the chosen rows, of any split.
-
-        `start_days`: given no event for so long after the prediction time (a task's blanking).
-        """
-        ...
-
-    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """The model's own `horizon` likelihood (r,) of the chosen rows, by hazards constant in the bins of its grid."""
-        ...
-
-
-class HazardBaseline(ABC):
-    """A baseline with hazards on the run's grid; it predicts for some thousand prediction times at a time."""
-
-    name: str
-    edges: tuple[float, ...]
-    n_causes: int
-
-    @abstractmethod
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, causes, bins) hazards per day of the chosen rows."""
-
-    def risk(
-        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
-        """See `Baseline`."""
-        out = np.empty((len(chosen), self.n_causes, len(horizons_days)))
-        for part in row_blocks(len(chosen)):
-            hazards = self.hazards(records, chosen[part])
-            out[part] = cumulative_incidence(
-                hazards, self.edges, horizons_days, start_days=start_days
-            )
-        return out
-
-    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """See `Baseline`."""
-        rows, out = records.rows, np.empty(len(chosen))
-        for part in row_blocks(len(chosen)):
-            some = chosen[part]
-            out[part] = horizon_nll(
-                self.hazards(records, some),
-                self.edges,
-                duration_days=rows.duration_days[some],
-                cause=rows.cause[some],
-                entry_days=rows.entry_days[some],
-            )
-        return out

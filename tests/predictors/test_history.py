@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.baselines import history
-from ehrsequencing.baselines.history import OF_NUMBER, TIMING, FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.config import ValuesConfig
 from ehrsequencing.core.arrays import offsets
+from ehrsequencing.predictors import history
+from ehrsequencing.predictors.history import OF_NUMBER, TIMING, FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary

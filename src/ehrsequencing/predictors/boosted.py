@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from ehrsequencing.baselines.base import FittingData, HazardBaseline, kind_of
-from ehrsequencing.baselines.history import (
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.predictors.fitting_data import FittingData, kind_of
+from ehrsequencing.predictors.history import (
     OF_CODE,
     FeatureSpec,
     fit_feature_spec,
     has_people,
     history_features,
 )
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.scales import between_float32
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -167,7 +169,7 @@ class Periods:
 
 
 @dataclass
-class BoostedVisits(HazardBaseline):
+class BoostedVisits(Predictor):
     """Boosted trees on everything in `history_features`, code pairs included, and the part of time. Make it with `fit`.
 
         λ_e(k | x) = base_{g,e}(k) · f_e(x, part of k)      k a bin of the run's grid, g visit or query
@@ -184,7 +186,7 @@ class BoostedVisits(HazardBaseline):
         cuts: Where each of them is cut into bins; a feature without a cut is not used.
         part_of: (bins,) part of time of each bin of the grid.
         base: (2, causes, bins) hazards at visits and at queries of a row whose trees say 1.
-        edges: The inner edges of the grid.
+        edges_days: The inner edges of the grid.
         trees: Of each cause; None = the cohort's own hazard.
     """
 
@@ -193,7 +195,7 @@ class BoostedVisits(HazardBaseline):
     cuts: list[Floats]
     part_of: Ints
     base: Floats
-    edges: tuple[float, ...]
+    edges_days: tuple[float, ...]
     trees: list[Trees | None]
 
     name = "boosted visits"
@@ -295,11 +297,11 @@ class BoostedVisits(HazardBaseline):
             cohort: (causes, bins) the training cohort's own hazards.
         """
         duration, cause = rows.duration_days[chosen], rows.cause[chosen].astype(np.int64)
-        days = exposure(self.edges, rows.entry_days[chosen], duration)
+        days = exposure(self.edges_days, rows.entry_days[chosen], duration)
         first_bin = np.flatnonzero(np.diff(self.part_of, prepend=-1))
         expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in cohort])
         row, part = np.nonzero(expected.sum(axis=0) > 0)
-        last = self.part_of[event_bin(self.edges, duration)]
+        last = self.part_of[event_bin(self.edges_days, duration)]
         return Periods(
             row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
         )
@@ -334,11 +336,14 @@ class BoostedVisits(HazardBaseline):
         ]
         return np.stack(parts, axis=1)[:, :, self.part_of]
 
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, causes, bins) hazards per day."""
-        return self.base[kind_of(records.rows, chosen)] * self._factor(
-            self.history(records, chosen)
-        )
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, part in in_parts(records):
+            every = np.arange(len(part))
+            yield (
+                rows,
+                self.base[kind_of(part.rows, every)] * self._factor(self.history(part, every)),
+            )
 
 
 def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Floats:

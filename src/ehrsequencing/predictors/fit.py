@@ -4,7 +4,7 @@ All but Aalen–Johansen are landmark supermodels (van Houwelingen 2007), fitted
 one is the strongest depends on the data: the likelihood of tuning subjects decides.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -12,19 +12,20 @@ from typing import Literal
 import numpy as np
 from sklearn.linear_model import PoissonRegressor
 
-from ehrsequencing.baselines.base import Baseline, FittingData, HazardBaseline, kind_of
-from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, has_static
-from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fitting_data import FittingData, kind_of
+from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.predictors.recalibration import MOST_ROWS, fit_recalibration
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import cohort_hazards, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.training.recalibration import MOST_ROWS, fit_recalibration
 
 
-class MarginalIncidence(HazardBaseline):
+class MarginalIncidence(Predictor):
     """Aalen–Johansen on the training queries of each landmark; a row takes the landmark nearest in time since index.
 
     For the likelihood, the same queries' events over days at risk in each bin of the run's grid.
@@ -33,7 +34,7 @@ class MarginalIncidence(HazardBaseline):
     name = "Aalen–Johansen"
 
     def __init__(self, data: FittingData) -> None:
-        self.edges, self.n_causes = data.edges_days, len(data.task.causes)
+        self.edges_days, self.n_causes = data.edges_days, len(data.task.causes)
         rows = data.train.rows
         self.landmarks: list[float] = []
         self.incidences: list[StepFunction] = []  # of each landmark
@@ -47,33 +48,38 @@ class MarginalIncidence(HazardBaseline):
                     aalen_johansen(duration, cause.astype(np.int64), n_causes=self.n_causes)
                 )
                 hazards = cohort_hazards(
-                    self.edges, rows.entry_days[at], duration, cause, n_causes=self.n_causes
+                    self.edges_days, rows.entry_days[at], duration, cause, n_causes=self.n_causes
                 )
                 self.landmark_hazards.append(hazards)
 
-    def _nearest(self, records: TaskRecords, chosen: Ints) -> Ints:
-        """(r,) number of the landmark of each row."""
-        since = _days_since_index(records.rows, chosen)
+    def _nearest(self, records: TaskRecords) -> Ints:
+        """(R,) number of the landmark of each row."""
+        since = _days_since_index(records.rows)
         nearest: Ints = np.abs(since[:, None] - np.array(self.landmarks)).argmin(axis=1)
         return nearest
 
     def risk(
-        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+        self,
+        records: TaskRecords,
+        horizons_days: Sequence[float] | Floats,
+        *,
+        start_days: float = 0.0,
     ) -> Floats:
-        """See `Baseline`."""
+        """Aalen–Johansen's own incidence, with steps at the events and no bins; see `Predictor`."""
         risk = conditional_risk(
             lambda days: np.stack([curve.at(days) for curve in self.incidences]),
-            horizons_days,
+            np.asarray(horizons_days, dtype=np.float64),
             start_days=start_days,
         )
-        return risk[self._nearest(records, chosen)]
+        return risk[self._nearest(records)]
 
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """See `HazardBaseline`."""
-        return np.stack(self.landmark_hazards)[self._nearest(records, chosen)]
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, part in in_parts(records):
+            yield rows, np.stack(self.landmark_hazards)[self._nearest(part)]
 
 
-class AgeAndSex(HazardBaseline):
+class AgeAndSex(Predictor):
     """A Poisson regression on what a model knows without reading the record: age, sex, and the time since the index.
 
         λ_e(k | x) = base_{g,e}(k) · f_e(x)      k a bin of the run's grid, g visit or query (`FittingData.level`)
@@ -85,14 +91,14 @@ class AgeAndSex(HazardBaseline):
     name = "age + sex"
 
     def __init__(self, data: FittingData) -> None:
-        self.edges, self.n_causes = data.edges_days, len(data.task.causes)
+        self.edges_days, self.n_causes = data.edges_days, len(data.task.causes)
         cohort = data.cohort_hazards()
         rows, names = data.train.rows, data.vocabulary.tokens
         tokens = np.unique(data.train.timelines.static_codes).tolist()
         sexes = [token for token in tokens if names[token].upper().startswith(("GENDER", "SEX"))]
         self.static = sexes or tokens
-        days = exposure(self.edges, rows.entry_days, rows.duration_days)
-        design = self._design(data.train, np.arange(len(rows)))
+        days = exposure(self.edges_days, rows.entry_days, rows.duration_days)
+        design = self._design(data.train)
         self.mean_age = float(np.nanmean(design[:, 0])) if np.isfinite(design[:, 0]).any() else 50.0
         x = self._filled(design)
         self.models: list[PoissonRegressor | None] = []
@@ -109,12 +115,12 @@ class AgeAndSex(HazardBaseline):
         level = data.level(np.arange(len(rows)), lambda part: cohort * self._factor(x[part]))
         self.base = cohort * level  # (2, causes, bins)
 
-    def _design(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, ·) age in years, log of the days since the index, and the static codes."""
+    def _design(self, records: TaskRecords) -> Floats:
+        """(R, ·) age in years, log of the days since the index, and the static codes."""
         rows = records.rows
-        age = rows.age_years[chosen].astype(np.float64)
-        since = np.log1p(_days_since_index(rows, chosen))
-        static = has_static(records.timelines, self.static)[rows.subject[chosen]]
+        age = np.asarray(rows.age_years, dtype=np.float64)
+        since = np.log1p(_days_since_index(rows))
+        static = has_static(records.timelines, self.static)[rows.subject]
         return np.concatenate([age[:, None], since[:, None], static], axis=1)
 
     def _filled(self, design: Floats) -> Floats:
@@ -131,48 +137,38 @@ class AgeAndSex(HazardBaseline):
         factors = [flat if model is None else model.predict(x) for model in self.models]
         return np.stack(factors, axis=1)[:, :, None]
 
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """See `HazardBaseline`."""
-        factor = self._factor(self._filled(self._design(records, chosen)))
-        return self.base[kind_of(records.rows, chosen)] * factor
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, part in in_parts(records):
+            factor = self._factor(self._filled(self._design(part)))
+            yield rows, self.base[kind_of(part.rows, np.arange(len(part)))] * factor
 
 
-def _days_since_index(rows: TaskRows, chosen: Ints) -> Floats:
-    """Days (r,) from the index to each chosen prediction time."""
-    return (rows.prediction_us[chosen] - rows.index_us[chosen]) / DAY_US
+def _days_since_index(rows: TaskRows) -> Floats:
+    """Days (R,) from the index to each prediction time."""
+    return np.asarray((rows.prediction_us - rows.index_us) / DAY_US)
 
 
-class Recalibrated(HazardBaseline):
-    """A baseline whose log-hazards are shifted and stretched, as `training.recalibration` does with a network's.
-
-        log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}
-
-    Risks, too, are those of the recalibrated hazards.
+def recalibrated(model: Predictor, data: FittingData) -> Predictor:
+    """The model with the last step that our own training has: a recalibration by the likelihood of tuning subjects.
 
     Args:
-        inner: The fitted baseline.
+        model: The fitted model.
         data: Whose tuning subjects decide, and how strongly (`recalibration`).
     """
-
-    def __init__(self, inner: HazardBaseline, data: FittingData) -> None:
-        self.inner, self.name = inner, inner.name
-        self.edges, self.n_causes = inner.edges, inner.n_causes
-        rows, every = data.tuning.rows, data.draw(np.arange(len(data.tuning)), MOST_ROWS)
-        fitted = fit_recalibration(
-            np.log(inner.hazards(data.tuning, every)),
-            self.edges,
-            duration_days=rows.duration_days[every],
-            cause=rows.cause[every],
-            entry_days=rows.entry_days[every],
-            subject=rows.subject[every],
-            prior_sd=data.recalibration,
-        )
-        self.intercept, self.slope = fitted.intercept, fitted.slope
-
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """See `HazardBaseline`."""
-        log_hazards = np.log(self.inner.hazards(records, chosen))
-        return np.asarray(np.exp(self.intercept + self.slope * log_hazards), dtype=np.float64)
+    rows, chosen = data.tuning.rows, data.draw(np.arange(len(data.tuning)), MOST_ROWS)
+    is_chosen = np.isin(np.arange(len(data.tuning)), chosen)
+    eta = [np.log(hazards[is_chosen[part]]) for part, hazards in model.hazards(data.tuning)]
+    fitted = fit_recalibration(
+        np.concatenate(eta),
+        model.edges_days,
+        duration_days=rows.duration_days[chosen],
+        cause=rows.cause[chosen],
+        entry_days=rows.entry_days[chosen],
+        subject=rows.subject[chosen],
+        prior_sd=data.recalibration,
+    )
+    return model.recalibrated(fitted.intercept, fitted.slope)
 
 
 BASELINES = (
@@ -192,7 +188,7 @@ class Fitted:
         tuning_nll: Mean over all tuning prediction times; NaN without any.
     """
 
-    model: Baseline
+    model: Predictor
     tuning_nll: float
 
 
@@ -201,7 +197,7 @@ def fit_baselines(
     data: FittingData,
     *,
     trials: int | None = None,
-    known: Mapping[str, Baseline] | None = None,
+    known: Mapping[str, Predictor] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Fitted]:
     """Fit the baselines, the strongest first: by the likelihood of tuning subjects at all their prediction times.
@@ -218,20 +214,18 @@ def fit_baselines(
     """
     if kind == "none":
         return []
-    fits: dict[str, Callable[[], Baseline]] = {
+    fits: dict[str, Callable[[], Predictor]] = {
         BoostedVisits.name: partial(BoostedVisits.fit, data, trials=trials or 1),
         LandmarkCox.name: partial(LandmarkCox, data),
         AgeAndSex.name: partial(AgeAndSex, data),
         MarginalIncidence.name: partial(MarginalIncidence, data),
     }
     out: list[Fitted] = []
-    every = np.arange(len(data.tuning))
     for number, (name, fit) in enumerate(fits.items(), start=1):
         progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
-        is_last_step = data.recalibration > 0 and len(every) > 0 and name != MarginalIncidence.name
-        if is_last_step and isinstance(model, HazardBaseline):
-            model = Recalibrated(model, data)
-        nll = float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
+        if data.recalibration > 0 and len(data.tuning) and name != MarginalIncidence.name:
+            model = recalibrated(model, data)
+        nll = float(model.nll(data.tuning).mean()) if len(data.tuning) else float("nan")
         out.append(Fitted(model, nll))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)

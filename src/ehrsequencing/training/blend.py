@@ -4,45 +4,34 @@ The networks are runs in the run's `checkpoints`: a finished one is kept, and an
 stopped, so that a run that was killed ends with the same bytes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.baselines.base import FittingData, HazardBaseline
-from ehrsequencing.baselines.blend.blend import (
-    ARRAYS_FILE,
-    BLEND_FILE,
-    PARTS,
-    Blend,
-    in_parts,
-    network_hazards,
-)
-from ehrsequencing.baselines.blend.weights import (
-    BlendRows,
-    blended_hazards,
-    fit_weights,
-    points_at,
-)
-from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.baselines.teacher import folds_of, teacher_of
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import load_model
-from ehrsequencing.records.hazards import horizon_nll
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, parts_hazards
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.network import network
+from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.weights import BlendRows, fit_weights, points_at
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.resolve import study_for_cohort, subjects_with_event
 from ehrsequencing.training.run_folder import RunFolder, fingerprint_of
+from ehrsequencing.training.teacher import folds_of, teacher_of
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
@@ -183,8 +172,7 @@ class BlendTrainer:
         weights = fit_weights(rows, n_causes=len(self.task.causes), seed=self.settings.seed)
         whole = checkpoints / "network"
         model = self._train_network(whole, len(self.folds), None, on_progress)
-        boosted, cox = self._fit_others(self.records["train"])
-        blend = Blend(boosted, cox, weights, self.edges)
+        blend = Blend([self._network(model), *self._fit_others(self.records["train"])], weights)
         self.out.mkdir(parents=True, exist_ok=True)
         blend.save(self.out)
         manifest = read_manifest(whole, what=RUN.what)
@@ -196,7 +184,7 @@ class BlendTrainer:
         facts["blend"] = {
             "parts": list(PARTS),
             "folds": len(self.folds),
-            "tuning_nll": self._tuning_nll(model, blend),
+            "tuning_nll": self._tuning_nll(blend),
         }
         history = read_json_lines(whole / HISTORY)
         self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
@@ -212,7 +200,7 @@ class BlendTrainer:
         step = max(1, -(-len(train) // MOST_ROWS))
         asked = fold[::step]
         out_of_fold, found = train.take(asked), []
-        for chosen, hazards in self._hazards(model, others, out_of_fold):
+        for chosen, hazards in parts_hazards([self._network(model), *others], out_of_fold):
             rows = out_of_fold.rows
             duration, entry = (
                 np.array(rows.duration_days[chosen]),
@@ -231,33 +219,15 @@ class BlendTrainer:
             )
         return BlendRows.joined(found)
 
-    def _hazards(
-        self, model: SurvivalModel, others: Sequence[HazardBaseline], records: TaskRecords
-    ) -> Iterator[tuple[slice, list[Floats]]]:
-        """Some rows at a time, and the hazards (r, causes, bins) per day of each part there."""
+    def _network(self, model: SurvivalModel) -> Predictor:
         types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
-        for rows, part in in_parts(records):
-            every = np.arange(len(part))
-            network = network_hazards(model, part, code_types=types)
-            yield rows, [network, *(other.hazards(part, every) for other in others)]
+        return network(model, types)
 
-    def _tuning_nll(self, model: SurvivalModel, blend: Blend) -> dict[str, float]:
+    def _tuning_nll(self, blend: Blend) -> dict[str, float]:
         """Mean NLL of all tuning prediction times: of the blend, then of each part alone."""
-        total, rows = np.zeros(1 + len(PARTS)), self.records["tuning"].rows
-        for chosen, each in self._hazards(
-            model, (blend.boosted, blend.cox), self.records["tuning"]
-        ):
-            blended = blended_hazards(each, blend.weights.value, self.edges)
-            for k, hazards in enumerate([blended, *each]):
-                total[k] += horizon_nll(
-                    hazards,
-                    self.edges,
-                    duration_days=np.asarray(rows.duration_days[chosen]),
-                    cause=rows.cause[chosen],
-                    entry_days=rows.entry_days[chosen],
-                ).sum()
-        mean = total / max(len(self.records["tuning"]), 1)
-        return dict(zip(("blend", *PARTS), mean.tolist(), strict=True))
+        tuning = self.records["tuning"]
+        each = {one.name: one.nll(tuning) for one in (blend, *blend.parts)}
+        return {name: float(nll.sum()) / max(len(tuning), 1) for name, nll in each.items()}
 
     def _train_network(
         self, folder: Path, number: int, fold: Ints | None, on_progress: ShowProgress

@@ -11,18 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.baselines import teacher as room
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.blend.train import BlendTrainer, trainer_of
-from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.baselines.teacher import OutOfFoldTeacher, folds_of
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import expected_nll
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training import teacher as room
+from ehrsequencing.training.blend import BlendTrainer, trainer_of
+from ehrsequencing.training.teacher import OutOfFoldTeacher, folds_of
 from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
 from helpers.settings import TINY
@@ -60,7 +60,7 @@ def test_a_row_is_taught_by_models_that_have_not_seen_its_subject(prepared: Prep
 
     def by_hand(trees: np.ndarray, cox: np.ndarray) -> np.ndarray:  # with the features of the first fold's trees
         models = BoostedVisits.fit(data(trees), like=features), LandmarkCox(data(cox))
-        return sum(model.hazards(asked, np.arange(len(asked))) for model in models) / 2
+        return sum(model.all_hazards(asked) for model in models) / 2
 
     everybody = np.arange(len(train.timelines))
     others = np.setdiff1d(everybody, fold)

@@ -10,7 +10,7 @@ import pytest
 from lifelines import CoxPHFitter
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 
-from ehrsequencing.baselines.cox import (
+from ehrsequencing.predictors.cox import (
     UNWATCHED_RIDGE_PER_EVENT,
     CoxFit,
     CoxRegression,

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import OptimizeResult, minimize
 from scipy.special import softmax
 
-from ehrsequencing.baselines.blend.weights import BlendRows, blended_hazards, fit_weights, points_at
+from ehrsequencing.predictors.weights import BlendRows, blended_hazards, fit_weights, points_at
 from ehrsequencing.records.hazards import exposure, horizon_nll
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
@@ -54,7 +54,7 @@ def test_a_fit_that_fails_keeps_where_it_started(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object, **__: object) -> OptimizeResult:
         return OptimizeResult(x=np.full(3, np.nan), fun=np.nan, success=False)
 
-    monkeypatch.setattr("ehrsequencing.baselines.blend.weights.minimize", broken)
+    monkeypatch.setattr("ehrsequencing.predictors.weights.minimize", broken)
     found = fit_weights(drawn()[1], n_causes=2, resamples=0)
     np.testing.assert_array_equal(found.value, np.full((2, 3), 1 / 3))
 

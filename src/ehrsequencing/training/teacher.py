@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -77,9 +77,9 @@ class OutOfFoldTeacher:
             )
             part = train.take(fold)
             rows = np.flatnonzero(np.isin(train.rows.subject, fold))
-            trees, every = BoostedVisits.fit(data, like=trees), np.arange(len(part))
+            trees = BoostedVisits.fit(data, like=trees)
             models = (trees, LandmarkCox(data))
-            hazards[rows] = np.mean([model.hazards(part, every) for model in models], axis=0)
+            hazards[rows] = np.mean([model.all_hazards(part) for model in models], axis=0)
         self._last = ids, hazards
         return hazards
 

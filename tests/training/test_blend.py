@@ -15,36 +15,39 @@ from torch import nn
 from ehrsequencing.api.training import train
 from ehrsequencing.audit import predictions
 from ehrsequencing.audit.data import AuditData
-from ehrsequencing.baselines import boosted, history, landmark_cox
-from ehrsequencing.baselines.base import FittingData
-from ehrsequencing.baselines.blend import blend as blending
-from ehrsequencing.baselines.blend import train as training
-from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
-from ehrsequencing.baselines.blend.train import BlendTrainer, trainer_of
-from ehrsequencing.baselines.blend.weights import BlendWeights, blended_hazards
-from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.history import FeatureSpec, history_features
-from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.baselines.teacher import folds_of
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
+from ehrsequencing.core import arrays
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.risk_source import cut_at_batches
+from ehrsequencing.evaluation.rivals import fit_rivals
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors import boosted, history, landmark_cox
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.history import FeatureSpec, history_features
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.network import Network
+from ehrsequencing.predictors.network import network as as_predictor
+from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.inference import nll_of_rows
+from ehrsequencing.training import blend as training
+from ehrsequencing.training.blend import BlendTrainer, trainer_of
 from ehrsequencing.training.loop import show_nothing
+from ehrsequencing.training.teacher import folds_of
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 from helpers.blends import quick_parts
+from helpers.rows import nll_of_rows
 from helpers.settings import TINY
 
 SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "training.blend_folds=2", "evaluation.bootstrap=0")
@@ -73,7 +76,7 @@ def test_out_of_fold_means_out_of_fold(
     prepared: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fold's answers are those of parts fitted by hand without its subjects, and not of parts fitted to them too."""
-    monkeypatch.setattr(blending, "_CHUNK_ROWS", 200)  # several parts a fold
+    monkeypatch.setattr(arrays, "BLOCK_ROWS", 200)  # several parts a fold
     trainer = BlendTrainer(prepared, "simulated", tmp_path / "run", study=study)
     train, tuning = trainer.records["train"], trainer.records["tuning"]
     everybody = np.sort(np.concatenate(trainer.folds))
@@ -87,7 +90,7 @@ def test_out_of_fold_means_out_of_fold(
 
     def of_others(records: Any) -> list[np.ndarray]:
         data = FittingData(trainer.task, prepared.vocabulary, records, tuning, trainer.edges)
-        return [part.hazards(asked, np.arange(len(asked))) for part in (BoostedVisits.fit(data), LandmarkCox(data))]
+        return [part.all_hazards(asked) for part in (BoostedVisits.fit(data), LandmarkCox(data))]
 
     def distance(parts: list[np.ndarray]) -> list[float]:
         made = training.points_at(parts, trainer.edges, asked.rows.duration_days)[1]
@@ -133,20 +136,6 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(
     assert len(trained) == 5
 
 
-def test_parts_of_the_records_get_the_answers_of_the_whole(
-    run: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blending, "_CHUNK_ROWS", 40)
-    answers, records = Run(run).answers, prepared.records("simulated", "held_out")
-    cut, whole = answers.batches(records), [part.subject_id.tolist() for _, part in in_parts(records)]
-    parts = list(cut_at_batches(records, *cut, count=3))
-    assert [found.subject_id.tolist() for part in parts for _, found in in_parts(part)] == whole
-    assert len(whole) > 4
-    risks = [answers.risk(one, horizons_days=[365.25]) for one in (records, *parts)]
-    assert all(map(len, risks))
-    np.testing.assert_array_equal(np.concatenate(risks[1:]), risks[0])
-
-
 def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, tmp_path: Path) -> None:
     made, records = Run(run), prepared.records("simulated", "held_out")
     data = FittingData(
@@ -154,21 +143,16 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, t
         made.model.config.edges_days,
     )  # fmt: skip
     weights = BlendWeights(*(np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]) for _ in range(3)))
-    fitted = Blend(BoostedVisits.fit(data), LandmarkCox(data), weights, data.edges_days)
+    network = Network(made.model)
+    fitted = Blend([network, BoostedVisits.fit(data), LandmarkCox(data)], weights)
     fitted.save(tmp_path)
-    again = Blend.load(tmp_path, made.vocabulary, edges_days=data.edges_days)
-    before, after = (
-        np.concatenate([found[0] for _, found in blend.hazards([made.model], records)]) for blend in (fitted, again)
-    )
+    again = Blend.load(tmp_path, made.vocabulary, network)
+    before, after = (blend.all_hazards(records) for blend in (fitted, again))
     np.testing.assert_array_equal(before, after)
-    every = np.arange(len(records))
-    others = [part.hazards(records, every) for part in (fitted.boosted, fitted.cox)]
-    parts = [network_hazards(made.model, records), *others]
+    parts = [part.all_hazards(records) for part in fitted.parts]
     assert all(np.abs(np.log(part) - np.log(before)).max() > 0.01 for part in parts)  # each part counts
     assert made.blend is not None
-    np.testing.assert_array_equal(
-        made.blend.boosted.hazards(records, np.arange(9)), again.boosted.hazards(records, np.arange(9))
-    )
+    np.testing.assert_array_equal(made.blend.boosted.all_hazards(records), again.boosted.all_hazards(records))
     assert not [path for path in run.iterdir() if path.suffix in (".pkl", ".pickle", ".joblib")]
 
 
@@ -234,14 +218,15 @@ def test_evaluate_takes_the_trees_of_the_blend_and_the_network_has_a_row_of_its_
         BoostedVisits, "fit", lambda *given, **more: pytest.fail("the trees of the blend were not taken")
     )
     population = Population.of_split(prepared, made.task, "held_out")
-    evaluation = Evaluation(made, population, prepared=prepared, settings=made.study.evaluation)
-    sources = evaluation._sources(lambda _: None)
-    risks, likelihoods = evaluation.risks(sources), evaluation._likelihoods(sources)
+    settings = made.study.evaluation
+    rivals = fit_rivals(Evaluated.of_run(made), prepared, settings)
+    evaluation = Evaluation(made, population, prepared=prepared, settings=settings, fitted=rivals)
+    risks, likelihoods = evaluation.risks(evaluation.predictors), evaluation._likelihoods()
     assert list(risks) == [*likelihoods]
     assert {"boosted visits", "landmark Cox", "network alone"} < set(risks)
     assert list(risks).index("network alone") > list(risks).index("landmark Cox")
-    np.testing.assert_allclose(likelihoods["ehrsequencing"], made.answers.nll(records))
-    np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records))
+    np.testing.assert_allclose(likelihoods["ehrsequencing"], made.predictor.nll(records))
+    np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records), rtol=1e-5)
     assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
 
 
@@ -257,12 +242,13 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(
     pair.model.members = nn.ModuleList([one, twin])
     days, blend = list(pair.task.horizons), pair.blend
     assert blend is not None
-    risk, of_members = pair.answers.with_members(records, horizons_days=days)
-    every = np.arange(len(records))
-    others = [part.hazards(records, every) for part in (blend.boosted, blend.cox)]
+    risk, of_members = blend.risk_of_members(records, days)
+    np.testing.assert_allclose(blend.risk(records, days), risk, atol=1e-7)
+    others = [part.all_hazards(records) for part in (blend.boosted, blend.cox)]
 
     def by_hand(model: Any, a: Any = 0.0, b: Any = 1.0) -> np.ndarray:
-        blended = blended_hazards([network_hazards(model, records), *others], blend.weights.value, blend.edges_days)
+        parts = [as_predictor(model).all_hazards(records), *others]
+        blended = blended_hazards(parts, blend.weights.value, blend.edges_days)
         corrected = np.exp(np.reshape(a, (-1, 1)) + np.reshape(b, (-1, 1)) * np.log(blended))
         return cumulative_incidence(corrected, blend.edges_days, np.array(days))
 
@@ -276,12 +262,12 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(
     )["recalibration"]
     a, b = ([told["fitted"][name][key] for name in pair.task.causes] for key in ("intercept", "slope"))
     assert abs(a[0]) + abs(b[0] - 1) > 1e-3
-    corrected = Run(folder).recalibrated.risk(records, horizons_days=days)
+    corrected = Run(folder).recalibrated.risk(records, days)
     np.testing.assert_allclose(corrected, by_hand(one, a, b), atol=1e-6)
     assert np.abs(corrected - risk).max() > 1e-3
     tuning = prepared.records("simulated", "tuning")
     at = np.any([tuning.rows.at_landmark(moment) for moment in pair.task.landmarks], axis=0)
-    nll = [answers.nll(tuning)[at].mean() for answers in (Run(folder).answers, Run(folder).recalibrated)]
+    nll = [one.nll(tuning)[at].mean() for one in (Run(folder).predictor, Run(folder).recalibrated)]
     assert nll[1] < nll[0]  # where it was fitted
     predict(folder, sim_data, tmp_path / "risks.csv", recalibrated=True)
     assert "low" not in (tmp_path / "risks.csv").read_text().split("\n")[0]  # no members, no band
@@ -324,13 +310,13 @@ def test_evaluate_judges_the_blend_and_not_its_network(
 
 def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, prepared: Prepared) -> None:
     tuning, told = prepared.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
-    answers, every = Run(run).answers, np.arange(len(tuning))
-    assert answers.blend is not None
-    by_hand = [answers.nll(tuning).mean(), nll_of_rows(answers.model, tuning).mean()]
-    for part in (answers.blend.boosted, answers.blend.cox):
+    blend = Run(run).blend
+    assert blend is not None
+    by_hand = [blend.nll(tuning).mean(), nll_of_rows(Run(run).model, tuning).mean()]
+    for part in (blend.boosted, blend.cox):
         rows = tuning.rows
         by_hand.append(horizon_nll(
-            part.hazards(tuning, every), answers.blend.edges_days, duration_days=np.asarray(rows.duration_days),
+            part.all_hazards(tuning), blend.edges_days, duration_days=np.asarray(rows.duration_days),
             cause=rows.cause, entry_days=rows.entry_days,
         ).mean())  # fmt: skip
     assert list(told) == ["blend", *PARTS]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.baselines import boosted, landmark_cox
-from ehrsequencing.baselines.history import fit_feature_spec
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.predictors import boosted, landmark_cox
+from ehrsequencing.predictors.history import fit_feature_spec
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from ehrsequencing.baselines.base import FittingData, HazardBaseline
-from ehrsequencing.baselines.cox import (
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.predictors.cox import (
     CoxFit,
     CoxRows,
     choose_ridge,
 )
-from ehrsequencing.baselines.history import (
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.history import (
     AGE_KNOTS_YEARS,
     FeatureSpec,
     fit_feature_spec,
     has_people,
     history_features,
 )
-from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.records.hazards import cohort_hazards, horizon_nll
 from ehrsequencing.records.scales import fit_scale
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -119,7 +121,7 @@ def feature_range(
 
 
 @dataclass
-class CoxHazards(HazardBaseline):
+class CoxHazards(Predictor):
     """Cox regressions on the run's grid: all that a blend keeps of them.
 
         λ_e(k | x) = base_e(k) · exp(β_e · (z − mean_e) / scale_e)
@@ -131,7 +133,7 @@ class CoxHazards(HazardBaseline):
         scale: (causes, D).
         beta: (causes, D); 0 for a cause without a training event.
         base: (causes, bins) hazards per day of a row at the mean.
-        edges: The inner edges of the grid.
+        edges_days: The inner edges of the grid.
     """
 
     vocabulary: Vocabulary
@@ -140,7 +142,7 @@ class CoxHazards(HazardBaseline):
     scale: Floats
     beta: Floats
     base: Floats
-    edges: tuple[float, ...]
+    edges_days: tuple[float, ...]
 
     name = "landmark Cox"
 
@@ -154,15 +156,15 @@ class CoxHazards(HazardBaseline):
             history_features(records, self.vocabulary, chosen=chosen, columns=columns)
         )
 
-    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """(r, causes, bins) hazards per day."""
-        z = self.covariates(records, chosen)
-        scores = [
-            ((z - mean) / scale) @ beta
-            for mean, scale, beta in zip(self.mean, self.scale, self.beta, strict=True)
-        ]
-        factors = np.exp(np.stack(scores, axis=1))
-        return np.asarray(factors[:, :, None] * self.base, dtype=np.float64)
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, part in in_parts(records):
+            z = self.covariates(part, np.arange(len(part)))
+            scores = [
+                ((z - mean) / scale) @ beta
+                for mean, scale, beta in zip(self.mean, self.scale, self.beta, strict=True)
+            ]
+            yield rows, np.exp(np.stack(scores, axis=1))[:, :, None] * self.base
 
 
 class LandmarkCox(CoxHazards):
@@ -182,7 +184,7 @@ class LandmarkCox(CoxHazards):
         columns = fit_feature_spec(data.train, data.vocabulary, enough=data.enough)
         chosen = data.draw(np.arange(len(train)), max(1, MOST_CELLS // (len(columns) + 1)))
         history = history_features(data.train, data.vocabulary, chosen=chosen, columns=columns)
-        self.vocabulary, self.edges = data.vocabulary, data.edges_days
+        self.vocabulary, self.edges_days = data.vocabulary, data.edges_days
         self.design = LinearDesign.fit(history, columns, train.subject[chosen], enough=data.enough)
         watched = data.draw(np.arange(len(tuning)), max(1, MOST_CELLS // (len(columns) + 1)))
         x, watched_x = self.design(history), self.covariates(data.tuning, watched)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.baselines import boosted
-from ehrsequencing.baselines.boosted import BoostedVisits, Trees, feature_cuts
-from ehrsequencing.baselines.history import has_people
-from ehrsequencing.baselines.landmark_cox import feature_range
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.predictors import boosted
+from ehrsequencing.predictors.boosted import BoostedVisits, Trees, feature_cuts
+from ehrsequencing.predictors.history import has_people
+from ehrsequencing.predictors.landmark_cox import feature_range
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import given_to, with_rows
@@ -33,11 +33,11 @@ def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood
         return fit_one(self, x, *args, **held)
 
     monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
-    nll, rows = [], np.arange(len(tuning))
+    nll = []
     for trials in (every[:1], every[1:2], every[:2]):
         monkeypatch.setattr(boosted, "TRIALS", trials)
         model = BoostedVisits.fit(made, trials=2)
-        nll.append(float(model.nll(tuning, rows).mean()))
+        nll.append(float(model.nll(tuning).mean()))
     of_pairs = int(np.sum(model.used >= len(model.columns) - 2 * len(model.columns.pairs)))
     assert of_pairs > 5
     causes, whole = len(task.causes), len(model.used) + 1
@@ -61,7 +61,7 @@ def test_boosting_does_without_ages_and_without_a_second_visit(
     ]
     model = BoostedVisits.fit(given_to(task, prepared, *ageless))
     assert len(model.cuts[0]) == len(model.cuts[3]) == 0  # ages, days between visits
-    assert np.isfinite(model.nll(ageless[1], np.arange(len(tuning)))).all()
+    assert np.isfinite(model.nll(ageless[1])).all()
 
 
 def fitted_trees(leaves: int = 8, seed: int = 0) -> tuple[boosted.HistGradientBoostingRegressor, np.ndarray]:

@@ -1,0 +1,98 @@
+"""The models beside the one that is evaluated: baselines on the same training subjects, and the parts of a blend."""
+
+from collections.abc import Callable, Sequence
+
+from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.evaluation.comparison import NETWORK
+from ehrsequencing.evaluation.evaluated import Evaluated
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.fit import Fitted, fit_baselines
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+
+
+def fit_rivals(
+    evaluated: Evaluated,
+    prepared: Prepared | None,
+    settings: EvaluationConfig,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Fitted]:
+    """The baselines that the settings ask for, the strongest first; none without the prepared set.
+
+    Args:
+        evaluated: Beside what.
+        prepared: On whose training subjects they are fitted.
+        settings: Which of them, and their seed.
+        progress: Called with the name of each.
+    """
+    if prepared is None:
+        return []
+    task = evaluated.task
+    data = FittingData(
+        task,
+        evaluated.vocabulary,
+        prepared.records(task.name, "train"),
+        prepared.records(task.name, "tuning"),
+        evaluated.predictor.edges_days,
+        settings.seed,
+        enough=prepared.study.vocabulary.min_subjects,
+        recalibration=evaluated.study.training.recalibration,
+    )
+    trials = trials_of(evaluated, settings)
+    return fit_baselines(
+        settings.baselines,
+        data,
+        trials=trials,
+        known=known_baselines(evaluated.run, seed=settings.seed, trials=trials),
+        progress=lambda name: progress(f"baseline: {name}"),
+    )
+
+
+def trials_of(evaluated: Evaluated, settings: EvaluationConfig) -> int | None:
+    """What people tell of their tuning; the boosting tries as many settings."""
+    told = settings.tuning_trials
+    return evaluated.study.evaluation.tuning_trials if told is None else told
+
+
+def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predictor]:
+    """The parts of a blend as models of their own, as far as they are not among the baselines; of others nothing."""
+    if run is None or run.blend is None:
+        return {}
+    network, *others = run.blend.parts
+    there = {one.model.name for one in fitted}
+    return {NETWORK: network} | {one.name: one for one in others if one.name not in there}
+
+
+def likelihood_of_parts(
+    run: Run | None, fitted: Sequence[Fitted], tuning: TaskRecords
+) -> dict[str, float]:
+    """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing where the run is no blend.
+
+    A part that is among the fitted baselines has the NLL of that baseline, whose hazards are recalibrated.
+    """
+    if run is None or run.blend is None or not len(tuning):
+        return {}
+    parts = parts_alone(run, fitted)
+    found = {name: float(part.nll(tuning).mean()) for name, part in parts.items()}
+    kept = (BoostedVisits.name, LandmarkCox.name)
+    found |= {one.model.name: one.tuning_nll for one in fitted if one.model.name in kept}
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+
+
+def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Predictor]:
+    """The trees of a blend, where they were fitted as the baseline would be.
+
+    Args:
+        run: The run that is evaluated, if it is one.
+        seed: Of the baselines.
+        trials: Of the boosting.
+    """
+    if run is None or run.blend is None:
+        return {}
+    made = run.study.evaluation
+    is_same = (made.seed, made.tuning_trials or 1) == (seed, trials or 1)
+    return {BoostedVisits.name: run.blend.boosted} if is_same else {}

@@ -1,0 +1,177 @@
+"""The blend: a network, boosted visits and a landmark Cox model as one predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save
+
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_json, write_bytes, write_json
+from ehrsequencing.predictors.boosted import BoostedVisits, Trees
+from ehrsequencing.predictors.history import FeatureSpec
+from ehrsequencing.predictors.landmark_cox import CoxHazards, LandmarkCox, LinearDesign
+from ehrsequencing.predictors.network import NETWORK
+from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.vocabulary import Vocabulary
+
+BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"
+PARTS = (NETWORK, BoostedVisits.name, LandmarkCox.name)  # the order of the weights
+
+
+class Blend(Predictor):
+    """Predictors of one grid as one: its `log H` is a convex mean of theirs (`weights.py`).
+
+    Args:
+        parts: In the order of `PARTS`; the first may be an ensemble, and then its members make the band.
+        weights: Of the parts, per cause.
+    """
+
+    name = "blend"
+
+    def __init__(self, parts: Sequence[Predictor], weights: BlendWeights) -> None:
+        self.parts, self.weights = tuple(parts), weights
+        self.edges_days, self.n_causes = parts[0].edges_days, parts[0].n_causes
+        self.members = [Blend([member, *parts[1:]], weights) for member in parts[0].members]
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, parts in parts_hazards(self.parts, records):
+            yield rows, blended_hazards(parts, self.weights.value, self.edges_days)
+
+    def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`; the other parts are asked once for all members."""
+        first, *others = self.parts
+        for (rows, each), *rest in zip(
+            first.spread(records), *(part.hazards(records) for part in others), strict=True
+        ):
+            beside = [hazards for _, hazards in rest]
+            blended = [
+                blended_hazards([one, *beside], self.weights.value, self.edges_days) for one in each
+            ]
+            yield rows, np.stack(blended)
+
+    @property
+    def boosted(self) -> BoostedVisits:
+        """The trees."""
+        return next(part for part in self.parts if isinstance(part, BoostedVisits))
+
+    @property
+    def cox(self) -> CoxHazards:
+        """The regressions."""
+        return next(part for part in self.parts if isinstance(part, CoxHazards))
+
+    def save(self, folder: Path) -> None:
+        """Write `blend.json` and `blend.safetensors`: all but the network, which has files of its own."""
+        boosted, cox, design = self.boosted, self.cox, self.cox.design
+        arrays: dict[str, NDArray[Any]] = {
+            "boosted.cuts": np.concatenate([np.zeros(0), *boosted.cuts]),
+            "boosted.cut_offsets": np.cumsum([0, *map(len, boosted.cuts)]),
+            "boosted.part_of": boosted.part_of,
+            "boosted.base": boosted.base,
+        }
+        fitted = {e: trees for e, trees in enumerate(boosted.trees) if trees is not None}
+        for e, trees in fitted.items():
+            arrays |= {f"boosted.trees.{e}.{name}": getattr(trees, name) for name in _OF_TREES}
+        arrays |= {f"cox.{name}": getattr(cox, name) for name in _OF_COX}
+        arrays |= {f"cox.design.{name}": getattr(design, name) for name in _OF_DESIGN}
+        data = save({name: np.array(array, order="C") for name, array in arrays.items()})
+        write_bytes(folder / ARRAYS_FILE, data)
+        facts = {
+            "parts": [part.name for part in self.parts],
+            "weights": {name: getattr(self.weights, name).tolist() for name in _OF_WEIGHTS},
+            "features": {"boosted": asdict(boosted.columns), "cox": asdict(design.columns)},
+            "trees": sorted(map(str, fitted)),
+        }
+        write_json(folder / BLEND_FILE, facts)
+
+    @classmethod
+    def load(cls, folder: Path, vocabulary: Vocabulary, network: Predictor) -> Blend:
+        """Read what `save` wrote.
+
+        Args:
+            folder: The run, whose manifest has been checked.
+            vocabulary: The run's.
+            network: The run's.
+
+        Raises:
+            EhrseqError: A part looks at a column that its features do not have.
+        """
+        text, arrays = read_json(folder / BLEND_FILE), load_file(folder / ARRAYS_FILE)
+        features = {part: _spec(saved) for part, saved in text["features"].items()}
+        edges, cut_offsets = network.edges_days, arrays["boosted.cut_offsets"]
+        # of features with a cut, and the part of time
+        columns = int((np.diff(cut_offsets) > 0).sum()) + 1
+        _require_trees(arrays, columns, folder)
+        _require(arrays, "cox.design.used", len(features["cox"]), folder)
+        weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
+        base = arrays["boosted.base"]
+        trees = [
+            Trees(*(arrays[f"boosted.trees.{e}.{name}"] for name in _OF_TREES))
+            if str(e) in text["trees"]
+            else None
+            for e in range(base.shape[1])
+        ]
+        boosted = BoostedVisits(
+            vocabulary,
+            features["boosted"],
+            np.split(arrays["boosted.cuts"], cut_offsets[1:-1]),
+            arrays["boosted.part_of"],
+            base,
+            edges,
+            trees,
+        )
+        design = LinearDesign(
+            features["cox"],
+            *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
+        )
+        mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
+        cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, edges)
+        return cls([network, boosted, cox], weights)
+
+
+_OF_TREES = ("start", "feature", "threshold", "missing_left", "left", "right", "value")
+_OF_COX = ("mean", "scale", "beta", "base")
+_OF_DESIGN = ("used", "fill", "low", "high", "marked")
+_OF_WEIGHTS = ("value", "low", "high")
+
+
+def parts_hazards(
+    parts: Sequence[Predictor], records: TaskRecords
+) -> Iterator[tuple[slice, list[Floats]]]:
+    """Some rows at a time, and the hazards (r, E, K) per day of each predictor there."""
+    for each in zip(*(part.hazards(records) for part in parts), strict=True):
+        yield each[0][0], [hazards for _, hazards in each]
+
+
+def _require_trees(arrays: Mapping[str, NDArray[Any]], columns: int, folder: Path) -> None:
+    """Refuse trees that name other columns or nodes than there are, or that never end: hashes prove no author."""
+    for name in arrays:
+        if name.startswith("boosted.trees.") and name.endswith((".left", ".right")):
+            nodes = arrays[name].shape[-1]
+            _require(arrays, name, nodes, folder, least=np.arange(nodes))  # a leaf is its own child
+        elif name.startswith("boosted.trees.") and name.endswith(".feature"):
+            _require(arrays, name, columns, folder)
+
+
+def _require(
+    arrays: Mapping[str, NDArray[Any]], name: str, count: int, folder: Path, least: Any = 0
+) -> None:
+    if np.any((arrays[name] < least) | (arrays[name] >= count)):
+        what, where = f"{name} names what there is not", str(folder / ARRAYS_FILE)
+        raise EhrseqError(what, where=where, fix="train the run again")
+
+
+def _spec(saved: dict[str, Any]) -> FeatureSpec:
+    """History features from JSON."""
+    pairs = tuple((int(first), int(second)) for first, second in saved["pairs"])
+    lists = {name: tuple(saved[name]) for name in ("codes", "numeric", "static_codes", "names")}
+    return FeatureSpec(**lists, pairs=pairs)

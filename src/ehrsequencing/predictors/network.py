@@ -1,0 +1,187 @@
+"""Networks as predictors, and their other answers, row by row: hazards before the next visit, states, outcomes."""
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+
+from ehrsequencing.batches.device import on_device
+from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.models import ensemble as models
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.risks import onset_risk
+from ehrsequencing.models.segments import to_device
+from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.records.timelines import TaskRecords
+
+NETWORK = "network"
+VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
+OUTCOME_HAZARDS = 2**21  # hazards of outcomes that exist at once
+FEW_ROWS = (
+    0.25  # share of a batch's rows up to which a model computes only those that are asked for
+)
+
+
+class Network(Predictor):
+    """A network with the `horizon` head.
+
+    Args:
+        model: In evaluation mode.
+        code_types: (V,) type of each token, where the model wants types (`Run.code_types`).
+    """
+
+    name = NETWORK
+
+    def __init__(self, model: SurvivalModel, code_types: Ints | None = None) -> None:
+        self.model, self.code_types = model, code_types
+        self.edges_days, self.n_causes = model.config.edges_days, model.config.causes
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, part in in_parts(records):
+            loader = SubjectLoader.of_model(self.model.config, part, code_types=self.code_types)
+            at, eta = log_hazards(self.model, loader, visit_budget=VISIT_BUDGET)
+            out = np.empty(eta.shape)
+            out[at] = np.exp(eta.astype(np.float64))
+            yield rows, out
+
+
+class Ensemble(Predictor):
+    """Several predictors of one grid, whose hazards are averaged in every bin.
+
+        λ_{e,k} = (1/M) Σ_m λ^m_{e,k}
+
+    Args:
+        members: M ≥ 2.
+    """
+
+    def __init__(self, members: Sequence[Predictor]) -> None:
+        self.members = members
+        self.name = members[0].name
+        self.edges_days, self.n_causes = members[0].edges_days, members[0].n_causes
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, each in self.spread(records):
+            yield rows, each[0]
+
+    def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for parts in zip(*(one.hazards(records) for one in self.members), strict=True):
+            each = np.stack([hazards for _, hazards in parts])
+            yield parts[0][0], np.concatenate([each.mean(axis=0, keepdims=True), each])
+
+
+def network(model: SurvivalModel, code_types: Ints | None = None) -> Predictor:
+    """A model as a predictor: a network, or an ensemble of them."""
+    if isinstance(model, models.Ensemble):
+        members = cast(Sequence[SurvivalModel], model.members)
+        return Ensemble([Network(one, code_types) for one in members])
+    return Network(model, code_types)
+
+
+@torch.no_grad()
+def log_hazards(
+    model: SurvivalModel,
+    loader: SubjectLoader,
+    *,
+    visit_budget: int,
+    device: torch.device | None = None,
+    subjects: Ints | None = None,
+    rows: Bools | None = None,
+) -> tuple[Ints, Floats32]:
+    """Rows of some subjects, or of all, as they come (r,), and their log-hazards per day (r, E, K).
+
+    With `rows` (R,) only these. The model is on the device, by default the CPU.
+    """
+    model.eval()
+    device = device or torch.device("cpu")
+    row, eta = [], []
+    for step in on_device(loader.in_order(visit_budget=visit_budget, subjects=subjects), device):
+        wanted = slice(None) if rows is None else rows[step.rows]
+        at = to_device(torch.from_numpy(step.positions[wanted]), device)
+        if len(at) <= FEW_ROWS * step.batch.n_visits:
+            logits = model.logits_at(step.batch, at)
+        else:
+            logits = model(step.batch).index_select(0, at)
+        row.append(step.rows[wanted])
+        eta.append(logits.float().cpu().numpy())
+    return np.concatenate(row), np.concatenate(eta)
+
+
+def steps(
+    model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
+) -> Iterator[Step]:
+    """The batches in which the functions below answer."""
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    return loader.in_order(visit_budget=VISIT_BUDGET)
+
+
+@torch.no_grad()
+def visit_hazards(
+    model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
+) -> Floats32:
+    """Hazard (R, 1, 1) before the next visit, by the `visit` head; NaN for queries that fall on no visit's end."""
+    out = np.full((len(records), 1, 1), np.nan, dtype=np.float32)
+    for step in steps(model, records, code_types=code_types):
+        hazards = model(step.batch).double().sigmoid()[:, None, None]
+        out[step.rows] = hazards.float().numpy()[step.positions]
+    return out
+
+
+@torch.no_grad()
+def outcome_risks(
+    model: SurvivalModel,
+    records: TaskRecords,
+    *,
+    codes: Ints,
+    horizons_days: Sequence[float],
+    code_types: Ints | None = None,
+    start_days: float = 0.0,
+) -> Iterator[tuple[Ints, Floats32]]:
+    """Risks of outcomes, some prediction times after others; memory does not grow with the number of outcomes.
+
+    Args:
+        model: In evaluation mode, with outcomes.
+        records: Visits and prediction times.
+        codes: (c,) numbers of the outcomes asked about.
+        horizons_days: Days after the prediction time.
+        code_types: (V,) type of each token, where the model wants types.
+        start_days: Given no event for so long after the prediction time.
+
+    Yields:
+        (n,) rows of the task, and (n, c, horizons) cumulative incidence, each outcome alone against the task's causes.
+    """
+    assert model.outcomes is not None
+    chosen, edges = torch.from_numpy(codes), model.config.edges_days
+    step_rows = max(1, OUTCOME_HAZARDS // max(len(codes) * model.config.bins, 1))
+    for step in steps(model, records, code_types=code_types):
+        positions = torch.from_numpy(step.positions)
+        x, z = (state.index_select(0, positions) for state in model.states(step.batch))
+        for low in range(0, len(positions), step_rows):
+            part = slice(low, low + step_rows)
+            causes = model.hazard_logits(z[part], wide=x[part])
+            own = model.outcomes.log_hazards(z[part], chosen)
+            risk = onset_risk(
+                own, causes, edges, horizons_days=horizons_days, start_days=start_days
+            )
+            yield step.rows[part], risk.float().numpy()
+
+
+@torch.no_grad()
+def states_of_rows(
+    model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """State (R, d) and logits (R, causes, bins) of the task's causes at every prediction time; `horizon` head only.
+
+    The states of an ensemble are those of its members beside one another, (R, M d).
+    """
+    states = torch.zeros(len(records), model.config.dim * model.config.members)
+    logits = torch.zeros(len(records), model.config.causes, model.config.bins)
+    for step in steps(model, records, code_types=code_types):
+        positions, rows = torch.from_numpy(step.positions), torch.from_numpy(step.rows)
+        x, z = (state.index_select(0, positions) for state in model.states(step.batch))
+        states[rows], logits[rows] = z, model.hazard_logits(z, wide=x)
+    return states, logits
