@@ -16,9 +16,10 @@ from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.cox import CoxFit, CoxRegression, CoxRows
+from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, history_features
-from ehrsequencing.predictors.landmark_cox import LandmarkCox, LinearDesign
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.wording import with_interval

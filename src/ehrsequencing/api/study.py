@@ -71,7 +71,8 @@ def run(
         asked_for = settings
     else:  # how it is evaluated may change, but for the trees that are in the model
         known = TrainedRun(folder).study
-        has_trees = known.training.blend or known.training.distillation > 0
+        training = known.training
+        has_trees = training.blend or not training.network or training.distillation > 0
         decided = {"seed", "tuning_trials"} if has_trees else set[str]()
         update = known.evaluation.model_dump(exclude=decided)
         evaluation = settings.evaluation.model_copy(update=update)

@@ -23,7 +23,8 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training import fit as training
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
 from ehrsequencing.training.run_folder import alone_in, remove_unfinished
@@ -153,21 +154,20 @@ def train(
             stack.enter_context(alone_in(out))  # before the work begins
         source = None if init is None else Pretrained(init)
         name = task or prepared.only_task()
-        trainer = trainer_of(
-            prepared,
-            name,
+        is_first = processes.is_first
+        tell = say if is_first else lambda _: None
+        plan = Plan.of(prepared, name, study, init=source, say=tell)
+        report = stack.enter_context(training_bar(show=progress and is_first))
+        training.fit(
+            plan,
             out,
-            study=study,
-            init=source,
+            resume=resume,
             processes=processes,
-            say=say if processes.is_first else lambda _: None,
+            on_start=on_start if is_first else lambda _: None,
+            on_progress=report,
+            say=tell,
         )
-        if processes.is_first:
-            on_start(trainer.started_from)
-        show = progress and processes.is_first
-        report = stack.enter_context(training_bar(show=show))
-        trainer.fit(resume=resume, on_progress=report)
-        return processes.is_first
+        return is_first
 
 
 def _prepared(data: Prepared | str | os.PathLike[str]) -> Prepared:

@@ -15,6 +15,7 @@ from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 
 TOLERANCE = 0.03
@@ -101,8 +102,9 @@ def _scored(data: AuditData, *, seed: int) -> tuple[Floats, Ints, Floats, tuple[
     """One deal: outcomes of the audited split, and risks by the last horizon of a model trained on the deal."""
     shuffled = ShuffledLabels(data.prepared, seed=seed)
     with private_folder() as folder:
-        trainer = Trainer(shuffled, data.task.name, folder / "run", study=load_study(None, SMALL))
-        trainer.fit()
+        plan = Plan.of(shuffled, data.task.name, load_study(None, SMALL), as_given=True)
+        trainer = Trainer(plan)
+        trainer.train(folder / "run")
     model: Any = trainer.training.averaged.cpu().eval()
     records = shuffled.records(data.task.name, data.split)
     horizons = data.task.horizons[-1:]

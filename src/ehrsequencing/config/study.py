@@ -62,11 +62,11 @@ class TrainingConfig(Settings):
     checkpoint_seconds: float = Field(default=15.0, ge=0)  # shortest time between two checkpoints
     # strength of the final recalibration (prior SD of the correction); 0 = off
     recalibration: float = Field(default=0.05, ge=0)
-    # Also fit boosted trees and a landmark Cox model, and answer with a convex mean of the three (their log cumulative
-    # hazards) whose weights are fitted out of fold.
+    # Also fit boosted trees and a landmark Cox model, and answer with a convex mean of the three (of their log
+    # cumulative hazards).
     blend: bool | None = None  # none: where a blend is possible
-    # of training subjects, for the weights; training takes so many times more
-    blend_folds: int = Field(default=3, ge=2, le=20)
+    # false: trees and Cox alone, in a fraction of the time
+    network: bool = True
     # Share of the loss that comes from boosted visits and Cox, fitted out of fold, in place of the events; 0: none.
     distillation: float = Field(default=0.0, ge=0, lt=1)
     grid_bins: int = Field(default=20, ge=4, le=64)  # quantile bins of the horizon head

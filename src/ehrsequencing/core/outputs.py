@@ -46,6 +46,7 @@ RUN_NEEDS = (
     "vocabulary.json",
     "vocabulary.safetensors",
 )
+NETWORK_FILES = {"config.json", "model.safetensors"}  # those of them that hold the network
 _AGAIN = "make the folder again"
 _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others

@@ -33,7 +33,8 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
 from ehrsequencing.records.prepare import prepare, require_made_of
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.resolve import DECIDED_BY_DATA
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
@@ -306,7 +307,7 @@ def one_split(
         prepare(records, set_folder, study=study, tasks=[task])
     parts = Prepared(set_folder)
     stage("training")
-    trainer_of(parts, task.name, run_folder, study=study).fit(resume=True)
+    fit(Plan.of(parts, task.name, study), run_folder, resume=True)
     stored = {"fingerprint": fingerprint, "seed": seed}
     stored = sealed(stored | _judge(run_folder, parts, settings, stage))
     write_json(folder / ROWS, stored, owner_only=True)

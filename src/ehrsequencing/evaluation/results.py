@@ -14,6 +14,7 @@ import numpy as np
 from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
 from ehrsequencing.core.files import read_json, write_json, write_shareable
 from ehrsequencing.prediction.run import Run, add_to_run
+from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few
 
 
@@ -31,7 +32,7 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
     """
     if run is None or run.blend is None:
         return None
-    found, settings = run.blend.weights, run.study.training
+    found = run.blend.weights
     parts = [part.name for part in run.blend.parts]
     rows = [
         {"cause": cause, "part": part}
@@ -40,7 +41,7 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
         for m, part in enumerate(parts)
     ]
     told = {name: number(value) for name, value in tuning_nll.items()}
-    facts = {"folds": settings.blend_folds, "parts": parts, "weights": rows}
+    facts = {"folds": FOLDS, "parts": parts, "weights": rows}
     return facts | {"tuning_nll": told, "best_part": next(iter(told), None)}
 
 

@@ -62,9 +62,9 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predicto
     """The parts of a blend as models of their own, as far as they are not among the baselines; of others nothing."""
     if run is None or run.blend is None:
         return {}
-    network, *others = run.blend.parts
     there = {one.model.name for one in fitted}
-    return {NETWORK: network} | {one.name: one for one in others if one.name not in there}
+    parts = {NETWORK if one.name == "network" else one.name: one for one in run.blend.parts}
+    return {name: one for name, one in parts.items() if name not in there}
 
 
 def likelihood_of_parts(

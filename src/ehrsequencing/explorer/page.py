@@ -262,7 +262,7 @@ def _about(explorer: Explorer) -> dict[str, Any]:
     return {
         "title": _clean(task.heading),
         "question": _clean(question(task)),
-        "causes": [_clean(cause) for cause in task.causes[: run.model.config.causes]],
+        "causes": [_clean(cause) for cause in task.causes[: run.study.model.causes]],
         "horizons_days": [float(day) for day in task.horizons],
         "start_days": float(task.blanking),
         "curve_days": [float(day) for day in explorer.curve_days],

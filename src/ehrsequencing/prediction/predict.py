@@ -291,7 +291,7 @@ class RiskPredictor:
         self.of_run: Predictor | None = None
         if not run.is_visit_head:
             self.of_run = run.recalibrated if recalibrated else run.predictor
-        self.causes = run.task.causes[: run.model.config.causes]
+        self.causes = run.task.causes[: run.study.model.causes]
         self.start_days = start_days_of(run)
 
     @property
@@ -374,7 +374,7 @@ def horizons_of(run: Run, horizons_days: Sequence[float] | None) -> tuple[float 
     horizons, start, end = (
         tuple(horizons_days or run.task.horizons),
         run.task.blanking,
-        run.model.config.edges_days[-1],
+        run.study.model.edges_days[-1],
     )
     if min(horizons) <= 0:
         raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")

@@ -30,7 +30,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
 from ehrsequencing.predictors.network import network
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.predictor import Predictor, Recalibrated
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared
@@ -78,7 +78,7 @@ class Run:
     @property
     def fingerprint(self) -> str:
         """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
-        files = (BLEND_FILE, ARRAYS_FILE) if self.study.training.blend else ()
+        files = (BLEND_FILE, ARRAYS_FILE) if self.has_trees else ()
         of_blend = [self.manifest["files"].get(name) for name in files]
         return digest(
             [
@@ -124,17 +124,32 @@ class Run:
 
     @cached_property
     def model(self) -> SurvivalModel:
-        """The network, in evaluation mode; in a blend it is one of the parts."""
+        """The network, in evaluation mode; in a blend it is one of the parts.
+
+        Raises:
+            EhrseqError: The run has no network.
+        """
+        if not self.study.training.network:
+            what, fix = (
+                "has no network",
+                "use a run that was trained without training.network=false",
+            )
+            raise EhrseqError(what, where=str(self.folder), fix=fix)
         return load_model(self.folder)
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether trees and Cox are parts of the answer."""
+        return bool(self.study.training.blend) or not self.study.training.network
 
     @cached_property
     def outcomes(self) -> list[str]:
         """The codes of the outcomes that the model predicts beside the task's causes; a code's place is its number."""
-        return read_outcomes(self.folder) if self.model.config.outcomes else []
+        return read_outcomes(self.folder) if self.study.model.outcomes else []
 
     @cached_property
     def predictor(self) -> Predictor:
-        """What answers for the run: its network, ensemble or blend.
+        """What answers for the run: its network, its ensemble, its blend, or trees and Cox.
 
         Raises:
             EhrseqError: It has the `visit` head, whose hazards are per visit and not per day.
@@ -142,18 +157,19 @@ class Run:
         if self.is_visit_head:
             what, fix = "the visit head has no risks at horizons", "train with model.head=horizon"
             raise EhrseqError(what, where=str(self.folder), fix=fix)
-        alone = network(self.model, self.code_types)
-        if not self.study.training.blend:
-            return alone
-        return Blend.load(self.folder, self.vocabulary, alone)
+        has_network = self.study.training.network
+        alone = network(self.model, self.code_types) if has_network else None
+        if self.has_trees:
+            return Blend.load(self.folder, self.vocabulary, alone)
+        assert alone is not None
+        return alone
 
     @property
     def blend(self) -> Blend | None:
-        """The predictor, where it is a blend."""
-        if not self.study.training.blend:
-            return None
-        assert isinstance(self.predictor, Blend)
-        return self.predictor
+        """The predictor, where it has parts."""
+        found = self.predictor if self.has_trees else None
+        found = found.inner if isinstance(found, Recalibrated) else found
+        return found if isinstance(found, Blend) else None
 
     @property
     def recalibrated(self) -> Predictor:
@@ -180,7 +196,7 @@ class Run:
     @property
     def code_types(self) -> Ints | None:
         """Type of each token, where the model has an embedding for it."""
-        return self.vocabulary.code_types if self.model.config.code_types else None
+        return self.vocabulary.code_types if self.study.model.code_types else None
 
     @property
     def is_visit_head(self) -> bool:

@@ -15,45 +15,45 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.predictors.boosted import BoostedVisits, Trees
+from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import FeatureSpec
-from ehrsequencing.predictors.landmark_cox import CoxHazards, LandmarkCox, LinearDesign
-from ehrsequencing.predictors.network import NETWORK
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.landmark_cox import CoxHazards
+from ehrsequencing.predictors.of_history import hazards_of_each
+from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
 BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"
-PARTS = (NETWORK, BoostedVisits.name, LandmarkCox.name)  # the order of the weights
+BLEND, STACKED = "blend", "trees and Cox"
 
 
 class Blend(Predictor):
     """Predictors of one grid as one: its `log H` is a convex mean of theirs (`weights.py`).
 
     Args:
-        parts: In the order of `PARTS`; the first may be an ensemble, and then its members make the band.
+        parts: The first may be an ensemble; its members then make the band.
         weights: Of the parts, per cause.
+        name: What tables call it.
     """
 
-    name = "blend"
-
-    def __init__(self, parts: Sequence[Predictor], weights: BlendWeights) -> None:
-        self.parts, self.weights = tuple(parts), weights
+    def __init__(
+        self, parts: Sequence[Predictor], weights: BlendWeights, *, name: str = BLEND
+    ) -> None:
+        self.parts, self.weights, self.name = tuple(parts), weights, name
         self.edges_days, self.n_causes = parts[0].edges_days, parts[0].n_causes
-        self.members = [Blend([member, *parts[1:]], weights) for member in parts[0].members]
+        self.members = [Blend([one, *parts[1:]], weights, name=name) for one in parts[0].members]
 
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`."""
-        for rows, parts in parts_hazards(self.parts, records):
+        for rows, parts in hazards_of_each(self.parts, records):
             yield rows, blended_hazards(parts, self.weights.value, self.edges_days)
 
     def spread(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
         """See `Predictor`; the other parts are asked once for all members."""
         first, *others = self.parts
-        for (rows, each), *rest in zip(
-            first.spread(records), *(part.hazards(records) for part in others), strict=True
-        ):
-            beside = [hazards for _, hazards in rest]
+        for rows, part in in_parts(records):
+            (_, beside), (_, each) = next(hazards_of_each(others, part)), next(first.spread(part))
             blended = [
                 blended_hazards([one, *beside], self.weights.value, self.edges_days) for one in each
             ]
@@ -69,8 +69,13 @@ class Blend(Predictor):
         """The regressions."""
         return next(part for part in self.parts if isinstance(part, CoxHazards))
 
-    def save(self, folder: Path) -> None:
-        """Write `blend.json` and `blend.safetensors`: all but the network, which has files of its own."""
+    def save(self, folder: Path, correction: tuple[Floats, Floats] | None = None) -> None:
+        """Write `blend.json` and `blend.safetensors`: all but the network, which has files of its own.
+
+        Args:
+            folder: Of the run.
+            correction: Intercept and slope (causes, bins) by which the whole is recalibrated.
+        """
         boosted, cox, design = self.boosted, self.cox, self.cox.design
         arrays: dict[str, NDArray[Any]] = {
             "boosted.cuts": np.concatenate([np.zeros(0), *boosted.cuts]),
@@ -83,35 +88,37 @@ class Blend(Predictor):
             arrays |= {f"boosted.trees.{e}.{name}": getattr(trees, name) for name in _OF_TREES}
         arrays |= {f"cox.{name}": getattr(cox, name) for name in _OF_COX}
         arrays |= {f"cox.design.{name}": getattr(design, name) for name in _OF_DESIGN}
+        arrays |= dict(zip(_CORRECTION, correction or (), strict=False))
         data = save({name: np.array(array, order="C") for name, array in arrays.items()})
         write_bytes(folder / ARRAYS_FILE, data)
         facts = {
             "parts": [part.name for part in self.parts],
             "weights": {name: getattr(self.weights, name).tolist() for name in _OF_WEIGHTS},
-            "features": {"boosted": asdict(boosted.columns), "cox": asdict(design.columns)},
+            "features": asdict(boosted.columns),
+            "edges_days": self.edges_days,
             "trees": sorted(map(str, fitted)),
         }
         write_json(folder / BLEND_FILE, facts)
 
     @classmethod
-    def load(cls, folder: Path, vocabulary: Vocabulary, network: Predictor) -> Blend:
+    def load(cls, folder: Path, vocabulary: Vocabulary, network: Predictor | None) -> Predictor:
         """Read what `save` wrote.
 
         Args:
             folder: The run, whose manifest has been checked.
             vocabulary: The run's.
-            network: The run's.
+            network: The run's, if it has one.
 
         Raises:
             EhrseqError: A part looks at a column that its features do not have.
         """
         text, arrays = read_json(folder / BLEND_FILE), load_file(folder / ARRAYS_FILE)
-        features = {part: _spec(saved) for part, saved in text["features"].items()}
-        edges, cut_offsets = network.edges_days, arrays["boosted.cut_offsets"]
+        features, edges = _spec(text["features"]), tuple(text["edges_days"])
+        cut_offsets = arrays["boosted.cut_offsets"]
         # of features with a cut, and the part of time
         columns = int((np.diff(cut_offsets) > 0).sum()) + 1
         _require_trees(arrays, columns, folder)
-        _require(arrays, "cox.design.used", len(features["cox"]), folder)
+        _require(arrays, "cox.design.used", len(features), folder)
         weights = BlendWeights(*(np.array(text["weights"][name]) for name in _OF_WEIGHTS))
         base = arrays["boosted.base"]
         trees = [
@@ -122,7 +129,7 @@ class Blend(Predictor):
         ]
         boosted = BoostedVisits(
             vocabulary,
-            features["boosted"],
+            features,
             np.split(arrays["boosted.cuts"], cut_offsets[1:-1]),
             arrays["boosted.part_of"],
             base,
@@ -130,26 +137,24 @@ class Blend(Predictor):
             trees,
         )
         design = LinearDesign(
-            features["cox"],
+            features,
             *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
         )
         mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
         cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, edges)
-        return cls([network, boosted, cox], weights)
+        if network is not None:
+            return cls([network, boosted, cox], weights)
+        stacked = cls([boosted, cox], weights, name=STACKED)
+        if _CORRECTION[0] not in arrays:
+            return stacked
+        return stacked.recalibrated(*(arrays[name] for name in _CORRECTION))
 
 
 _OF_TREES = ("start", "feature", "threshold", "missing_left", "left", "right", "value")
 _OF_COX = ("mean", "scale", "beta", "base")
 _OF_DESIGN = ("used", "fill", "low", "high", "marked")
 _OF_WEIGHTS = ("value", "low", "high")
-
-
-def parts_hazards(
-    parts: Sequence[Predictor], records: TaskRecords
-) -> Iterator[tuple[slice, list[Floats]]]:
-    """Some rows at a time, and the hazards (r, E, K) per day of each predictor there."""
-    for each in zip(*(part.hazards(records) for part in parts), strict=True):
-        yield each[0][0], [hazards for _, hazards in each]
+_CORRECTION = ("correction.intercept", "correction.slope")
 
 
 def _require_trees(arrays: Mapping[str, NDArray[Any]], columns: int, folder: Path) -> None:

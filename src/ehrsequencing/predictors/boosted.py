@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.predictors.features import MOST_BINS, before_pairs, binned
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
-from ehrsequencing.predictors.history import (
-    OF_CODE,
-    FeatureSpec,
-    fit_feature_spec,
-    has_people,
-    history_features,
-)
-from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.predictors.history import FeatureSpec
+from ehrsequencing.predictors.of_history import OfHistory
 from ehrsequencing.records.hazards import event_bin, exposure
-from ehrsequencing.records.scales import between_float32
-from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
-MOST_PAIRS = 120  # code pairs with features of their own
 TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard keeps the whole grid
-MOST_CELLS = 160_000_000  # prediction times × parts of time × features; above, prediction times are drawn at random
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
-MOST_BINS = 64  # of a feature
 _CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
 _ALWAYS: dict[str, Any] = {
     "loss": "poisson",
@@ -169,7 +158,7 @@ class Periods:
 
 
 @dataclass
-class BoostedVisits(Predictor):
+class BoostedVisits(OfHistory):
     """Boosted trees on everything in `history_features`, code pairs included, and the part of time. Make it with `fit`.
 
         λ_e(k | x) = base_{g,e}(k) · f_e(x, part of k)      k a bin of the run's grid, g visit or query
@@ -205,10 +194,8 @@ class BoostedVisits(Predictor):
         self.used: Ints = np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
 
     @classmethod
-    def fit(
-        cls, data: FittingData, *, trials: int = 1, like: BoostedVisits | None = None
-    ) -> BoostedVisits:
-        """Fit to every training prediction time, unless there are more than `MOST_CELLS` cells.
+    def fit(cls, data: FittingData, *, trials: int = 1) -> BoostedVisits:
+        """Fit to every training prediction time, or to a draw where there are many.
 
         A trial is one of `TRIALS` for all causes. Boosting stops by the likelihood of tuning subjects at all their
         prediction times, and so the best trial is chosen. A cause that none of them had gets a fixed number of trees,
@@ -217,37 +204,20 @@ class BoostedVisits(Predictor):
         Args:
             data: What to fit; its seed is that of the boosting.
             trials: How many settings to try, at most `len(TRIALS)`.
-            like: Take its features and their cuts, which no outcome had a part in, instead of choosing them again.
         """
-        if like is not None:
-            columns = like.columns
-        else:
-            columns = fit_feature_spec(
-                data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough
-            )
-        bins = len(data.edges_days) + 1
+        features, bins = data.features, len(data.edges_days) + 1
         part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
-        most = max(1, MOST_CELLS // ((int(part_of[-1]) + 1) * (len(columns) + 1)))
-        chosen = data.draw(np.arange(len(data.train)), most)
-        history = history_features(data.train, data.vocabulary, chosen=chosen, columns=columns)
-        if like is not None:
-            cuts = like.cuts
-        else:
-            owner = data.train.rows.subject[chosen]
-            cuts = [
-                feature_cuts(column, owner, most=MOST_BINS, enough=data.enough)
-                for column in history.T
-            ]
         cohort = data.cohort_hazards()
         base = np.stack([cohort, cohort])  # until the trees are there
-        made = cls(data.vocabulary, columns, cuts, part_of, base, data.edges_days, [])
-        every = np.arange(len(data.tuning))
-        periods, watched = (
-            made.periods(data.train.rows, chosen, cohort),
-            made.periods(data.tuning.rows, every, cohort),
+        made = cls(
+            data.vocabulary, features.columns, features.cuts, part_of, base, data.edges_days, []
         )
-        design = made.design(history, periods.row, periods.part)
-        watched_design = made.design(made.history(data.tuning, every), watched.row, watched.part)
+        periods, watched = (
+            made.periods(data.train.rows, features.rows, cohort),
+            made.periods(data.tuning.rows, features.tuning_rows, cohort),
+        )
+        design = _design(features.bins, periods.row, periods.part)
+        watched_design = _design(features.tuning_bins, watched.row, watched.part)
         for e in range(made.n_causes):
             weight, watched_weight = periods.expected[e], watched.expected[e]
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
@@ -277,7 +247,9 @@ class BoostedVisits(Predictor):
                     # as many trees as the tuning subjects liked best, perhaps none
                     trees = Trees.from_sklearn(model, seen, trees=int(np.argmax(scores)))
             made.trees.append(trees)
-        made.base = cohort * data.level(chosen, lambda part: cohort * made._factor(history[part]))
+        made.base = cohort * data.level(
+            features.rows, lambda part: cohort * made._factor(features.bins[part])
+        )
         return made
 
     def _boosting(
@@ -306,113 +278,27 @@ class BoostedVisits(Predictor):
             row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
         )
 
-    def history(self, records: TaskRecords, chosen: Ints) -> Floats32:
-        """(r, F) history features."""
-        return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
-
-    def design(self, history: Floats32, row: Ints, part: Ints) -> Floats32:
-        """(P, used + 1) of some rows in some parts of time: the number of each feature's bin, and the part."""
-        binned = np.empty((len(history), len(self.used)), dtype=np.float32)
-        for place, column in enumerate(self.used.tolist()):
-            known = history[:, column]
-            binned[:, place] = np.where(
-                np.isnan(known), np.nan, np.searchsorted(self.cuts[column], known)
-            )
-        return np.concatenate([binned[row], part.astype(np.float32)[:, None]], axis=1)
-
     def without_pairs(self) -> Ints:
         """Columns of the design that are no features of code pairs."""
-        first_pair = len(self.columns) - len(OF_CODE) * len(self.columns.pairs)
-        return np.flatnonzero(np.r_[self.used < first_pair, True])
+        return np.flatnonzero(np.r_[self.used < before_pairs(self.columns), True])
 
-    def _factor(self, history: Floats32) -> Floats:
-        """(r, causes, bins) what multiplies the base."""
-        shape = (len(history), int(self.part_of[-1]) + 1)
+    def _factor(self, bins: Floats32) -> Floats:
+        """(r, causes, bins) what multiplies the base, of rows with these bins of features (r, used)."""
+        shape = (len(bins), int(self.part_of[-1]) + 1)
         row, part = (place.ravel() for place in np.indices(shape))
-        design = self.design(history, row, part)
+        design = _design(bins, row, part)
         parts = [
             np.ones(shape) if trees is None else trees.predict(design).reshape(shape)
             for trees in self.trees
         ]
         return np.stack(parts, axis=1)[:, :, self.part_of]
 
-    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """See `Predictor`."""
-        for rows, part in in_parts(records):
-            every = np.arange(len(part))
-            yield (
-                rows,
-                self.base[kind_of(part.rows, every)] * self._factor(self.history(part, every)),
-            )
+    def of_history(self, history: Floats32, rows: TaskRows) -> Floats:
+        """See `OfHistory`."""
+        factor = self._factor(binned(history, self.cuts))
+        return self.base[kind_of(rows, np.arange(len(rows)))] * factor
 
 
-def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Floats:
-    """Where a feature is cut into at most `most` bins of about as many rows, each with values of enough people.
-
-    A cut lies in the middle between the mean of the nearest people below and that of the nearest above. A feature that
-    enough people lack in some row has a cut below all others.
-
-    scikit-learn bins too, but its cuts are values of single people, and with weighted rows it sorts a feature once for
-    every cut. It also fails on a feature that no row has (ages without births), which here has no cut and is left out.
-
-    Args:
-        values: (n,) of the training rows; NaN where it is not known.
-        owner: (n,) whose rows they are.
-        most: Bins at most.
-        enough: People that every bin must have.
-
-    Returns:
-        Rising cuts. A feature that does not vary among enough people has none.
-
-    >>> values = np.array([1, 2, 2, 4, 5, np.nan, np.nan], np.float32)
-    >>> feature_cuts(values, np.arange(7), most=8, enough=2).round(3).tolist()  # 2 and 2, 4 and 5; and two lack it
-    [-inf, 3.25]
-    """
-    lacking = np.isnan(values)
-    order = np.argsort(values, kind="stable")[: len(values) - int(lacking.sum())]  # NaN comes last
-    value, who = values[order].astype(np.float64), owner[order]
-    if not has_people(who, enough):
-        return np.zeros(0)
-    stops = np.flatnonzero(np.r_[False, value[1:] > value[:-1]])
-    if len(stops) > most - 2:
-        wanted = np.linspace(0, len(value), most)[1:-1]
-        stops = np.unique(stops[np.minimum(np.searchsorted(stops, wanted), len(stops) - 1)])
-    stops = stops[_between_people(who, stops, enough)]
-    groups = [slice(a, b) for a, b in pairwise([0, *stops.tolist(), len(value)])]
-    near = [
-        (_nearest(value[a][::-1], who[a][::-1], enough), _nearest(value[b], who[b], enough))
-        for a, b in pairwise(groups)
-    ]
-    cuts = between_float32(np.array(near).reshape(-1, 2).mean(axis=1))
-    # between means there may be somebody
-    cuts = cuts[_between_people(who, np.searchsorted(value, cuts), enough)]
-    return np.r_[-np.inf, cuts] if has_people(owner[lacking], enough) else cuts
-
-
-def _nearest(value: Floats, owner: Ints, enough: int) -> float:
-    """Mean of a group's first values of enough people, each of whom weighs the same; values are in order."""
-    people, stop = set[int](), 0
-    while len(people) < enough:
-        people.add(int(owner[stop]))
-        stop += 1
-    if value[stop - 1] == value[0]:
-        return float(value[0])
-    changes = np.flatnonzero(value[stop:] != value[stop - 1])
-    stop = stop + int(changes[0]) if len(changes) else len(value)
-    if stop == len(people):  # a row each
-        return float(value[:stop].sum() / stop)
-    _, place, rows = np.unique(owner[:stop], return_inverse=True, return_counts=True)
-    weight = 1 / rows[place]
-    return float((value[:stop] * weight).sum() / weight.sum())
-
-
-def _between_people(owner: Ints, stops: Ints, enough: int) -> Ints:
-    """Which of the rising stops to keep so that there are enough people before, between and after them."""
-    kept, start = list[int](), 0
-    for number, stop in enumerate(stops.tolist()):
-        if has_people(owner[start:stop], enough):
-            kept.append(number)
-            start = stop
-    if kept and not has_people(owner[start:], enough):
-        kept.pop()
-    return np.array(kept, dtype=np.int64)
+def _design(bins: Floats32, row: Ints, part: Ints) -> Floats32:
+    """(P, used + 1) of some rows in some parts of time: the number of each feature's bin, and the part."""
+    return np.concatenate([bins[row], part.astype(np.float32)[:, None]], axis=1)

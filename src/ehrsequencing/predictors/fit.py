@@ -149,13 +149,18 @@ def _days_since_index(rows: TaskRows) -> Floats:
     return np.asarray((rows.prediction_us - rows.index_us) / DAY_US)
 
 
-def recalibrated(model: Predictor, data: FittingData) -> Predictor:
-    """The model with the last step that our own training has: a recalibration by the likelihood of tuning subjects.
+def fit_last_step(model: Predictor, data: FittingData) -> tuple[Floats, Floats] | None:
+    """The last step that our own training has: a recalibration by the likelihood of tuning subjects.
 
     Args:
         model: The fitted model.
         data: Whose tuning subjects decide, and how strongly (`recalibration`).
+
+    Returns:
+        Intercept and slope (causes, bins); None where nobody decides, or it is off.
     """
+    if data.recalibration == 0 or not len(data.tuning):
+        return None
     rows, chosen = data.tuning.rows, data.draw(np.arange(len(data.tuning)), MOST_ROWS)
     is_chosen = np.isin(np.arange(len(data.tuning)), chosen)
     eta = [np.log(hazards[is_chosen[part]]) for part, hazards in model.hazards(data.tuning)]
@@ -168,7 +173,7 @@ def recalibrated(model: Predictor, data: FittingData) -> Predictor:
         subject=rows.subject[chosen],
         prior_sd=data.recalibration,
     )
-    return model.recalibrated(fitted.intercept, fitted.slope)
+    return fitted.intercept, fitted.slope
 
 
 BASELINES = (
@@ -224,8 +229,9 @@ def fit_baselines(
     for number, (name, fit) in enumerate(fits.items(), start=1):
         progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
-        if data.recalibration > 0 and len(data.tuning) and name != MarginalIncidence.name:
-            model = recalibrated(model, data)
+        step = None if name == MarginalIncidence.name else fit_last_step(model, data)
+        if step is not None:
+            model = model.recalibrated(*step)
         nll = float(model.nll(data.tuning).mean()) if len(data.tuning) else float("nan")
         out.append(Fitted(model, nll))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)

@@ -1,12 +1,14 @@
 """What a predictor is fitted to: visits and prediction times of training and tuning subjects, and the run's grid."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
+from ehrsequencing.predictors.features import Features
 from ehrsequencing.predictors.history import has_people
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -28,6 +30,7 @@ class FittingData:
         seed: Of every random draw.
         enough: Training subjects that every stored name and number must come from (`vocabulary.min_subjects`).
         recalibration: Strength of the last step, as of our own training (`training.recalibration`); 0: none.
+        made: Features of the rows, where they are made already.
     """
 
     task: TaskConfig
@@ -38,6 +41,22 @@ class FittingData:
     seed: int = 0
     enough: int = 5
     recalibration: float = 0.0
+    made: Features | None = None
+
+    @cached_property
+    def features(self) -> Features:
+        """What trees and Cox are fitted to."""
+        if self.made is not None:
+            return self.made
+        return Features.fit(
+            self.train, self.tuning, self.vocabulary, draw=self.draw, enough=self.enough
+        )
+
+    def without(self, subjects: Ints) -> "FittingData":
+        """The same without some training subjects, with the features of all."""
+        others = np.setdiff1d(np.arange(len(self.train.timelines)), subjects)
+        made = self.features.without(self.train, subjects)
+        return replace(self, train=self.train.take(others), made=made)
 
     def draw(self, rows: Ints, most: int) -> Ints:
         """Some row numbers, sorted: all of them, or `most` drawn at random."""

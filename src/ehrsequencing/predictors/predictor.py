@@ -158,7 +158,7 @@ class Recalibrated(Predictor):
 
 
 def in_parts(records: TaskRecords) -> Iterator[tuple[slice, TaskRecords]]:
-    """Consecutive subjects with `arrays.BLOCK_ROWS` prediction times together at most, or one subject, and their rows."""
+    """Consecutive subjects with at most `arrays.BLOCK_ROWS` prediction times, or one subject, and their rows."""
     bounds, start = records.rows.row_offsets, 0
     while start < len(bounds) - 1:
         stop = int(np.searchsorted(bounds, bounds[start] + arrays.BLOCK_ROWS, side="right")) - 1

@@ -13,19 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.records.hazards import event_bin
 
-RESAMPLES = 500  # of subjects, for the intervals of the weights
-MOST_DRAWN = 1_000_000  # above so many rows × resamples there are fewer resamples
-FEWEST_RESAMPLES = 100
 PRIOR_SD = 0.2  # of a weight around equal weights
 _LEAST = 1e-290  # of a cumulative hazard, so that its logarithm is finite
-_MOST_STEPS = 100
-_SAME = 1e-13  # relative gain that ends the fit
+_SAME = 1e-9  # of a weight
+_STEP = 1e-4  # of a weight, over which the likelihood's curvature is measured
 
 
 def log_cumulative(hazards: Floats, edges_days: Sequence[float]) -> Floats:
@@ -118,18 +113,6 @@ class BlendRows:
     def __len__(self) -> int:
         return len(self.duration_days)
 
-    def take(self, rows: Ints) -> "BlendRows":
-        """Some rows."""
-        return BlendRows(
-            self.duration_days[rows],
-            self.entry_days[rows],
-            self.cause[rows],
-            self.subject[rows],
-            self.at_duration[:, rows],
-            self.at_entry[:, rows],
-            self.edges_days,
-        )
-
     @classmethod
     def joined(cls, parts: Sequence["BlendRows"]) -> "BlendRows":
         """The rows of several, one after another."""
@@ -160,10 +143,10 @@ class BlendRows:
         gradient[had] -= log[1]
         return value, gradient
 
-    def mean(self, cause: int, weights: Floats, counts: Floats) -> tuple[float, Floats]:
-        """Mean of value and gradient (M,) over rows that count so often, (R,)."""
-        value, gradient = self._terms(cause, weights)
-        return float(np.average(value, weights=counts)), counts @ gradient / counts.sum()
+    def score(self, cause: int, weight: float) -> Floats:
+        """(R,) slope of each row's NLL by the weight of the first of two models."""
+        gradient = self._terms(cause, np.array([weight, 1 - weight]))[1]
+        return np.asarray(gradient[:, 0] - gradient[:, 1])
 
 
 def _place(edges: Sequence[float], days: Floats) -> tuple[Bools, Bools, Floats, Floats]:
@@ -207,80 +190,83 @@ def _log_hazard(
 
 @dataclass(frozen=True)
 class BlendWeights:
-    """Weights with bootstrap intervals over subjects.
+    """Weights of some models with 95 % intervals.
 
     Attributes:
         value: (E, models), each row convex.
-        low: (E, models) 2.5 % point.
-        high: (E, models) 97.5 % point.
+        low: (E, models).
+        high: (E, models).
     """
 
     value: Floats
     low: Floats
     high: Floats
 
+    @classmethod
+    def equal(cls, n_causes: int, models: int) -> "BlendWeights":
+        """Equal weights, of which nothing is known."""
+        value = np.full((n_causes, models), 1 / models)
+        return cls(value, np.zeros_like(value), np.ones_like(value))
 
-def fit_weights(
-    rows: BlendRows, *, n_causes: int, seed: int = 0, resamples: int = RESAMPLES
-) -> BlendWeights:
-    """The weights of most likelihood ŵ, drawn towards equal ones; equal ones for a cause without an event.
+    def before(self, others: "BlendWeights") -> "BlendWeights":
+        """Those of a model with weight w and then of others, whose weights share out 1 − w.
 
-        w = a ŵ + (1 − a) / M        a = τ² / (τ² + v)
+        Args:
+            others: Whose convex mean is the second of the two models that these weights are of.
 
-    v is the mean variance of the M weights over fits to resamples of subjects, and τ = `PRIOR_SD` says how far from
-    equal the best weights of a study are. With many events v is small and w is ŵ. With few, ŵ follows chance. (On
-    out-of-fold predictions of PBC2 left out of the fit, w was more likely than ŵ in seven of eight splits.) Intervals
-    are percentiles over the same resamples, drawn towards equal weights alike.
+        >>> one, rest = BlendWeights.equal(1, 2), BlendWeights.equal(1, 2)
+        >>> one.before(rest).value.tolist()
+        [[0.5, 0.25, 0.25]]
+        """
+        pairs = ((self.value, others.value), (self.low, others.low), (self.high, others.high))
+        first, left = [own[:, :1] for own, _ in pairs], 1 - self.value[:, :1]
+        parts = [np.hstack([own, left * rest]) for own, (_, rest) in zip(first, pairs, strict=True)]
+        return BlendWeights(*parts)
+
+
+def fit_weights(rows: BlendRows, *, n_causes: int, prior_sd: float = PRIOR_SD) -> BlendWeights:
+    """The weights of two models, of most likelihood (ŵ), drawn towards ½; ½ for a cause without an event.
+
+        w = a ŵ + (1 − a) / 2        a = τ² / (τ² + v)
+
+    v is the variance of ŵ by the sandwich, summed by subject (Lin & Wei 1989), since prediction times of one subject
+    share their future; τ = `prior_sd` says how far from ½ the best weights of a study are. With many events v is small
+    and w is ŵ. With few, ŵ follows chance. Where the likelihood does not depend on w, v is infinite.
 
     Args:
         rows: Predictions of models that were fitted without these rows' subjects.
         n_causes: E.
-        seed: Of the resamples.
-        resamples: How many, where there are few rows.
+        prior_sd: τ.
     """
-    models = rows.at_duration.shape[3]
-    people, subject = np.unique(rows.subject, return_inverse=True)
-    wanted = min(resamples, max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(rows), 1)))
-    draws: list[Ints] = []
-    if wanted:
-        for block in bootstrap_subjects(np.arange(len(people)), wanted, seed):
-            draws += list(block)
-    value = np.full((n_causes, models), 1 / models)
-    low, high = np.zeros_like(value), np.ones_like(value)
+    made = BlendWeights.equal(n_causes, 2)
+    _, owner = np.unique(rows.subject, return_inverse=True)
     for e in range(n_causes):
-        had = rows.cause == e + 1
-        if not had.any():
+        if not np.any(rows.cause == e + 1):
             continue
-        equal, best = value[e].copy(), _most_likely(rows, e + 1, value[e], np.ones(len(rows)))
-        counts = (draw[subject].astype(np.float64) for draw in draws)
-        again = [_most_likely(rows, e + 1, best, count) for count in counts if count[had].any()]
-        share = 1.0
-        if again:
-            share = PRIOR_SD**2 / (PRIOR_SD**2 + float(np.var(again, axis=0).mean()))
-            low[e], high[e] = np.percentile(
-                share * np.stack(again) + (1 - share) * equal, [2.5, 97.5], axis=0
-            )
-        value[e] = share * best + (1 - share) * equal
-    return BlendWeights(value, np.minimum(low, value), np.maximum(high, value))
+        best = _most_likely(rows, e + 1)
+        score, slope = rows.score(e + 1, best), 0.0
+        for other in (best - _STEP, best + _STEP):
+            slope += abs(float((rows.score(e + 1, other) - score).sum())) / (2 * _STEP)
+        meat = float((np.bincount(owner, score) ** 2).sum())
+        share = 0.0
+        if slope > 0:
+            variance = meat / slope**2
+            share = prior_sd**2 / (prior_sd**2 + variance)
+            reach = 1.96 * share * np.sqrt(variance)
+            value = share * best + (1 - share) / 2
+            made.value[e] = value, 1 - value
+            made.low[e] = np.clip(made.value[e] - reach, 0, 1)
+            made.high[e] = np.clip(made.value[e] + reach, 0, 1)
+    return made
 
 
-def _most_likely(rows: BlendRows, cause: int, start: Floats, counts: Floats) -> Floats:
-    """The convex weights of most likelihood, by sequential quadratic programming; rows count so often, (R,).
-
-    The likelihood is convex in them, so any end above the start is a failure of the numbers: then the start is kept.
-    """
-    drawn = np.flatnonzero(counts)
-    rows, counts = rows.take(drawn), counts[drawn]
-    found = minimize(
-        lambda w: rows.mean(cause, w, counts),
-        start,
-        jac=True,
-        method="SLSQP",
-        bounds=[(0.0, 1.0)] * len(start),
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
-        options={"ftol": _SAME, "maxiter": _MOST_STEPS},
-    )
-    if not found.success and not found.fun <= rows.mean(cause, start, counts)[0]:  # or not a number
-        return start
-    w = np.maximum(found.x, 0.0)
-    return np.asarray(w / w.sum(), dtype=np.float64)
+def _most_likely(rows: BlendRows, cause: int) -> float:
+    """The weight of the first of two models, between 0 and 1, of most likelihood, which is convex in it: by halving."""
+    low, high = 0.0, 1.0
+    while high - low > _SAME:
+        middle = (low + high) / 2
+        if float(rows.score(cause, middle).sum()) > 0:  # the NLL rises
+            high = middle
+        else:
+            low = middle
+    return (low + high) / 2

@@ -27,6 +27,7 @@ from ehrsequencing.core.files import (
 )
 from ehrsequencing.core.outputs import (
     MANIFEST,
+    NETWORK_FILES,
     RUN_NEEDS,
     SHARED_RUN,
     complete_folder,
@@ -69,8 +70,10 @@ def share_run(
     run = Run(run_folder)
     refuse_overlap(out, run_folder)
     _require_enough_people(run)
-    names = list(_COPIED)
-    if run.study.training.blend:
+    needed = set(RUN_NEEDS) if run.study.training.network else set(RUN_NEEDS) - NETWORK_FILES
+    names = [name for name in _COPIED if name in needed or name not in NETWORK_FILES]
+    copied = len(names)
+    if run.has_trees:
         names += [BLEND_FILE, ARRAYS_FILE]
     if run.study.model.outcomes:
         names.append(OUTCOMES_FILE)
@@ -83,7 +86,7 @@ def share_run(
         write_bytes(folder / CARD, card.encode())
         write_bytes(folder / APPLIED_CARD, applied_model_card(run, metrics, audited))
         _require_no_place(run, folder)
-        required = [*RUN_NEEDS, *names[len(_COPIED) :]]
+        required = [*sorted(needed), *names[copied:]]
         write_manifest(folder, _manifest(run, folder), required=required)
         return sorted(path.name for path in folder.iterdir())
 

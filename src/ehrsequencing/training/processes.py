@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.run_folder import TrainingState
 
@@ -64,6 +65,16 @@ class Processes:
         summed = torch.tensor(numbers, dtype=torch.float64, device=device)
         _all_reduce(summed)
         return [float(number) for number in summed.tolist()]
+
+    def from_first(self, array: Floats32 | None, shape: tuple[int, ...]) -> Floats32 | None:
+        """The array of process 0 in all of them; the others give None."""
+        if not self.several:
+            return array
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        message = torch.zeros(shape) if array is None else torch.from_numpy(array)
+        message = message.to(device)
+        _all_reduce(message)  # zeros in all but the first
+        return np.asarray(message.cpu().numpy())
 
     def sum_gradients(
         self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], numbers: Tensor

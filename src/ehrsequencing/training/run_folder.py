@@ -35,6 +35,7 @@ from ehrsequencing.core.outputs import (
     CHECKPOINT,
     HISTORY,
     MANIFEST,
+    NETWORK_FILES,
     PRETRAINED,
     RUN,
     RUN_NEEDS,
@@ -179,7 +180,7 @@ def write_run_files(
     out: Path,
     prepared: Prepared,
     study: StudyConfig,
-    model: SurvivalModel,
+    model: SurvivalModel | None,
     history: list[dict[str, Any]],
     facts: dict[str, Any],
     *,
@@ -192,7 +193,7 @@ def write_run_files(
         out: Folder of the run.
         prepared: What it was trained on.
         study: Its settings; a run's task included.
-        model: The trained model.
+        model: The trained model; None where no network answers.
         history: One row an epoch.
         facts: For the manifest.
         kind: What the folder is.
@@ -200,11 +201,16 @@ def write_run_files(
     """
     task = "" if kind is PRETRAINED or study.task is None else study.task.name
     write_history(out, history)
-    model.save_pretrained(out)
+    needed = set(RUN_NEEDS)
+    if model is None:
+        needed -= NETWORK_FILES
+    else:
+        model.save_pretrained(out)
     prepared.vocabulary.save(out)
-    if model.config.outcomes:
+    if model is not None and model.config.outcomes:
         write_json(out / OUTCOMES_FILE, {"codes": prepared.outcomes(task)})
         more = (*more, OUTCOMES_FILE)
+    required = (*sorted(needed), *more)
     write_settings(out / "config.yaml", study)
     manifest = prepared.manifest
     write_manifest(
@@ -224,11 +230,12 @@ def write_run_files(
                 split: subjects_digest(prepared.timelines(split).subject_id)
                 for split in ("train", "tuning")
             },
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "network": model is not None,
+            "parameters": 0 if model is None else sum(p.numel() for p in model.parameters()),
             **facts,
         },
-        files=[out / name for name in (*MODEL_FILES, *more)],
-        required=(*RUN_NEEDS, *more),
+        files=[out / name for name in (*required, HISTORY)],
+        required=required,
     )
 
 

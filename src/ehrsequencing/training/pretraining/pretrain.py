@@ -26,6 +26,7 @@ from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
+from ehrsequencing.training.plan import SAVING
 from ehrsequencing.training.pretraining.objective import (
     ObjectiveInputs,
     PretrainingObjective,
@@ -47,7 +48,6 @@ from ehrsequencing.training.run_folder import (
     fingerprint_of,
     write_run_files,
 )
-from ehrsequencing.training.train import SAVING
 
 
 class Pretrainer:

@@ -1,0 +1,58 @@
+"""Predictors that know a record by its history features alone, which they share."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ehrsequencing.core.arrays import Floats, Floats32
+from ehrsequencing.predictors.history import FeatureSpec, history_features
+from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.vocabulary import Vocabulary
+
+
+class OfHistory(Predictor):
+    """A predictor of history features.
+
+    Attributes:
+        vocabulary: The one that encodes the records.
+        columns: Which features it is given.
+    """
+
+    vocabulary: Vocabulary
+    columns: FeatureSpec
+
+    @abstractmethod
+    def of_history(self, history: Floats32, rows: TaskRows) -> Floats:
+        """Hazards (r, causes, bins) per day of rows with these features (r, F)."""
+
+    def history(self, records: TaskRecords) -> Floats32:
+        """(R, F) its features of all rows."""
+        every = np.arange(len(records))
+        return history_features(records, self.vocabulary, chosen=every, columns=self.columns)
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
+        """See `Predictor`."""
+        for rows, part in in_parts(records):
+            yield rows, self.of_history(self.history(part), part.rows)
+
+
+def hazards_of_each(
+    predictors: Sequence[Predictor], records: TaskRecords
+) -> Iterator[tuple[slice, list[Floats]]]:
+    """Some rows at a time, and the hazards (r, causes, bins) per day of each predictor there.
+
+    Features that several look at are made once.
+    """
+    for rows, part in in_parts(records):
+        known: dict[FeatureSpec, Floats32] = {}
+        found = []
+        for one in predictors:
+            if isinstance(one, OfHistory):
+                if one.columns not in known:
+                    known[one.columns] = one.history(part)
+                found.append(one.of_history(known[one.columns], part.rows))
+            else:
+                found.append(one.all_hazards(part))
+        yield rows, found
