@@ -18,8 +18,10 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training import fit as fitting
 from ehrsequencing.training import loop
 from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 
 Row = dict[str, Any]
@@ -87,12 +89,13 @@ def _moved(table: pa.Table, by: int) -> pa.Table:
 # ---- training under the clock ----------------------------------------------------------------------------------------
 
 
-def trainer_of(folder: Path, out: Path, *, size: str, epochs: int, **settings: Any) -> Trainer:
+def trainer_of(folder: Path, *, size: str, epochs: int, **settings: Any) -> Trainer:
     """A trainer with the default settings, but for the model's size, the number of epochs, and what else is given."""
     data = Prepared(folder)
     model = ModelConfig.model_validate({"size": size})
     training = TrainingConfig(epochs=epochs, patience=epochs, **settings)
-    return Trainer(data, data.only_task(), out, study=StudyConfig(model=model, training=training))
+    study = StudyConfig(model=model, training=training)
+    return Trainer(Plan.of(data, data.only_task(), study, as_given=True))
 
 
 def time_of_train(
@@ -125,9 +128,9 @@ def time_of_train(
 
 
 def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, float]:
-    """Seconds of each part of `Trainer.fit`; "rest" is what has no name. Forward passes of tuning count too."""
+    """Seconds of each part of a training; "rest" is what has no name. Forward passes of tuning count too."""
     shutil.rmtree(out, ignore_errors=True)
-    trainer, clock = trainer_of(folder, out, size=size, epochs=epochs), Clock()
+    trainer, clock = trainer_of(folder, size=size, epochs=epochs), Clock()
     places = [
         (SurvivalModel, "loss", "forward"), (SurvivalModel, "nll", "forward"), (MaskedCodes, "forward", "forward"),
         (torch.Tensor, "backward", "backward"), (BesideHazards, "backward", "backward"),
@@ -135,10 +138,10 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
         (loop.nn.utils, "clip_grad_norm_", "optimiser"), (trainer.training.optimizer, "step", "optimiser"),
         (trainer.training.optimizer, "zero_grad", "optimiser"), (trainer.training.ema, "update", "averaged weights"),
         (SubjectLoader, "collate", "collate"), (SubjectLoader, "shuffled", "shuffle"),
-        (loop, "save_checkpoint", "checkpoint"), (trainer, "write_run", "write the run"),
+        (loop, "save_checkpoint", "checkpoint"), (fitting, "write_run_files", "write the run"),
     ]  # fmt: skip
     with clock.watching(places):
-        clock.wrap(trainer.fit, "rest")()
+        clock.wrap(fitting.fit, "rest")(trainer.plan, out, trainer=trainer)
     shutil.rmtree(out)
     return clock.seconds
 
@@ -179,8 +182,8 @@ def one_training(folder: Path, *, epochs: int) -> Row:
     """In a process of its own: the epochs' median time per subject, tuning excluded, and memory."""
     out = folder.parent / f"{folder.name}-run"
     # or small cohorts get smaller steps
-    trainer = trainer_of(folder, out, size="small", epochs=epochs, min_steps=1)
-    trainer.fit()
+    trainer = trainer_of(folder, size="small", epochs=epochs, min_steps=1)
+    fitting.fit(trainer.plan, out, trainer=trainer)
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     shutil.rmtree(out)
     seconds = quartiles([row["seconds"] for row in history])[1]

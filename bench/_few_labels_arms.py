@@ -24,7 +24,8 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
@@ -173,9 +174,8 @@ class Site:
             labels.records(self.task, s).take(labels.subjects(s)) for s in ("train", "tuning")
         )
         task, held_out = self.prepared.task(self.task), self.prepared.records(self.task, "held_out")
-        edges = Trainer(
-            labels, self.task, self.folder / "none", study=load_study(None, [])
-        ).config.edges_days
+        plan = Plan.of(labels, self.task, load_study(None, []), as_given=True)
+        edges = plan.config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
         return BoostedVisits.fit(data, trials=1).nll(held_out)
 
@@ -189,12 +189,11 @@ class Site:
                 update={"transfer": study.transfer.model_copy(update={"mode": arm.mode})}
             )
         labels = self.labels(n)
-        trainer = trainer_of(labels, self.task, run, study=study, init=init)
+        plan = Plan.of(labels, self.task, study, init=init)
         if arm.source == "scratch_long":
-            assert isinstance(trainer, Trainer)
-            trainer = trainer_of(labels, self.task, run, study=self._as_long(study, trainer))
+            plan = Plan.of(labels, self.task, self._as_long(study, Trainer(plan)))
         if not (run / MANIFEST).is_file():
-            trainer.fit(resume=run.is_dir())
+            fit(plan, run, resume=run.is_dir())
         rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
         best = max(row["epoch"] for row in rows if row["best"])
         facts = {

@@ -32,6 +32,8 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
@@ -132,14 +134,14 @@ def result(
     if not summary.is_file():
         # begun and not finished: its cost could not be told
         shutil.rmtree(folder, ignore_errors=True)
-        trainer = Trainer(
-            prepared, "simulated", folder, study=load_study(None, [*RECIPE, *settings])
-        )
+        study = load_study(None, [*RECIPE, *settings])
+        plan = Plan.of(prepared, "simulated", study, as_given=True)
+        trainer = Trainer(plan)
         if linear:
             for model in (trainer.model, trainer.training.averaged, trainer.training.best):
                 silence_all_but_wide_head(model)
         started = time.process_time()
-        trainer.fit()
+        fit(plan, folder, trainer=trainer)
         seconds = time.process_time() - started
         tuning = [
             json.loads(line)["tuning_nll"]

@@ -42,6 +42,7 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import SPLITS, split_of
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 
 EARLY_DAYS = 30.0  # contributions are those of the prediction time; they are sought in the hazard soon after it
@@ -229,10 +230,9 @@ def shuffled_network(run: Run) -> SurvivalModel:
     """A small network trained on labels that were dealt out among the subjects."""
     shuffled = ShuffledLabels(run.prepared(), seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            shuffled, run.task.name, Path(folder) / "run", study=load_study(None, SMALL)
-        )
-        trainer.fit()
+        plan = Plan.of(shuffled, run.task.name, load_study(None, SMALL), as_given=True)
+        trainer = Trainer(plan)
+        trainer.train(Path(folder) / "run")
         return trainer.training.averaged.cpu().eval()
 
 

@@ -43,6 +43,7 @@ from ehrsequencing.models.attention import attend, codes_plan, plain_attention, 
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import autocast, on_device
 from ehrsequencing.training.train import Trainer
 from engine import SHAPES, VOCABULARY, padded
@@ -92,7 +93,7 @@ def with_numbers(numbers: Path, out: Path) -> tuple[str, SurvivalModel, VisitBat
     """A new model with a table branch for NUMBERS, no weight of it zero, and its first batch."""
     data = Prepared(numbers)
     study = StudyConfig(model=ModelConfig(table_dim=128))
-    trainer = Trainer(data, data.only_task(), out, study=study)
+    trainer = Trainer(Plan.of(data, data.only_task(), study, as_given=True))
     step = next(trainer.training.batches(trainer.training.steps_of_epoch(0)))
     model = trainer.model
     assert model.table is not None
@@ -254,7 +255,7 @@ def epochs(prepared: Path, out: Path, sizes: tuple[str, ...], *, count: int) -> 
                 study = StudyConfig(
                     model=ModelConfig.model_validate({"size": size}), training=training
                 )
-                trainer = Trainer(data, data.only_task(), out, study=study)
+                trainer = Trainer(Plan.of(data, data.only_task(), study, as_given=True))
                 loop = trainer.training
                 started = time.perf_counter()
                 groups = loop.steps_of_epoch(0)

@@ -47,7 +47,8 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.prediction_file import Risks, prediction_file
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "league.md"
 PEERS_PYTHON = Path(__file__).parent / "peers" / ".venv-pyhealth" / "bin" / "python"
@@ -66,7 +67,7 @@ def run_ours(place: Place, prepared: Prepared, model: str) -> None:
     study = place.study(
         f"training.blend={str(model == 'blend').lower()}", f"training.seed={place.seed}"
     )
-    trainer_of(prepared, task.name, folder / "run", study=study).fit(resume=True)
+    fit(Plan.of(prepared, task.name, study), folder / "run", resume=True)
     run = Run(folder / "run")
     train = LandmarkRows.of(prepared, task, "train")
     days = knots_days(train.column("duration_days"), train.column("cause"), task.horizons)

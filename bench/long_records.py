@@ -21,9 +21,9 @@ from ehrsequencing.batches.reach import Reach
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
+from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.loop import make_optimizer
-from ehrsequencing.predictors.network import Network
 
 CASES = {  # visits, codes of each
     "1 k visits": (1_000, 10),

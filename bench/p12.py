@@ -40,7 +40,8 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 
 SETTINGS = ("visits.by=window", "visits.window=12h", "training.blend=true")
 HORIZON_DAYS = 365.0
@@ -230,7 +231,7 @@ def judged(meds: Path, folder: Path, study: StudyConfig) -> dict[str, Scores]:
     if not (folder / "prepared" / MANIFEST).is_file():
         prepare(meds, folder / "prepared", study=study, tasks=[study.task])
     prepared = Prepared(folder / "prepared")
-    trainer_of(prepared, study.task.name, folder / "run", study=study).fit(resume=True)
+    fit(Plan.of(prepared, study.task.name, study), folder / "run", resume=True)
     run = Run(folder / "run")
     models = {NETWORK: run.predictor}
     if run.blend is not None:

@@ -18,7 +18,8 @@ from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from real import SETS, TRIALS_TABLE, add_trial, study_of, trial_folder
 
 FIRST_SEED = 19000
@@ -37,7 +38,7 @@ def tried(
         shutil.rmtree(half, ignore_errors=True)
     prepare(data / f"{name}_meds", records, study=study, tasks=[study.task])
     parts, start = Prepared(records), time.process_time()
-    trainer_of(parts, study.task.name, run, study=study).fit()
+    fit(Plan.of(parts, study.task.name, study), run)
     cpu_s = time.process_time() - start
     nll = float(Run(run).predictor.nll(parts.records(study.task.name, "tuning")).mean())
     epochs = sum(1 for _ in (run / "history.jsonl").open())

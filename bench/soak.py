@@ -29,7 +29,8 @@ from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from serving import bodies
 
 TINY = (
@@ -42,6 +43,12 @@ TINY = (
 )
 CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 REQUESTS = 50  # a round
+
+
+def train(store: Path, task: str, out: Path, *settings: str) -> None:
+    """A tiny network alone."""
+    study = load_study(None, [*TINY, *settings])
+    fit(Plan.of(Prepared(store), task, study, as_given=True), out)
 
 
 def looked_at(pid: int) -> tuple[float, int]:
@@ -88,7 +95,7 @@ def rounds(folder: Path, seconds: float) -> Iterator[dict[str, tuple[float, int]
     simulate(data, subjects=300, seed=5, config=SimulationConfig(truth_futures=4))
     task = load_task(data / "task.yaml")
     prepare(data, store, study=load_study(None, TINY), tasks=[task])
-    Trainer(Prepared(store), task.name, folder / "served", study=load_study(None, TINY)).fit()
+    train(store, task.name, folder / "served")
     requests = bodies(data, visits=20, count=REQUESTS)
     ends = time.monotonic() + seconds
     with serving(folder / "served") as (server, port):
@@ -96,12 +103,7 @@ def rounds(folder: Path, seconds: float) -> Iterator[dict[str, tuple[float, int]
         while time.monotonic() < ends:
             number += 1
             out = folder / "run"
-            Trainer(
-                Prepared(store),
-                task.name,
-                out,
-                study=load_study(None, [*TINY, f"training.seed={number}"]),
-            ).fit()
+            train(store, task.name, out, f"training.seed={number}")
             predict(out, data, folder / "risks.parquet", at="last")
             answers = asked(port, requests)
             if set(answers) != {200}:

@@ -17,10 +17,10 @@ from ehrsequencing.predictors import boosted
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training.train import Trainer
 from helpers.browser import a_browser
 from helpers.settings import EXAMPLES, TINY
 from helpers.simulate import busy_world
+from helpers.training import NetworkTrainer as Trainer
 
 if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -19,8 +19,8 @@ from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
-from ehrsequencing.training.train import Trainer
 from helpers.meds import Row
+from helpers.training import NetworkTrainer as Trainer
 from reference.records import Records
 
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"

@@ -23,6 +23,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer
 
 LABELS = [
@@ -151,9 +152,8 @@ def main() -> None:
         ready = [same_inputs_batch(group) for group in groups]
     else:
         study = StudyConfig(model=ModelConfig(dropout=0.0, history_dropout=0.0, **sizes))
-        model = Trainer(
-            store.prepared, store.task.name, Path("unused"), study=study
-        ).model  # as `ehrseq train` makes it
+        plan = Plan.of(store.prepared, store.task.name, study, as_given=True)
+        model = Trainer(plan).model  # as `ehrseq train` makes it
         ready = [
             store.loader.collate(store.rows_of([s["subject_id"] for s in group])).batch
             for group in groups

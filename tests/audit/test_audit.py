@@ -27,7 +27,6 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.train import Trainer
 from helpers.audit import (
     FIRST_ID,
     TASK,
@@ -47,6 +46,7 @@ from helpers.audit import (
 )
 from helpers.command_line import ehrseq
 from helpers.meds import SPLITS, write_meds
+from helpers.training import NetworkTrainer as Trainer
 
 NEED_RECORDS = {check.name for check in CHECKS if check.needs_records}
 ALWAYS = {"future_perturbation", "prefix_equality", "labels_in_records", "splits", "fitted_again"}

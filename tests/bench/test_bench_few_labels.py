@@ -13,7 +13,8 @@ from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.files import sha256
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from helpers.bench import load_bench
 
 LEAST_TUNING, FewLabels = (getattr(load_bench("_labels"), name) for name in ("LEAST_TUNING", "FewLabels"))
@@ -58,7 +59,7 @@ def test_a_training_does_not_see_the_labels_of_others(
             return _ended(found, change(found.subject, own[split]))
 
         monkeypatch.setattr(Prepared, "rows", rows)
-        trainer_of(labels_of(sim_prepared, sim_task, 60), sim_task.name, tmp_path / name, study=tiny_study).fit()
+        fit(Plan.of(labels_of(sim_prepared, sim_task, 60), sim_task.name, tiny_study), tmp_path / name)
         return sha256(tmp_path / name / "model.safetensors")
 
     as_they_are = weights("as-they-are", lambda subject, own: np.zeros(len(subject), dtype=bool))

@@ -12,8 +12,8 @@ from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.train import Trainer
 from helpers.bench import load_bench
+from helpers.training import NetworkTrainer as Trainer
 
 true_risks = load_bench("_true_risks")
 

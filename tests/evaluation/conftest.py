@@ -14,8 +14,8 @@ from ehrsequencing.evaluation.score import score
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.score import KEY, Score
+from helpers.training import NetworkTrainer as Trainer
 
 
 @pytest.fixture(scope="module", autouse=True)

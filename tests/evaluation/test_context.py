@@ -21,9 +21,9 @@ from ehrsequencing.predictors.fit import AgeAndSex, Fitted, MarginalIncidence
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.metric_table import metric_table
 from helpers.rows import risk_of_rows
+from helpers.training import NetworkTrainer as Trainer
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
 PLAIN = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)

@@ -23,11 +23,11 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, YEAR_US, Row, us, write_meds
 from helpers.metric_table import metric_table
 from helpers.rows import nll_of_rows, risk_of_rows
+from helpers.training import NetworkTrainer as Trainer
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
 

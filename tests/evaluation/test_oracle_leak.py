@@ -28,7 +28,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.train import Trainer
+from helpers.training import NetworkTrainer as Trainer
 from helpers.visits import one_row_each
 
 FUTURES, EXACT = (4, 16), 192

@@ -165,7 +165,7 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
         raise AssertionError
 
     monkeypatch.setattr(module, "prepare", nothing_to_do)
-    monkeypatch.setattr(module, "trainer_of", nothing_to_do)
+    monkeypatch.setattr(module, "fit", nothing_to_do)
     assert repeated_splits(run, splits=3, settings=QUICK) == table
     assert json.loads((run / "splits" / "repeated_splits.json").read_text())["repeated_splits"] == table
     two = repeated_splits(run, splits=2, settings=QUICK.model_copy(update={"bootstrap": 7}))
@@ -183,11 +183,11 @@ def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: p
     class Made(Exception):
         pass
 
-    def fits(parts: Prepared, task_name: str, out: Path, *, study: object) -> None:
+    def fits(plan: object, out: Path, *, resume: bool) -> None:
         trained.append(out.parent.name)
         raise Made
 
-    monkeypatch.setattr(module, "trainer_of", fits)
+    monkeypatch.setattr(module, "fit", fits)
     for models in (1, 1, 2):
         monkeypatch.setattr("ehrsequencing.core.made_of.FORMULAS", models)
         with pytest.raises(Made):

@@ -19,8 +19,8 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.recalibration import Recalibration
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.disclosure import as_real
+from helpers.training import NetworkTrainer as Trainer
 
 SETTINGS = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
 KEY = ("landmark_days", "cause", "horizon_days", "metric")

@@ -9,7 +9,8 @@ from ehrsequencing.explain import SubjectRecord, subject_records
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.blend import trainer_of
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 
@@ -20,12 +21,12 @@ def runs(sim_run: Path, sim_prepared: Path, tmp_path_factory: pytest.TempPathFac
     folder, store = tmp_path_factory.mktemp("kinds"), Prepared(sim_prepared)
     kinds = {
         "ensemble": ("training.members=2", "model.table_dim=8"),
-        "blend": ("training.blend=true", "training.blend_folds=2"),
+        "blend": ("training.blend=true",),
     }
     with quick_parts():
         for name, settings in kinds.items():
             study = load_study(None, (*TINY, "training.epochs=1", "training.min_steps=2", *settings))
-            trainer_of(store, "simulated", folder / name, study=study).fit()
+            fit(Plan.of(store, "simulated", study), folder / name)
     return {"network": Run(sim_run), **{name: Run(folder / name) for name in kinds}}
 
 

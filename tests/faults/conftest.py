@@ -15,10 +15,10 @@ from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
-from ehrsequencing.training.train import Trainer
 from helpers.faults import driver
 from helpers.faults.sources import write_sources
 from helpers.simulate import busy_world
+from helpers.training import NetworkTrainer as Trainer
 
 Faults = Callable[..., list[dict[str, Any]]]
 

@@ -26,9 +26,9 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.run_folder import load_checkpoint, saved_at_signals
-from ehrsequencing.training.train import Trainer
 from helpers.faults.driver import COMMANDS, TINY
 from helpers.storage import everything, in_a_process
+from helpers.training import NetworkTrainer as Trainer
 
 Faults = Callable[..., list[dict[str, Any]]]
 REFUSALS = ("full", "broken", "denied", "read-only")

@@ -18,8 +18,8 @@ from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
+from helpers.training import NetworkTrainer as Trainer
 
 ALL = tuple(check.name for check in CHECKS)
 FIRST_ID = 7_310_500  # ids that nothing else in a report would look like

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from ehrsequencing.config import load_study
+from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
+from ehrsequencing.training.plan import Plan
+from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import BEGUN
 from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.transfer import Pretrained
 
 TINY = (
     *(
@@ -33,6 +37,29 @@ TINY = (
 )
 
 
+class NetworkTrainer(Trainer):
+    """A network alone, by the study as it stands, and the run that it becomes."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        task_name: str,
+        out: Path,
+        *,
+        study: StudyConfig,
+        init: Pretrained | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        super().__init__(Plan.of(prepared, task_name, study, init=init, as_given=True), processes)
+        self.out, self.task, self.study = out, self.plan.task, self.plan.study
+        self.train_rows, self.tuning_rows = self.plan.train.rows, self.plan.tuning.rows
+        self.transfer, self.fingerprint = self.plan.transfer, self.plan.fingerprint
+
+    def fit(self, *, resume: bool = False, on_progress: ShowProgress = show_nothing) -> None:
+        """Train it, and write the run."""
+        fit(self.plan, self.out, resume=resume, trainer=self, processes=self.processes, on_progress=on_progress)
+
+
 def weights(run: Path) -> bytes:
     return (run / "model.safetensors").read_bytes()
 
@@ -43,7 +70,7 @@ def losses(run: Path) -> list[tuple[float, float]]:
 
 
 def train(prepared: Path, out: Path, *settings: str, resume: bool = False) -> None:
-    Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *settings])).fit(resume=resume)
+    NetworkTrainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *settings])).fit(resume=resume)
 
 
 class Interrupted(Exception):

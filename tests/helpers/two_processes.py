@@ -25,7 +25,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.processes import ALONE, Processes, joined_processes
 from ehrsequencing.training.run_folder import TrainingState
-from ehrsequencing.training.train import Trainer
+from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4"),

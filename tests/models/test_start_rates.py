@@ -15,8 +15,8 @@ from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.risks import observed_hazards
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.rows import risk_of_rows
+from helpers.training import NetworkTrainer as Trainer
 
 
 def test_both_packages_count_the_same_rates() -> None:

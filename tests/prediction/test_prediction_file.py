@@ -25,8 +25,8 @@ from ehrsequencing.prediction.prediction_file import prediction_file, read_predi
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.rows import risk_of_rows
+from helpers.training import NetworkTrainer as Trainer
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
 Array = npt.NDArray[Any]

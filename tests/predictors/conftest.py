@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.predictors import boosted, landmark_cox
+from ehrsequencing.predictors import boosted, features
 from ehrsequencing.predictors.history import fit_feature_spec
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -39,9 +39,8 @@ def _fast_boosting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Few codes and pairs, few trees and larger steps: what is tested here does not depend on them."""
     if request.path.stem not in QUICK:
         return
-    for room in (boosted, landmark_cox):
-        monkeypatch.setattr(room, "fit_feature_spec", partial(fit_feature_spec, max_codes=20))
+    monkeypatch.setattr(features, "fit_feature_spec", partial(fit_feature_spec, max_codes=20))
     quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
-    monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
+    monkeypatch.setattr(features, "MOST_PAIRS", 5)
     monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
     monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))

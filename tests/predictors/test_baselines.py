@@ -16,6 +16,7 @@ from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.predictors import boosted
 from ehrsequencing.predictors import fitting_data as base
 from ehrsequencing.predictors.boosted import BoostedVisits
+from ehrsequencing.predictors.features import binned
 from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
@@ -243,10 +244,12 @@ def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
             since = (rows.prediction_us[r] - rows.index_us[r]) / DAY_US
             hazards = model.landmark_hazards[int(np.argmin([abs(since - days) for days in model.landmarks]))]
         elif isinstance(model, LandmarkCox):
-            x = model.covariates(made, row)
+            x = model.design(model.history(made))[row]
             hazards = model.base * np.array([[math.exp(f.log_hazard(x)[0])] for f in model.fits])
         else:
-            known = model.history(made, row) if kind is BoostedVisits else model._filled(model._design(made))[row]
+            is_trees = kind is BoostedVisits
+            known = binned(model.history(made), model.cuts) if is_trees else model._filled(model._design(made))
+            known = known[row]
             hazards = (model.base[int(rows.is_query[r])] * model._factor(known))[0]
         label = float(rows.entry_days[r]), float(rows.duration_days[r]), int(rows.cause[r])
         assert nll == pytest.approx(float(horizon_term(torch.from_numpy(np.log(hazards)), EDGES, *label)), rel=1e-9)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.predictors import boosted
-from ehrsequencing.predictors.boosted import BoostedVisits, Trees, feature_cuts
+from ehrsequencing.predictors.boosted import BoostedVisits, Trees
+from ehrsequencing.predictors.features import feature_cuts, feature_range
 from ehrsequencing.predictors.history import has_people
-from ehrsequencing.predictors.landmark_cox import feature_range
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.baselines import given_to, with_rows

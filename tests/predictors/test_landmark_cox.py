@@ -9,12 +9,13 @@ import pytest
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.predictors import landmark_cox
+from ehrsequencing.predictors import features, landmark_cox
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.cox import CoxFit, CoxRows
-from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines, recalibrated
+from ehrsequencing.predictors.features import LinearDesign
+from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines, fit_last_step
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
-from ehrsequencing.predictors.landmark_cox import LandmarkCox, LinearDesign
+from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Recalibrated
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -68,7 +69,7 @@ def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
     assert risk[has].mean() == pytest.approx(1 - np.exp(-300 / 250), abs=0.08)
     assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
     assert not model.fits[1].beta.any()
-    monkeypatch.setattr(landmark_cox, "MOST_CELLS", 50 * (len(model.design.columns) + 1))
+    monkeypatch.setattr(features, "MOST_LINEAR_CELLS", 50 * (len(model.design.columns) + 1))
     seen, choose = list[int](), landmark_cox.choose_ridge
 
     def watch(own: CoxRows, other: CoxRows, **more: Any) -> CoxFit:
@@ -116,7 +117,9 @@ def test_a_baseline_gets_the_last_step_of_our_training(
                 yield rows, 4.0 * hazards
 
     raw = TooHigh(data)
-    mended = recalibrated(raw, data)
+    step = fit_last_step(raw, data)
+    assert step is not None
+    mended = raw.recalibrated(*step)
     before, after = (model.nll(tuning).mean() for model in (raw, mended))
     assert after < before - 0.1
     days = np.array([365.25])

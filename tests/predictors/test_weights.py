@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import OptimizeResult, minimize
-from scipy.special import softmax
+from scipy.optimize import minimize
 
-from ehrsequencing.predictors.weights import BlendRows, blended_hazards, fit_weights, points_at
+from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights, points_at
 from ehrsequencing.records.hazards import exposure, horizon_nll
 
 EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
@@ -35,58 +34,74 @@ def nll(parts: list[np.ndarray], rows: BlendRows, weights: np.ndarray) -> float:
     return float(horizon_nll(blended_hazards(parts, weights, EDGES), EDGES, **labels).mean())
 
 
+def two(rows: BlendRows, parts: list[np.ndarray]) -> BlendRows:
+    """The same rows with two models only."""
+    at = (points_at(parts, EDGES, days) for days in (rows.duration_days, np.asarray(rows.entry_days)))
+    return replace(rows, **dict(zip(("at_duration", "at_entry"), at, strict=True)))
+
+
 @pytest.mark.parametrize("entry", [0.0, 15.0])
 def test_weights_are_those_of_an_independent_optimiser(entry: float) -> None:
     parts, rows = drawn(entry)
-    found = fit_weights(rows, n_causes=2, resamples=0)
+    parts = parts[:2]
+    found = fit_weights(two(rows, parts), n_causes=2, prior_sd=1e9)
     np.testing.assert_allclose(found.value.sum(axis=1), 1.0, rtol=1e-12)
-    assert (found.value >= 0).all()
-    own = sum(rows.mean(e + 1, found.value[e], np.ones(len(rows)))[0] for e in range(2))
-    assert own == pytest.approx(nll(parts, rows, found.value), rel=1e-10)
-    theirs = minimize(
-        lambda v: nll(parts, rows, softmax(v.reshape(2, 3), axis=1)), np.zeros(6), method="BFGS", jac="3-point",
-        options={"gtol": 1e-8},
-    )  # fmt: skip
-    np.testing.assert_allclose(found.value, softmax(theirs.x.reshape(2, 3), axis=1), atol=1e-4)
+
+    def loss(first: np.ndarray) -> float:
+        return nll(parts, rows, np.stack([first, 1 - first], axis=1))
+
+    theirs = minimize(loss, np.full(2, 0.5), method="L-BFGS-B", bounds=[(0, 1)] * 2, options={"ftol": 1e-15})
+    np.testing.assert_allclose(found.value[:, 0], theirs.x, atol=1e-3)
+    assert loss(found.value[:, 0]) <= theirs.fun + 1e-9
 
 
-def test_a_fit_that_fails_keeps_where_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> OptimizeResult:
-        return OptimizeResult(x=np.full(3, np.nan), fun=np.nan, success=False)
-
-    monkeypatch.setattr("ehrsequencing.predictors.weights.minimize", broken)
-    found = fit_weights(drawn()[1], n_causes=2, resamples=0)
-    np.testing.assert_array_equal(found.value, np.full((2, 3), 1 / 3))
+def test_the_interval_is_that_of_resampled_people() -> None:
+    parts, rows = drawn(n=1500)
+    own = two(rows, parts[:2])
+    found, rng = fit_weights(own, n_causes=2, prior_sd=1e9), np.random.default_rng(0)
+    people = [np.flatnonzero(rows.subject == who) for who in np.unique(rows.subject)]
+    again = []
+    for _ in range(60):
+        some = np.concatenate([people[k] for k in rng.integers(0, len(people), len(people))])
+        kept = {name: getattr(own, name)[some] for name in ("duration_days", "entry_days", "cause", "subject")}
+        points = {name: getattr(own, name)[:, some] for name in ("at_duration", "at_entry")}
+        again.append(fit_weights(replace(own, **kept, **points), n_causes=2, prior_sd=1e9).value[:, 0])
+    reach = (found.high - found.low)[:, 0] / (2 * 1.96)
+    inside = (found.low[:, 0] > 0) & (found.high[:, 0] < 1)
+    assert inside.any()
+    np.testing.assert_allclose(np.std(again, axis=0)[inside], reach[inside], rtol=0.35)
 
 
 def test_a_useless_model_gets_no_weight_and_a_cause_without_events_equal_ones() -> None:
     parts, rows = drawn()
-    shuffled = parts[2][np.random.default_rng(1).permutation(len(rows))] * 30
-    parts = [parts[0], parts[1], shuffled]
-    rows = replace(
-        rows, at_duration=points_at(parts, EDGES, rows.duration_days),
-        at_entry=points_at(parts, EDGES, rows.entry_days), cause=np.where(rows.cause == 2, 0, rows.cause),
-    )  # fmt: skip
-    found = fit_weights(rows, n_causes=2, resamples=0)
-    assert found.value[0, 2] == pytest.approx(0.0, abs=1e-9)
-    assert found.value[0, 0] > 0.2
-    np.testing.assert_allclose(found.value[1], 1 / 3)
+    shuffled = parts[1][np.random.default_rng(1).permutation(len(rows))] * 30
+    rows = replace(rows, cause=np.where(rows.cause == 2, 0, rows.cause))
+    found = fit_weights(two(rows, [parts[0], shuffled]), n_causes=2)
+    assert found.value[0, 1] < 0.1
+    np.testing.assert_allclose(found.value[1], 1 / 2)
+    alike = fit_weights(two(rows, [parts[0], parts[0]]), n_causes=1)  # nothing tells one from the other
+    np.testing.assert_allclose(alike.value, 1 / 2)
 
 
-def test_chance_draws_weights_towards_equal_ones_and_many_subjects_do_not() -> None:
+def test_chance_draws_weights_towards_one_half_and_many_subjects_do_not() -> None:
     shares = []
     for n in (120, 1500):
-        rows = drawn(n=n)[1]
-        best, found = (fit_weights(rows, n_causes=1, resamples=count) for count in (0, 40))
-        np.testing.assert_allclose(found.value.sum(axis=1), 1.0, rtol=1e-12)
+        parts, rows = drawn(n=n)
+        best, found = (fit_weights(two(rows, parts[:2]), n_causes=1, prior_sd=sd) for sd in (1e9, 0.2))
         assert (found.low <= found.value).all()
         assert (found.value <= found.high).all()
-        assert ((found.high - found.low) > 0.02).all()
-        way = (found.value[0] - 1 / 3) / (best.value[0] - 1 / 3)  # the same part of the way for each weight
-        np.testing.assert_allclose(way, way[0], rtol=1e-9)
-        shares.append(way[0])
-    assert 0.2 < shares[0] < shares[1] < 1.0
-    assert shares[1] > 0.8
+        shares.append((found.value[0, 0] - 0.5) / (best.value[0, 0] - 0.5))
+    assert 0.0 < shares[0] < shares[1] < 1.0
+    assert shares[1] > 0.5
+
+
+def test_weights_of_three_are_those_of_one_and_of_two_that_share_the_rest() -> None:
+    parts, rows = drawn(n=200)
+    first, rest = (BlendWeights(*[np.array([[w, 1 - w]] * 2)] * 3) for w in (0.3, 0.6))
+    stacked = blended_hazards(parts[1:], rest.value, EDGES)
+    in_two = blended_hazards([parts[0], stacked], first.value, EDGES)
+    np.testing.assert_allclose(blended_hazards(parts, first.before(rest).value, EDGES), in_two, rtol=1e-9)
+    assert len(rows) == len(in_two)
 
 
 def test_blended_hazards_lie_between_and_are_those_of_a_single_part() -> None:

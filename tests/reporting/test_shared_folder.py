@@ -22,10 +22,10 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.model_cards import APPLIED_CARD, APPLIED_SCHEMA, CARD
 from ehrsequencing.reporting.share import share_run
-from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 from helpers.command_line import ehrseq
 from helpers.disclosure import as_real
+from helpers.training import NetworkTrainer as Trainer
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from ehrsequencing.audit import predictions
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
-from ehrsequencing.core import arrays
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
@@ -29,28 +27,28 @@ from ehrsequencing.evaluation.score import score
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors import boosted, history, landmark_cox
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend
+from ehrsequencing.predictors import features, history, stack
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.network import Network
 from ehrsequencing.predictors.network import network as as_predictor
-from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
+from ehrsequencing.predictors.stack import folds_of
+from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
+from ehrsequencing.records.hazards import cumulative_incidence
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training import blend as training
-from ehrsequencing.training.blend import BlendTrainer, trainer_of
-from ehrsequencing.training.loop import show_nothing
-from ehrsequencing.training.teacher import folds_of
-from ehrsequencing.training.train import Trainer
+from ehrsequencing.training import plan as planning
+from ehrsequencing.training.fit import PRIOR_SD, fit
+from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.transfer import Pretrained
 from helpers.blends import quick_parts
 from helpers.rows import nll_of_rows
 from helpers.settings import TINY
+from helpers.training import Interrupted, raise_at
 
-SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "training.blend_folds=2", "evaluation.bootstrap=0")
+SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "evaluation.bootstrap=0")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,68 +70,70 @@ def run(prepared: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPat
     return out
 
 
-def test_out_of_fold_means_out_of_fold(
-    prepared: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fold's answers are those of parts fitted by hand without its subjects, and not of parts fitted to them too."""
-    monkeypatch.setattr(arrays, "BLOCK_ROWS", 200)  # several parts a fold
-    trainer = BlendTrainer(prepared, "simulated", tmp_path / "run", study=study)
-    train, tuning = trainer.records["train"], trainer.records["tuning"]
-    everybody = np.sort(np.concatenate(trainer.folds))
-    np.testing.assert_array_equal(everybody, np.flatnonzero(np.diff(train.rows.row_offsets)))  # each in one fold
-    fold = trainer.folds[0]
-    found = trainer._out_of_fold(tmp_path, 0, fold, show_nothing)
-    asked = train.take(fold)
-    np.testing.assert_array_equal(found.duration_days, asked.rows.duration_days)
-    # in how many parts ever the answers came, people are who they are: they are resampled whole
-    np.testing.assert_array_equal(found.subject, np.repeat(fold, np.diff(asked.rows.row_offsets)))
-
-    def of_others(records: Any) -> list[np.ndarray]:
-        data = FittingData(trainer.task, prepared.vocabulary, records, tuning, trainer.edges)
-        return [part.all_hazards(asked) for part in (BoostedVisits.fit(data), LandmarkCox(data))]
-
-    def distance(parts: list[np.ndarray]) -> list[float]:
-        made = training.points_at(parts, trainer.edges, asked.rows.duration_days)[1]
-        return [float(np.abs(made[..., m] - found.at_duration[1, ..., m + 1]).max()) for m in range(2)]
-
-    rest = np.setdiff1d(np.arange(len(train.timelines)), fold)
-    assert max(distance(of_others(train.take(rest)))) < 1e-9
-    assert min(distance(of_others(train))) > 1e-2  # the mutant: parts that saw the fold
-    network = Trainer(prepared, "simulated", tmp_path / "by-hand", study=study, leave_out=fold)
-    assert not np.isin(network.loader.subjects, fold).any()
-    assert len(network.train_rows) == len(train) - len(asked)
-    drawn = np.concatenate(network.loader.shuffled(0, seed=0, visit_budget=500))
-    np.testing.assert_array_equal(np.sort(drawn), np.setdiff1d(everybody, fold))
-
-
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bytes(
     run: Path, prepared: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained: list[str] = []
-    fit = Trainer.fit
-
-    def spy(self: Trainer, **given: Any) -> None:
-        trained.append(self.out.name)
-        if len(trained) == 2:
-            raise KeyboardInterrupt
-        fit(self, **given)
-
-    monkeypatch.setattr(Trainer, "fit", spy)
-    out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        trainer_of(prepared, "simulated", out, study=study).fit()
+    out, plan = tmp_path / "run", Plan.of(prepared, "simulated", study)
+    with pytest.raises(Interrupted):
+        fit(plan, out, on_progress=raise_at(3))
     with pytest.raises(EhrseqError, match="interrupted"):
         Run(out)
-    other = study.model_copy(update={"training": study.training.model_copy(update={"blend_folds": 3})})
+    other = load_study(None, [*SETTINGS, "training.seed=3"])
     with pytest.raises(EhrseqError, match="other settings"):
-        trainer_of(prepared, "simulated", out, study=other).fit(resume=True)
-    trainer_of(prepared, "simulated", out, study=study).fit(resume=True)
-    assert trained == ["fold-1", "fold-2", "fold-1", "fold-2", "network"]  # the first is finished
+        fit(Plan.of(prepared, "simulated", other), out, resume=True)
+    fit(plan, out, resume=True)
     for name in (BLEND_FILE, ARRAYS_FILE, "model.safetensors", "config.yaml"):
         assert (out / name).read_bytes() == (run / name).read_bytes(), name
-    trainer_of(prepared, "simulated", out, study=study).fit(resume=True)  # finished: nothing is done
-    assert len(trained) == 5
+    monkeypatch.setattr(BoostedVisits, "fit", None)
+    fit(plan, out, resume=True)  # finished: nothing is done
+
+
+def test_weights_are_those_of_out_of_fold_answers_and_of_tuning_people(
+    run: Path, prepared: Prepared, study: StudyConfig
+) -> None:
+    """By hand: trees and Cox by what they say of people they have not seen, the network beside the two by tuning."""
+    plan, blend = Plan.of(prepared, "simulated", study), Run(run).blend
+    assert blend is not None
+    data, causes = plan.fitting_data(), len(plan.task.causes)
+    rows = []
+    for fold in folds_of(np.diff(plan.train.rows.row_offsets), folds=stack.FOLDS, seed=data.seed):
+        others = data.without(fold)
+        rows += stack.blend_rows([BoostedVisits.fit(others), LandmarkCox(others)], plan.train.take(fold), fold)
+    assert len(rows) == stack.FOLDS
+    of_two = fit_weights(BlendRows.joined(rows), n_causes=causes)
+    stacked = Blend([blend.boosted, blend.cox], of_two)
+    of_network = fit_weights(
+        BlendRows.joined(stack.blend_rows([blend.parts[0], stacked], plan.tuning)), n_causes=causes, prior_sd=PRIOR_SD
+    )
+    np.testing.assert_allclose(blend.weights.value, of_network.before(of_two).value, atol=1e-9)
+    seen = fit_weights(
+        BlendRows.joined(stack.blend_rows([blend.boosted, blend.cox], plan.train)), n_causes=causes
+    )  # the mutant: of people whom the parts have seen
+    assert np.abs(seen.value - of_two.value).max() > 0.01
+
+
+def test_trees_and_cox_answer_alone(run: Path, prepared: Prepared, sim_data: Path, tmp_path: Path) -> None:
+    study, out = load_study(None, [*SETTINGS, "training.blend=null", "training.network=false"]), tmp_path / "run"
+    fit(Plan.of(prepared, "simulated", study), out)
+    alone, tuning = Run(out), prepared.records("simulated", "tuning")
+    assert not (out / "model.safetensors").exists()
+    assert alone.manifest["network"] is False
+    assert alone.predictor.name == "trees and Cox"
+    whole = Run(run).blend
+    assert whole is not None
+    for ours, theirs in zip(alone.blend.parts, whole.parts[1:], strict=True):
+        np.testing.assert_array_equal(ours.all_hazards(tuning), theirs.all_hazards(tuning))
+    told = alone.manifest["blend"]["tuning_nll"]
+    assert told["trees and Cox"] == pytest.approx(alone.predictor.nll(tuning).mean())
+    assert told["trees and Cox"] < alone.blend.nll(tuning).mean()  # recalibrated on them
+    predict(out, sim_data, tmp_path / "risks.csv")
+    result = evaluate(out, settings=EvaluationConfig(explained_subjects=5, baselines="none", bootstrap=0))
+    assert result["models"] == [OURS, "boosted visits", "landmark Cox"]
+    with pytest.raises(EhrseqError, match="has no network"):
+        _ = alone.model
+    with pytest.raises(EhrseqError, match="nothing starts from one"):
+        Plan.of(prepared, "simulated", study, init=Pretrained(run))
 
 
 def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, tmp_path: Path) -> None:
@@ -180,14 +180,14 @@ def test_no_stored_number_is_that_of_few_people(
 ) -> None:
     made, train = Run(run), prepared.records("simulated", "train")
     assert made.blend is not None
-    columns = [made.blend.boosted.columns, made.blend.cox.design.columns]
+    columns = [made.blend.boosted.columns, made.blend.cox.columns]
     assert told_of_few(run, prepared, columns, "boosted.cuts", *RANGES) == 0
 
     def again(**broken: Any) -> tuple[Blend, Path]:
         data = FittingData(
             made.task, made.vocabulary, train, prepared.records("simulated", "tuning"), made.blend.edges_days, **broken
         )
-        other = replace(made.blend, boosted=BoostedVisits.fit(data), cox=LandmarkCox(data))
+        other = Blend([made.blend.parts[0], BoostedVisits.fit(data), LandmarkCox(data)], made.blend.weights)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         other.save(folder)
@@ -203,8 +203,8 @@ def test_no_stored_number_is_that_of_few_people(
         known = values[~np.isnan(values)]
         return (float(known.min()), float(np.median(known)), float(known.max())) if len(known) else None
 
-    monkeypatch.setattr(boosted, "feature_cuts", plain_cuts)
-    monkeypatch.setattr(landmark_cox, "feature_range", extremes)
+    monkeypatch.setattr(features, "feature_cuts", plain_cuts)
+    monkeypatch.setattr(features, "feature_range", extremes)
     _, folder = again()
     assert told_of_few(folder, prepared, columns, "boosted.cuts") > 20
     assert told_of_few(folder, prepared, columns, *RANGES) > 5
@@ -308,22 +308,23 @@ def test_evaluate_judges_the_blend_and_not_its_network(
     assert all(abs(nll[key] - nll_alone[key]) > 1e-3 for key in nll)
 
 
+def of_rest(weights: np.ndarray) -> np.ndarray:
+    """Weights of trees and Cox without the network."""
+    return weights[:, 1:] / weights[:, 1:].sum(axis=1, keepdims=True)
+
+
 def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, prepared: Prepared) -> None:
     tuning, told = prepared.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
     blend = Run(run).blend
     assert blend is not None
     by_hand = [blend.nll(tuning).mean(), nll_of_rows(Run(run).model, tuning).mean()]
-    for part in (blend.boosted, blend.cox):
-        rows = tuning.rows
-        by_hand.append(horizon_nll(
-            part.all_hazards(tuning), blend.edges_days, duration_days=np.asarray(rows.duration_days),
-            cause=rows.cause, entry_days=rows.entry_days,
-        ).mean())  # fmt: skip
-    assert list(told) == ["blend", *PARTS]
+    stacked = Blend([blend.boosted, blend.cox], BlendWeights(*[of_rest(blend.weights.value)] * 3))
+    by_hand.append(stacked.nll(tuning).mean())
+    assert list(told) == ["blend", "network", "trees and Cox"]
     assert list(told.values()) == pytest.approx(by_hand, rel=1e-6)
     assert len({f"{nll:.4f}" for nll in by_hand}) == len(by_hand)  # so that no two can be mixed up
     lines, facts = kept_epochs(run)
-    line = "tuning NLL of the blend: {:.4f} (network {:.4f}, boosted visits {:.4f}, landmark Cox {:.4f})"
+    line = "tuning NLL of the blend: {:.4f} (network {:.4f}, trees and Cox {:.4f})"
     assert lines[-1] == line.format(*by_hand)
     assert facts["blend_tuning_nll"] == told
 
@@ -366,7 +367,7 @@ def test_a_part_that_names_columns_or_nodes_that_there_are_not_is_refused(
     changed = other(arrays[array], len(trained.blend.boosted.used))
     save_file({**arrays, array: changed}, tmp_path / ARRAYS_FILE)
     with pytest.raises(EhrseqError, match=f"{array} names what there is not"):
-        Blend.load(tmp_path, trained.vocabulary, edges_days=trained.model.config.edges_days)
+        Blend.load(tmp_path, trained.vocabulary, Network(trained.model))
 
 
 def test_a_blend_is_the_default_where_one_is_possible(
@@ -374,19 +375,17 @@ def test_a_blend_is_the_default_where_one_is_possible(
 ) -> None:
     told: list[str] = []
 
-    def made(*settings: str, init: Pretrained | None = None) -> Trainer | BlendTrainer:
-        study, out = load_study(None, [*TINY, "training.blend=null", *settings]), tmp_path / "run"
-        return trainer_of(prepared, "simulated", out, study=study, init=init, say=told.append)
+    def made(*settings: str, init: Pretrained | None = None) -> Plan:
+        study = load_study(None, [*TINY, "training.blend=null", *settings])
+        return Plan.of(prepared, "simulated", study, init=init, say=told.append)
 
-    trainer = made()
-    assert isinstance(trainer, BlendTrainer)
-    assert trainer.study.training.blend is True
-    assert not isinstance(made("training.blend=false"), BlendTrainer)
-    assert told == ["training 4 networks, for a blend; training.blend=false trains one"]
+    assert made().settings.blend is True
+    assert made("training.blend=false").settings.blend is False
+    assert told == []
     told.clear()
     alone = made(init=Pretrained(run))
-    monkeypatch.setattr(training, "FEWEST_EVENTS", 10**6)
-    assert {trainer.study.training.blend for trainer in (alone, made())} == {False}
+    monkeypatch.setattr(planning, "FEWEST_EVENTS", 10**6)
+    assert {plan.settings.blend for plan in (alone, made())} == {False}
     for text, reason in zip(told, ("may have seen", "fewer than"), strict=True):
         assert text.startswith("training the network alone, without a blend: ")
         assert reason in text
@@ -394,9 +393,9 @@ def test_a_blend_is_the_default_where_one_is_possible(
 
 def test_what_a_blend_cannot_do_is_refused(run: Path, prepared: Prepared, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="visit head"):
-        trainer_of(prepared, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
+        Plan.of(prepared, "simulated", load_study(None, [*SETTINGS, "model.head=visit"]))
     with pytest.raises(EhrseqError, match="may have seen the people"):
-        trainer_of(prepared, "simulated", tmp_path / "x", study=load_study(None, SETTINGS), init=Pretrained(run))
+        Plan.of(prepared, "simulated", load_study(None, SETTINGS), init=Pretrained(run))
     with pytest.raises(EhrseqError, match="has not been recalibrated"):
         _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []

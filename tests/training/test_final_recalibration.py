@@ -18,11 +18,11 @@ from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibrat
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import recalibration
-from ehrsequencing.training.train import Trainer
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model
 from helpers.rows import nll_of_rows
 from helpers.strategies import pack, sample_records
+from helpers.training import NetworkTrainer as Trainer
 
 Floats = NDArray[np.float64]
 World = tuple[Floats, Floats, NDArray[np.int64], Floats]

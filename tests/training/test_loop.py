@@ -25,11 +25,11 @@ from ehrsequencing.training import loop, resolve
 from ehrsequencing.training.hazards_objective import HazardsObjective
 from ehrsequencing.training.loop import make_optimizer
 from ehrsequencing.training.run_folder import BEGUN, ExponentialMovingAverage
-from ehrsequencing.training.train import Trainer
 from helpers.audit import broken_set, load, save
 from helpers.rows import nll_of_rows
 from helpers.simulate import busy_world
 from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights
+from helpers.training import NetworkTrainer as Trainer
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import masked_codes
 from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, MaskedVisits, mask_codes
 from ehrsequencing.training.run_folder import TrainingState
-from ehrsequencing.training.train import Trainer
 from helpers.no_wait import check_no_wait
 from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
 from helpers.training import TINY
+from helpers.training import NetworkTrainer as Trainer
 
 ENCODERS: list[dict[str, Any]] = [
     {}, {"scorer": "bottleneck"}, {"visit_encoder": "mean"}, {"visit_encoder": "transformer", "visit_pool": "cls"},

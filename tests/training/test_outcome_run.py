@@ -25,9 +25,9 @@ from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import outcome_lines
-from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 from helpers.training import Interrupted, raise_at, weights
+from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "model.outcome_rank=4", "training.grid_bins=4"),

@@ -15,17 +15,18 @@ from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import expected_nll
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors import stack as room
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.stack import fit_stack, folds_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training import teacher as room
-from ehrsequencing.training.blend import BlendTrainer, trainer_of
-from ehrsequencing.training.teacher import OutOfFoldTeacher, folds_of
-from ehrsequencing.training.train import Trainer
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
 from helpers.blends import quick_parts
 from helpers.settings import TINY
+from helpers.training import NetworkTrainer as Trainer
 
 SETTINGS = (*TINY, "training.epochs=1", "training.distillation=.4")
 
@@ -42,29 +43,29 @@ def study() -> StudyConfig:
 
 
 @pytest.fixture(scope="module")
-def trainer(prepared: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    made = trainer_of(prepared, "simulated", tmp_path_factory.mktemp("taught") / "run", study=study)
-    assert isinstance(made, Trainer)
-    made.objective.taught = made._taught_hazards()
+def trainer(prepared: Prepared, study: StudyConfig) -> Trainer:
+    made = Trainer(prepared, "simulated", Path("unused"), study=study)
+    made.objective.taught = fit_stack(made.plan.fitting_data()).out_of_fold
     return made
 
 
 def test_a_row_is_taught_by_models_that_have_not_seen_its_subject(prepared: Prepared, trainer: Trainer) -> None:
     """As trees and Cox fitted by hand to other folds; the mutants, models that saw everybody, say something else."""
     train, tuning = (prepared.records("simulated", split) for split in ("train", "tuning"))
-    first, fold, *_ = folds_of(np.diff(train.rows.row_offsets), folds=room.FOLDS, seed=0)
+    fold = folds_of(np.diff(train.rows.row_offsets), folds=room.FOLDS, seed=0)[1]
     asked, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
+    whole = FittingData(trainer.task, prepared.vocabulary, train, tuning, trainer.config.edges_days)
 
-    def data(subjects: np.ndarray) -> FittingData:
-        return FittingData(trainer.task, prepared.vocabulary, train.take(subjects), tuning, trainer.config.edges_days)
+    def data(subjects: np.ndarray) -> FittingData:  # with the features of everybody, which no outcome has a part in
+        others = np.setdiff1d(everybody, subjects)
+        return replace(whole, train=train.take(subjects), made=whole.features.without(train, others))
 
-    def by_hand(trees: np.ndarray, cox: np.ndarray) -> np.ndarray:  # with the features of the first fold's trees
-        models = BoostedVisits.fit(data(trees), like=features), LandmarkCox(data(cox))
+    def by_hand(trees: np.ndarray, cox: np.ndarray) -> np.ndarray:
+        models = BoostedVisits.fit(data(trees)), LandmarkCox(data(cox))
         return sum(model.all_hazards(asked) for model in models) / 2
 
     everybody = np.arange(len(train.timelines))
     others = np.setdiff1d(everybody, fold)
-    features = BoostedVisits.fit(data(np.setdiff1d(everybody, first)))
     taught = trainer.objective.taught
     assert taught is not None
     np.testing.assert_allclose(taught[rows], by_hand(others, others), rtol=1e-6)
@@ -81,7 +82,7 @@ def test_an_outcome_never_reaches_its_own_subject_through_the_teacher(
     cause = np.array(train.rows.cause)
     cause[mine] = 0
     changed = TaskRecords(train.timelines, replace(train.rows, cause=cause), train.outcomes)
-    found = OutOfFoldTeacher(prepared, "simulated", study)(changed, trainer.config.edges_days)
+    found = fit_stack(replace(trainer.plan.fitting_data(), train=changed)).out_of_fold
     np.testing.assert_array_equal(found[mine], trainer.objective.taught[mine])  # type: ignore[index]
     assert (found[~mine] != trainer.objective.taught[~mine]).any()  # type: ignore[index]  # others learn from it
 
@@ -120,29 +121,18 @@ def test_nothing_fits_a_teacher_better_than_its_own_hazards(seed: int, shift: fl
     assert (other > own).all()
 
 
-def test_a_fold_of_a_blend_learns_from_nobody_in_it(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
-    """Neither directly nor through trees: the hazards of left-out subjects are missing, and nothing asks for them."""
-    blend = BlendTrainer(prepared, "simulated", tmp_path / "run", study=study)
-    fold = blend.folds[0]
-    own = Trainer(prepared, "simulated", tmp_path / "own", study=study, leave_out=fold, teacher=blend.teacher)
-    taught = own._taught_hazards()
-    left_out = np.isin(prepared.records("simulated", "train").rows.subject, fold)
-    assert np.isnan(taught[left_out]).all()
-    assert np.isfinite(taught[~left_out]).all()
-    own.fit()
-    assert np.isfinite(Run(own.out).manifest["tuning_nll"])
-
-
 @pytest.mark.slow
 def test_members_share_one_teacher(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = []
-    fit = BoostedVisits.fit.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        BoostedVisits, "fit", classmethod(lambda cls, data, *, like: fits.append(1) or fit(cls, data, like=like))
-    )
+    fits, own = [], LandmarkCox.__init__
+
+    def counted(self: LandmarkCox, data: FittingData) -> None:
+        fits.append(1)
+        own(self, data)
+
+    monkeypatch.setattr(LandmarkCox, "__init__", counted)
     members = load_study(None, [*SETTINGS, "training.members=2"])
-    trainer_of(prepared, "simulated", tmp_path / "run", study=members).fit()
-    assert len(fits) == room.FOLDS
+    fit(Plan.of(prepared, "simulated", members), tmp_path / "run")
+    assert len(fits) == room.FOLDS + 1  # of the folds, and of all
     assert Run(tmp_path / "run").study.training.distillation == 0.4
 
 
@@ -164,12 +154,12 @@ def test_what_sees_the_future_is_refused_before_anything_is_fitted(
     monkeypatch.setattr(BoostedVisits, "fit", None)
     blind = load_study(None, [*SETTINGS, "model.attention=bidirectional"])
     with pytest.raises(EhrseqError, match="would have seen the visits after it"):
-        trainer_of(prepared, "simulated", tmp_path / "run", study=blind)
+        Plan.of(prepared, "simulated", blind)
 
 
 def test_what_cannot_be_taught(prepared: Prepared, study: StudyConfig, tmp_path: Path) -> None:
     visit = load_study(None, [*SETTINGS, "model.head=visit"])
     with pytest.raises(EhrseqError, match="no hazards per day"):
-        OutOfFoldTeacher(prepared, "simulated", visit)
+        Plan.of(prepared, "simulated", visit)
     with pytest.raises(EhrseqError, match="nobody to learn from"):
-        Trainer(prepared, "simulated", tmp_path / "run", study=study).fit()
+        Trainer(prepared, "simulated", tmp_path / "run", study=study).train(tmp_path / "run")

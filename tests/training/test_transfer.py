@@ -11,8 +11,8 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
-from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import MATCHES, Pretrained, match_vocabularies
+from helpers.training import NetworkTrainer as Trainer
 from helpers.visits import vocabulary_of
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0", "training.blend=false")

@@ -11,8 +11,8 @@ from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_stud
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
+from helpers.training import NetworkTrainer as Trainer
 
 Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks
 SHORT = (

@@ -35,8 +35,10 @@ class TrainingConfig(Settings):
     )  # per epoch; in small cohorts the budget shrinks to reach it
     # Learning rate of predicting a masked code of a visit from its other codes, relative to learning_rate; 0 = off.
     masked_codes: float = Field(default=0.3, ge=0)
-    # step size of AdamW after the warm-up; it stays constant
+    # step size of AdamW after the warm-up
     learning_rate: float = Field(default=5e-4, gt=0)
+    # constant, until the patience ends the training; or falling in a line to 0 at the end of `epochs`
+    schedule: Literal["constant", "falling"] = "constant"
     # steps in which the learning rate rises from near 0 to its value
     warmup_steps: int = Field(default=100, ge=0)
     weight_decay: float = Field(default=1.0, ge=0)  # decoupled (AdamW); weight matrices only

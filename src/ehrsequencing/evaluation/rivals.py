@@ -84,7 +84,7 @@ def likelihood_of_parts(
 
 
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Predictor]:
-    """The trees of a blend, where they were fitted as the baseline would be.
+    """Trees and Cox of a blend, where they were fitted as the baselines would be.
 
     Args:
         run: The run that is evaluated, if it is one.
@@ -95,4 +95,6 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
         return {}
     made = run.study.evaluation
     is_same = (made.seed, made.tuning_trials or 1) == (seed, trials or 1)
-    return {BoostedVisits.name: run.blend.boosted} if is_same else {}
+    if not is_same:
+        return {}
+    return {BoostedVisits.name: run.blend.boosted, LandmarkCox.name: run.blend.cox}

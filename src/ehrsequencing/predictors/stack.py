@@ -42,7 +42,6 @@ def fit_stack(
     data: FittingData,
     *,
     trials: int = 1,
-    folds: int = FOLDS,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Stack:
     """Fit both, without each fold and on all.
@@ -52,22 +51,21 @@ def fit_stack(
     Args:
         data: What to fit; its seed divides the subjects.
         trials: Settings of the boosting that are tried.
-        folds: How many.
         progress: Called with fits done, and of how many.
     """
     train, edges = data.train, data.edges_days
     mean = np.full((len(train), len(data.task.causes), len(edges) + 1), np.nan, dtype=np.float32)
     found: list[BlendRows] = []
     counts = np.diff(train.rows.row_offsets)
-    for number, fold in enumerate(folds_of(counts, folds=folds, seed=data.seed)):
-        progress(number, folds + 1)
+    for number, fold in enumerate(folds_of(counts, folds=FOLDS, seed=data.seed)):
+        progress(number, FOLDS + 1)
         parts = _fit(data.without(fold), trials)
         of_fold, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
         for part, hazards in hazards_of_each(parts, of_fold):
             mean[rows[part]] = np.mean(hazards, axis=0)
         some = fold[:: max(1, -(-len(train) // MOST_ROWS))]
         found += blend_rows(parts, of_fold if len(some) == len(fold) else train.take(some), some)
-    progress(folds, folds + 1)
+    progress(FOLDS, FOLDS + 1)
     weights = fit_weights(BlendRows.joined(found), n_causes=len(data.task.causes))
     return Stack(Blend(_fit(data, trials), weights, name=STACKED), mean)
 

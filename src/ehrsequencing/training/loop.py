@@ -100,7 +100,7 @@ class Training:
         loader: Whom it learns from.
         settings: Steps, learning rate, averaging, early stop, checkpoints.
         visit_budget: Most visits in a step.
-        steps_per_epoch: On average; weight decay depends on it.
+        steps_per_epoch: On average; weight decay and a falling rate depend on it.
         beside: A second objective, which has an optimiser of its own.
         processes: Those that train together: each has such a training of the same module, and process 0 writes.
 
@@ -122,7 +122,7 @@ class Training:
         processes: Processes = ALONE,
     ) -> None:
         self.module, self.objective, self.loader = module, objective, loader
-        self.settings = settings
+        self.settings, self.length = settings, settings.epochs * steps_per_epoch
         self.visit_budget, self.beside, self.processes = visit_budget, beside, processes
         self.device = next(module.parameters()).device
         self.averaged, self.best = copy.deepcopy(module), copy.deepcopy(module)
@@ -257,7 +257,7 @@ class Training:
         self.module.train()
         torch.manual_seed(step_seed(self.settings.seed, state.global_step, self.processes.rank))
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.settings, state.global_step)
+            group["lr"] = learning_rate(self.settings, state.global_step, self.length)
         self.optimizer.zero_grad(set_to_none=True)
 
     def add_gradients(self, batch: Step) -> Tensor:
@@ -296,7 +296,7 @@ class Training:
         nn.utils.clip_grad_norm_(learned, self.settings.clip_norm)
         self.optimizer.step()
         if self.beside is not None:
-            self.beside.step(learning_rate(self.settings, state.global_step))
+            self.beside.step(learning_rate(self.settings, state.global_step, self.length))
         state.global_step += 1
         self.ema.update(state.global_step)
 
@@ -356,6 +356,15 @@ def make_optimizer(
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
-def learning_rate(settings: TrainingConfig, step: int) -> float:
-    """Linear warm-up, then constant."""
-    return settings.learning_rate * min(1.0, (step + 1) / max(settings.warmup_steps, 1))
+def learning_rate(settings: TrainingConfig, step: int, length: float) -> float:
+    """Linear warm-up, then constant, or falling in a line to 0.
+
+    Args:
+        settings: Of the training.
+        step: Number of the step, from 0.
+        length: Steps of all epochs; of a falling rate a tenth of them at most is warm-up.
+    """
+    warmup, left = settings.warmup_steps, 1.0
+    if settings.schedule == "falling":
+        warmup, left = min(warmup, int(length / 10)), max(1 - step / max(length, 1.0), 0.0)
+    return settings.learning_rate * min(1.0, (step + 1) / max(warmup, 1)) * left

@@ -155,6 +155,7 @@ class Plan:
             training=training.model_dump(mode="json", exclude=SAVING),
             evaluation=evaluation.model_dump(mode="json"),
             init=None if self.transfer is None else self.transfer.fingerprint,
+            length=training.epochs if training.schedule == "falling" else None,
             trees=[evaluation.seed, evaluation.tuning_trials] if has_trees else None,
         )
 

@@ -17,9 +17,9 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import subjects_digest
-from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 from helpers.training import Interrupted, raise_at
+from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=4"),

@@ -17,8 +17,8 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretraining import pretrain as pretrain_room
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.pretraining.targets import excluded_targets
-from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
+from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "model.outcome_rank=4", "training.grid_bins=4"),
