@@ -177,7 +177,7 @@ class Site:
         plan = Plan.of(labels, self.task, load_study(None, []), as_given=True)
         edges = plan.config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
-        return BoostedVisits.fit(data, trials=1).nll(held_out)
+        return BoostedVisits.fit(data).nll(held_out)
 
     def _network(self, arm: Arm, n: int | None, run: Path) -> tuple[Floats, dict[str, Any]]:
         settings = ["model.size=small", "training.blend=false", f"training.seed={self.seed}"]

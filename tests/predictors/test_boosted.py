@@ -1,12 +1,14 @@
 """Boosted visits: every prediction time, as many trials as they are told; trees as arrays; cuts of many people each."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.predictors import boosted
@@ -26,17 +28,17 @@ def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood
     every = boosted.TRIALS
     assert [trial["pairs"] for trial in every[:2]] == [True, False]
     widths: list[int] = []
-    fit_one = boosted.HistGradientBoostingRegressor.fit
+    fit_one = HistGradientBoostingRegressor.fit
 
     def spy(self: Any, x: Any, *args: Any, **held: Any) -> Any:
         widths.append(x.shape[1])
         return fit_one(self, x, *args, **held)
 
-    monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
+    monkeypatch.setattr(HistGradientBoostingRegressor, "fit", spy)
     nll = []
     for trials in (every[:1], every[1:2], every[:2]):
         monkeypatch.setattr(boosted, "TRIALS", trials)
-        model = BoostedVisits.fit(made, trials=2)
+        model = BoostedVisits.fit(replace(made, trials=2))
         nll.append(float(model.nll(tuning).mean()))
     of_pairs = int(np.sum(model.used >= len(model.columns) - 2 * len(model.columns.pairs)))
     assert of_pairs > 5
@@ -64,13 +66,13 @@ def test_boosting_does_without_ages_and_without_a_second_visit(
     assert np.isfinite(model.nll(ageless[1])).all()
 
 
-def fitted_trees(leaves: int = 8, seed: int = 0) -> tuple[boosted.HistGradientBoostingRegressor, np.ndarray]:
+def fitted_trees(leaves: int = 8, seed: int = 0) -> tuple[HistGradientBoostingRegressor, np.ndarray]:
     """Poisson trees on binned features, a fifth of them unknown."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 64, (1500, 6)).astype(np.float32)
     x[rng.random(x.shape) < 0.2] = np.nan
     rate = np.exp(0.03 * np.nan_to_num(x[:, 0], nan=40) - 0.5 * np.isnan(x[:, 3]))
-    model = boosted.HistGradientBoostingRegressor(
+    model = HistGradientBoostingRegressor(
         loss="poisson", max_iter=30, max_leaf_nodes=leaves, max_bins=64, early_stopping=False, random_state=seed
     )
     return model.fit(x, rng.poisson(rate), sample_weight=rng.uniform(0.5, 2, len(x))), x

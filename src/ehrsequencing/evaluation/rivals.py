@@ -31,7 +31,7 @@ def fit_rivals(
     """
     if prepared is None:
         return []
-    task = evaluated.task
+    task, trials = evaluated.task, trials_of(evaluated, settings)
     data = FittingData(
         task,
         evaluated.vocabulary,
@@ -40,13 +40,12 @@ def fit_rivals(
         evaluated.predictor.edges_days,
         settings.seed,
         enough=prepared.study.vocabulary.min_subjects,
+        trials=trials or 1,
         recalibration=evaluated.study.training.recalibration,
     )
-    trials = trials_of(evaluated, settings)
     return fit_baselines(
         settings.baselines,
         data,
-        trials=trials,
         known=known_baselines(evaluated.run, seed=settings.seed, trials=trials),
         progress=lambda name: progress(f"baseline: {name}"),
     )

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
@@ -42,7 +43,10 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
             "holds fewer tensors than the configuration has layers", where=where, fix=fix
         )
     try:
-        with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing
+        with (
+            torch.device("meta"),
+            _Unstarted(),
+        ):  # shapes only: a hostile configuration allocates nothing
             model = build(config)
     except (
         OverflowError,
@@ -74,6 +78,18 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
         raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, fix=fix)
     model.load_state_dict(weights, assign=True)
     return model
+
+
+class _Unstarted(TorchFunctionMode):
+    """New parameters keep what is in their memory: drawing starts on the meta device loads a compiler, for nothing."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func.__module__ == "torch.nn.init":
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 def _read_json(path: Path) -> dict[str, object]:

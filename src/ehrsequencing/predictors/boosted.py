@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.predictors.features import MOST_BINS, before_pairs, binned
@@ -16,6 +15,9 @@ from ehrsequencing.predictors.of_history import OfHistory
 from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import HistGradientBoostingRegressor
 
 TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard keeps the whole grid
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
@@ -194,16 +196,15 @@ class BoostedVisits(OfHistory):
         self.used: Ints = np.flatnonzero([len(cuts) > 0 for cuts in self.cuts])
 
     @classmethod
-    def fit(cls, data: FittingData, *, trials: int = 1) -> BoostedVisits:
+    def fit(cls, data: FittingData) -> BoostedVisits:
         """Fit to every training prediction time, or to a draw where there are many.
 
-        A trial is one of `TRIALS` for all causes. Boosting stops by the likelihood of tuning subjects at all their
-        prediction times, and so the best trial is chosen. A cause that none of them had gets a fixed number of trees,
-        and one without a training event keeps the cohort's own hazard, apart from its level.
+        A trial is one of `TRIALS` for all causes, as many as `data.trials`. Boosting stops by the likelihood of tuning
+        subjects at all their prediction times, and so the best trial is chosen. A cause that none of them had gets a
+        fixed number of trees, and one without a training event keeps the cohort's own hazard, apart from its level.
 
         Args:
             data: What to fit; its seed is that of the boosting.
-            trials: How many settings to try, at most `len(TRIALS)`.
         """
         features, bins = data.features, len(data.edges_days) + 1
         part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
@@ -231,7 +232,7 @@ class BoostedVisits(OfHistory):
                 made.trees.append(Trees.from_sklearn(model, seen))
                 continue
             best = -np.inf
-            for settings in TRIALS[: max(1, trials)]:
+            for settings in TRIALS[: max(1, data.trials)]:
                 model, seen = made._boosting(settings | {"early_stopping": True}, seed=data.seed)
                 model.fit(
                     design[:, seen],
@@ -256,6 +257,10 @@ class BoostedVisits(OfHistory):
         self, settings: dict[str, Any], *, seed: int
     ) -> tuple[HistGradientBoostingRegressor, Ints]:
         """A boosting with the settings of a trial, and the columns of the design that it sees."""
+        from sklearn.ensemble import (
+            HistGradientBoostingRegressor,  # seconds, which predictions need not wait
+        )
+
         theirs = {name: value for name, value in (_ALWAYS | settings).items() if name != "pairs"}
         seen = np.arange(len(self.used) + 1) if settings["pairs"] else self.without_pairs()
         return HistGradientBoostingRegressor(**theirs, random_state=seed), seen

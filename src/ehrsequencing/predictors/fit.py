@@ -6,11 +6,9 @@ one is the strongest depends on the data: the likelihood of tuning subjects deci
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
-from sklearn.linear_model import PoissonRegressor
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
@@ -101,6 +99,10 @@ class AgeAndSex(Predictor):
         design = self._design(data.train)
         self.mean_age = float(np.nanmean(design[:, 0])) if np.isfinite(design[:, 0]).any() else 50.0
         x = self._filled(design)
+        from sklearn.linear_model import (
+            PoissonRegressor,  # seconds, which predictions need not wait
+        )
+
         self.models: list[PoissonRegressor | None] = []
         for e in range(self.n_causes):
             # The factor is the same in every bin, so that a prediction time needs one row with its summed weight.
@@ -176,12 +178,13 @@ def fit_last_step(model: Predictor, data: FittingData) -> tuple[Floats, Floats] 
     return fitted.intercept, fitted.slope
 
 
-BASELINES = (
-    BoostedVisits.name,
-    LandmarkCox.name,
-    AgeAndSex.name,
-    MarginalIncidence.name,
-)
+#: Name of each baseline → what fits it. One more entry is one more row in every report.
+BASELINES: dict[str, Callable[[FittingData], Predictor]] = {
+    BoostedVisits.name: BoostedVisits.fit,
+    LandmarkCox.name: LandmarkCox,
+    AgeAndSex.name: AgeAndSex,
+    MarginalIncidence.name: MarginalIncidence,
+}
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,6 @@ def fit_baselines(
     kind: Literal["fast", "none"],
     data: FittingData,
     *,
-    trials: int | None = None,
     known: Mapping[str, Predictor] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Fitted]:
@@ -213,22 +215,15 @@ def fit_baselines(
     Args:
         kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `none`: nothing.
         data: What to fit. Tuning subjects choose the boosting's settings and length, the ridge, and the strongest.
-        trials: Settings that were tried for the run; the boosting tries as many. None: one.
         known: Baselines by name that were fitted to this very data with these settings, and are not fitted again.
         progress: Called with the name and number of each baseline before it is fitted.
     """
     if kind == "none":
         return []
-    fits: dict[str, Callable[[], Predictor]] = {
-        BoostedVisits.name: partial(BoostedVisits.fit, data, trials=trials or 1),
-        LandmarkCox.name: partial(LandmarkCox, data),
-        AgeAndSex.name: partial(AgeAndSex, data),
-        MarginalIncidence.name: partial(MarginalIncidence, data),
-    }
     out: list[Fitted] = []
-    for number, (name, fit) in enumerate(fits.items(), start=1):
-        progress(f"{name}, {number} of {len(fits)}")
-        model = known[name] if known is not None and name in known else fit()
+    for number, (name, fit) in enumerate(BASELINES.items(), start=1):
+        progress(f"{name}, {number} of {len(BASELINES)}")
+        model = known[name] if known is not None and name in known else fit(data)
         step = None if name == MarginalIncidence.name else fit_last_step(model, data)
         if step is not None:
             model = model.recalibrated(*step)

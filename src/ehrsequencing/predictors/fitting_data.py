@@ -29,6 +29,7 @@ class FittingData:
         edges_days: The K − 1 inner edges of the run's grid.
         seed: Of every random draw.
         enough: Training subjects that every stored name and number must come from (`vocabulary.min_subjects`).
+        trials: How many settings of the boosting are tried.
         recalibration: Strength of the last step, as of our own training (`training.recalibration`); 0: none.
         made: Features of the rows, where they are made already.
     """
@@ -40,6 +41,7 @@ class FittingData:
     edges_days: tuple[float, ...]
     seed: int = 0
     enough: int = 5
+    trials: int = 1
     recalibration: float = 0.0
     made: Features | None = None
 

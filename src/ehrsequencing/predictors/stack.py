@@ -41,7 +41,6 @@ class Stack:
 def fit_stack(
     data: FittingData,
     *,
-    trials: int = 1,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Stack:
     """Fit both, without each fold and on all.
@@ -50,7 +49,6 @@ def fit_stack(
 
     Args:
         data: What to fit; its seed divides the subjects.
-        trials: Settings of the boosting that are tried.
         progress: Called with fits done, and of how many.
     """
     train, edges = data.train, data.edges_days
@@ -59,7 +57,7 @@ def fit_stack(
     counts = np.diff(train.rows.row_offsets)
     for number, fold in enumerate(folds_of(counts, folds=FOLDS, seed=data.seed)):
         progress(number, FOLDS + 1)
-        parts = _fit(data.without(fold), trials)
+        parts = _fit(data.without(fold))
         of_fold, rows = train.take(fold), np.flatnonzero(np.isin(train.rows.subject, fold))
         for part, hazards in hazards_of_each(parts, of_fold):
             mean[rows[part]] = np.mean(hazards, axis=0)
@@ -67,11 +65,11 @@ def fit_stack(
         found += blend_rows(parts, of_fold if len(some) == len(fold) else train.take(some), some)
     progress(FOLDS, FOLDS + 1)
     weights = fit_weights(BlendRows.joined(found), n_causes=len(data.task.causes))
-    return Stack(Blend(_fit(data, trials), weights, name=STACKED), mean)
+    return Stack(Blend(_fit(data), weights, name=STACKED), mean)
 
 
-def _fit(data: FittingData, trials: int) -> list[Predictor]:
-    return [BoostedVisits.fit(data, trials=trials), LandmarkCox(data)]
+def _fit(data: FittingData) -> list[Predictor]:
+    return [BoostedVisits.fit(data), LandmarkCox(data)]
 
 
 def sampled(records: TaskRecords) -> TaskRecords:

@@ -92,8 +92,7 @@ def _stack(plan: Plan, processes: Processes, say: Say) -> Stack | None:
     def show(done: int, of: int) -> None:
         say(f"fitting trees and Cox, {done + 1} of {of}")
 
-    trials = plan.study.evaluation.tuning_trials or 1
-    return fit_stack(plan.fitting_data(), trials=trials, progress=show)
+    return fit_stack(plan.fitting_data(), progress=show)
 
 
 def _network(

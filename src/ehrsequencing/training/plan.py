@@ -127,6 +127,7 @@ class Plan:
             self.config.edges_days,
             self.study.evaluation.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
+            trials=self.study.evaluation.tuning_trials or 1,
             recalibration=self.settings.recalibration,
         )
 

@@ -1,0 +1,68 @@
+"""A new predictor is one class: with it and its entry alone, it is fitted, compared and reported beside the others."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.predictors import fit
+from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.records.hazards import horizon_nll
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.reporting.report import render
+
+
+class Rates(Predictor):
+    """Everybody has the cohort's own hazards."""
+
+    name = "rates"
+
+    def __init__(self, data: FittingData) -> None:
+        self.edges_days, self.n_causes = data.edges_days, len(data.task.causes)
+        self.rates = data.cohort_hazards()
+
+    def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, np.ndarray]]:
+        for rows, part in in_parts(records):
+            yield rows, np.tile(self.rates, (len(part), 1, 1))
+
+
+def test_one_class_and_its_entry_bring_a_row_everywhere(
+    sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "BASELINES", {Rates.name: Rates, "age + sex": fit.AgeAndSex})
+    settings = EvaluationConfig(explained_subjects=0, bootstrap=0, trajectories=0)
+    result = evaluate(shutil.copytree(sim_run, tmp_path / "run"), settings=settings)
+    assert {one["model"] for one in result["baselines"]} == {"rates", "age + sex"}
+    rows = {(m["metric"], m["landmark_days"], m["cause"]): m for m in result["metrics"] if m["model"] == "rates"}
+    assert {"c", "ipa", "nll", "oe"} <= {metric for metric, *_ in rows}
+    assert all(m["value"] == pytest.approx(0.5) for (metric, *_), m in rows.items() if metric == "c")
+    assert "rates" in render(result)
+
+
+def test_risks_and_likelihoods_follow_from_hazards(prepared: Prepared) -> None:
+    records = prepared.records("simulated", "tuning")
+    data = FittingData(
+        prepared.task("simulated"), prepared.vocabulary, prepared.records("simulated", "train"), records, (90.0, 365.0)
+    )
+    plain, labels = Rates(data), records.rows
+    expected = horizon_nll(
+        plain.rates, plain.edges_days, duration_days=labels.duration_days, cause=labels.cause,
+        entry_days=labels.entry_days,
+    )  # fmt: skip
+    np.testing.assert_allclose(plain.nll(records), expected)
+    days, total = np.array([50.0, 400.0]), plain.rates.sum(axis=0)
+    spans = np.array([[50.0, 0.0, 0.0], [90.0, 275.0, 35.0]])
+    survival = np.exp(-spans @ total)
+    risk = plain.risk(records, days)
+    np.testing.assert_allclose(1 - risk.sum(axis=1), np.tile(survival, (len(records), 1)), atol=1e-6)
+    given = plain.risk(records, days, start_days=50.0)
+    assert (given[:, :, 0] == 0).all()
+    np.testing.assert_allclose(1 - given[:, :, 1].sum(axis=1), survival[1] / survival[0], atol=1e-6)
+    doubled = plain.recalibrated(np.log([2.0, 2.0]), np.ones(2))
+    np.testing.assert_allclose(doubled.all_hazards(records), 2 * plain.all_hazards(records))
