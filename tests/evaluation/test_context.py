@@ -9,7 +9,7 @@ import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.evaluation import evaluate as evaluate_module
+from ehrsequencing.evaluation import rivals as rivals_module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import Context
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
@@ -43,7 +43,7 @@ def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
         models = AgeAndSex(data), MarginalIncidence(data)
         return [Fitted(model, nll) for model, nll in zip(models, (1.5, 2.5), strict=True)]
 
-    monkeypatch.setattr(evaluate_module, "fit_baselines", fit)
+    monkeypatch.setattr(rivals_module, "fit_baselines", fit)
 
 
 def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_baselines: None) -> None:

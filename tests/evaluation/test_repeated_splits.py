@@ -228,7 +228,7 @@ def test_from_the_shell_with_baselines(run: Path, monkeypatch: pytest.MonkeyPatc
     def quick(kind: str, data: FittingData, **_: object) -> list[Fitted]:
         return [] if kind == "none" else [Fitted(AgeAndSex(data), 1.0)]
 
-    monkeypatch.setattr("ehrsequencing.evaluation.evaluate.fit_baselines", quick)
+    monkeypatch.setattr("ehrsequencing.evaluation.rivals.fit_baselines", quick)
     done = ehrseq("evaluate", run, "--splits", 2, "--split-seed", 7, "evaluation.bootstrap=0")
     assert done.exit_code == 0, done.output
     found = json.loads((run / "metrics.json").read_text())["repeated_splits"]

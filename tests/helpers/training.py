@@ -51,6 +51,7 @@ class NetworkTrainer(Trainer):
         processes: Processes = ALONE,
     ) -> None:
         super().__init__(Plan.of(prepared, task_name, study, init=init, as_given=True), processes)
+        self.prepared = prepared
         self.out, self.task, self.study = out, self.plan.task, self.plan.study
         self.train_rows, self.tuning_rows = self.plan.train.rows, self.plan.tuning.rows
         self.transfer, self.fingerprint = self.plan.transfer, self.plan.fingerprint

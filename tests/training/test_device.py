@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ehrsequencing.batches.device import prefetched
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.training.processes import Losses, prefetched
+from ehrsequencing.training.processes import Losses
 from ehrsequencing.training.run_folder import TrainingState
 
 

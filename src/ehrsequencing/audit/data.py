@@ -177,7 +177,7 @@ class AuditData:
         if subjects < 1:
             raise EhrseqError("leaves no subject to check", where="--subjects", fix="use 1 or more")
         self.run, self.task, self.vocabulary = run, run.task, run.vocabulary
-        self.model = run.model.double()
+        self.model = run.model.double() if run.study.training.network else None
         self.prepared, self.split = prepared, split
         self.subjects, self.seed = subjects, seed
         self.records: dict[str, TaskRecords] = {

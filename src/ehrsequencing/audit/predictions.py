@@ -11,6 +11,7 @@ import torch
 from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
+from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.predictors.network import VISIT_BUDGET
 from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import SPLITS
@@ -27,20 +28,27 @@ FREE_FLAT_TOKENS = 800  # a flat model's cost of a token doubles with so many ot
 
 def answers(data: AuditData, records: TaskRecords) -> Floats:
     """(R, ·) logits at every row, NaN without an answer; of a blend, also the logarithms of the blended hazards."""
+    out: Floats = np.full((len(records), 1), np.nan)
+    if data.model is not None:
+        out = _logits(data.model, data, records)
+    if data.run.blend is not None:
+        logs = np.log(data.run.blend.all_hazards(records)).reshape(len(records), -1)
+        out = logs if data.model is None else np.concatenate([out, logs], axis=1)
+    return out
+
+
+def _logits(model: SurvivalModel, data: AuditData, records: TaskRecords) -> Floats:
     loader = SubjectLoader(
         records, queries=not data.run.is_visit_head, code_types=data.run.code_types
     )
     out: Floats = np.full((len(records), 1), np.nan)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            found = data.model(step.batch)
+            found = model(step.batch)
             logits = found.reshape(len(found), -1).numpy()
             if out.shape[1] != logits.shape[1]:
                 out = np.full((len(records), logits.shape[1]), np.nan)
             out[step.rows] = logits[step.positions]
-    if data.run.blend is not None:
-        logs = np.log(data.run.blend.all_hazards(records)).reshape(len(records), -1)
-        out = np.concatenate([out, logs], axis=1)
     return out
 
 
@@ -55,7 +63,9 @@ def cut_rows(data: AuditData) -> Ints:
     """Some prediction times of each drawn subject in random order, as many as the budget of tokens allows."""
     timelines, rows = data.asked.timelines, data.asked.rows
     cost = np.diff(timelines.visit_offsets[timelines.subject_offsets]).astype(np.float64)
-    if data.model.config.architecture == "flat":  # every token looks at every other
+    if (
+        data.model is not None and data.model.config.architecture == "flat"
+    ):  # every token looks at every other
         cost *= 1 + cost / FREE_FLAT_TOKENS
     order = data.rng(10).permutation(len(rows))
     order = order[np.argsort(rows.subject[order], kind="stable")]

@@ -140,7 +140,8 @@ def _row(
 def has_attention(run: Run) -> bool:
     """Whether the run's visit encoder weighs the codes of a visit."""
     model = run.study.model
-    return model.architecture == "hierarchical" and model.visit_encoder == "attention"
+    is_pooled = model.architecture == "hierarchical" and model.visit_encoder == "attention"
+    return run.study.training.network and is_pooled
 
 
 def attention_weights(run: Run, timelines: Timelines) -> Floats:

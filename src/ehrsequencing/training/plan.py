@@ -74,11 +74,11 @@ class Plan:
         train = prepared.outcome_records(task_name, "train")
         tuning = prepared.outcome_records(task_name, "tuning")
         _refuse_hopeless(train, tuning, task, where=f"task {task.name} in {prepared.folder}")
-        given = study.model if transfer is None else transfer.config(study.model)
-        model = resolve_model(given, prepared, task, train.rows, study.training)
         training = study.training.model_copy(update={"blend": False})
         if not as_given:
             training = _with_blend(study, task, train, init, say)
+        given = study.model if transfer is None else transfer.config(study.model)
+        model = resolve_model(given, prepared, task, train.rows, training)
         decided = {
             "task": task,
             "evaluation": study.evaluation,
