@@ -89,11 +89,10 @@ def test_a_taken_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [visit_encoder, objective])
-def test_declarations_are_read_from_source(kind: Kind) -> None:
-    found = Kind(kind.setting, kind.folder).modules
-    assert found
-    for name, module in found.items():
+def test_every_part_is_listed_with_its_module(kind: Kind) -> None:
+    for name, module in kind.modules.items():
         assert kind.class_of(name).__module__ == module  # imports it, whose decorator declares it
+    assert kind.names == [*kind.modules]  # an unlisted part of this package would be one more
 
 
 def test_settings_know_all_parts_without_torch() -> None:

@@ -2,11 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -104,7 +102,6 @@ def check_date(text: str | None) -> None:
 
 
 Class = TypeVar("Class", bound=type)
-_PACKAGE = Path(__file__).parents[1]
 
 
 class Kind:
@@ -118,8 +115,9 @@ class Kind:
         'FirstCode'
     """
 
-    def __init__(self, setting: str, folder: str = "models") -> None:
-        self.setting, self.folder = setting, folder
+    def __init__(self, setting: str, modules: Mapping[str, str] | None = None) -> None:
+        self.setting = setting
+        self.modules = dict(modules or {})  # name → module of every part of this package
         self._classes: dict[str, Any] = {}
 
     def __call__(self, name: str) -> Callable[[Class], Class]:
@@ -140,16 +138,6 @@ class Kind:
             return cls
 
         return declare
-
-    @cached_property
-    def modules(self) -> dict[str, str]:
-        """Name → module of every part of this package."""
-        found: dict[str, str] = {}
-        for path in sorted((_PACKAGE / self.folder).glob("*.py")):
-            module = f"ehrsequencing.{self.folder}.{path.stem}".replace("/", ".")
-            text = path.read_text(encoding="utf-8")
-            found |= dict.fromkeys(re.findall(rf'^@{self.setting}\("(\w+)"', text, re.M), module)
-        return found
 
     @property
     def names(self) -> list[str]:
@@ -189,5 +177,16 @@ class Kind:
         return name not in self.modules
 
 
-visit_encoder = Kind("visit_encoder")
-objective = Kind("objective", "training/pretraining")  # what pretraining learns; no part of a model
+_VARIANTS = "ehrsequencing.models.visit_encoder_variants"
+visit_encoder = Kind(
+    "visit_encoder",
+    {"attention": "ehrsequencing.models.visit_encoder"}
+    | dict.fromkeys(("mean", "sum", "scaled_sum", "max", "transformer"), _VARIANTS),
+)
+# what pretraining learns; no part of a model
+objective = Kind(
+    "objective",
+    dict.fromkeys(
+        ("masked_codes", "time_to_code"), "ehrsequencing.training.pretraining.objectives"
+    ),
+)

@@ -35,7 +35,7 @@ from ehrsequencing.core.files import (
     write_json,
 )
 
-FORMAT = 2  # of manifests and notes
+FORMAT = 3  # of manifests and notes
 MANIFEST = "manifest.json"  # of a folder: its kind and the hash of each file
 HISTORY = "history.jsonl"  # of a run: one line per epoch
 # The files of a run that prediction needs. Its other files may be deleted or edited.
@@ -340,10 +340,11 @@ def _whole_manifest(path: Path) -> dict[str, Any]:
         raise EhrseqError("has changed since it was written", where=str(path), fix=_AGAIN)
     del manifest[_DIGEST]
     if manifest.get("format") != FORMAT:
+        made_by = (manifest.get("versions") or {}).get("ehrsequencing", "before 2")
         raise EhrseqError(
-            f"has format {manifest.get('format')!r}, and this version of ehrseq reads {FORMAT}",
+            f"was made by version {made_by} of ehrsequencing, which alone reads it",
             where=str(path),
-            fix=_AGAIN,
+            fix=f"{_AGAIN}, or use that version",
         )
     return manifest
 
