@@ -87,7 +87,7 @@ class _Unstarted(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        if func.__module__ == "torch.nn.init":
+        if getattr(func, "__module__", None) == "torch.nn.init":
             return given["tensor"] if "tensor" in given else args[0]
         return func(*args, **given)
 
