@@ -198,9 +198,8 @@ def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path:
             where=str(path),
             fix="convert it to int8, or rename it",
         )
-    is_date = np.asarray(pc.fill_null(column.cast(pa.bool_()), False))
-    dated = is_date & (time_us != STATIC) & ~is_birth
-    return np.where(dated & (time_us % DAY_US == 0), time_us + DAY_US - SECOND_US, time_us)
+    dated = np.asarray(pc.fill_null(column.cast(pa.bool_()), False)) & (time_us % DAY_US == 0)
+    return np.where(dated & (time_us != STATIC) & ~is_birth, time_us + DAY_US - SECOND_US, time_us)
 
 
 def columns_of(path: Path) -> list[str]:

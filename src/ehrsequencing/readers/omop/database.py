@@ -88,8 +88,12 @@ def database_tables(
         EhrseqError: Ibis or a driver is not installed, or the database cannot be opened.
     """
     where = public_name(url)
-    fix = _FIX if local_path(url) is None else "check that you may read the file"
-    connection = _silently(partial(connect, url), "cannot be opened", where, fix)
+    connection = _silently(
+        partial(connect, url),
+        "cannot be opened",
+        where,
+        _FIX if local_path(url) is None else "check that you may read the file",
+    )
 
     def find() -> list[tuple[str, SourceTable]]:
         connection.raw_sql("SET TimeZone='UTC'")
@@ -171,13 +175,12 @@ def connect(url: str) -> Any:
 
 def _open_duckdb(path: Path, open_file: Callable[[], Any]) -> Any:
     """Open a DuckDB file; its header, which DuckDB documents as stable, says why if that fails."""
-    where = "the DuckDB database"
     with path.open("rb") as file:
         header = file.read(84)
     if header[8:12] != b"DUCK":  # DuckDB would fetch an extension to open one of SQLite
         raise EhrseqError(
             f"is {'a SQLite' if header.startswith(b'SQLite') else 'no DuckDB'} file",
-            where=where,
+            where="the DuckDB database",
             fix="name a DuckDB file, or a folder with the tables as CSV or Parquet files",
         )
     try:
@@ -185,16 +188,15 @@ def _open_duckdb(path: Path, open_file: Callable[[], Any]) -> Any:
     except Exception as error:
         is_locked = "set lock" in str(error)
     writer = header[52:].rstrip(b"\0").decode(errors="replace").removeprefix("v") or "before 0.9"
-    export = f"run duckdb FILE \"EXPORT DATABASE 'FOLDER' (FORMAT parquet)\" with DuckDB {writer}"
     raise EhrseqError(
         "is open in another program"
         if is_locked
         else f"was written by DuckDB {writer}, and DuckDB {version('duckdb')} here cannot open it",
-        where=where,
+        where="the DuckDB database",
         fix="close it there, or import a copy of the file"
         if is_locked
-        else f"{export}, then ehrseq import omop FOLDER; "
-        "a file that this version cannot open either is damaged",
+        else f"run duckdb FILE \"EXPORT DATABASE 'FOLDER' (FORMAT parquet)\" with DuckDB {writer}, then "
+        "ehrseq import omop FOLDER; a file that this version cannot open either is damaged",
     )
 
 
