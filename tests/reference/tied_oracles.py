@@ -97,6 +97,26 @@ def numbers(seed: int) -> Iterator[list[Any]]:
             yield from (["incidence", e, h, number] for e, number in enumerate(incidences(sample, h), start=1))
 
 
+def cox_rows(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Covariates (40, 2), entries, durations and events, with ties among and between all times."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-8, 9, (40, 2)) / 4.0
+    entry = rng.integers(0, 6, 40) / 2.0
+    return x, entry, entry + rng.integers(1, 12, 40) / 2.0, rng.random(40) < 0.6
+
+
+def log_hazard_ratios(seed: int) -> list[float]:
+    """Of R's `coxph(Surv(start, stop, event) ~ x)` with ties by Breslow, as the package survival ports it."""
+    import survival
+
+    x, entry, duration, event = cox_rows(seed)
+    data = {"start": entry, "stop": duration, "event": event.astype(int), "a": x[:, 0], "b": x[:, 1]}
+    found = survival.coxph(
+        "Surv(start, stop, event) ~ a + b", data=data, ties="breslow", eps=1e-12, toler_chol=1e-14, iter_max=50
+    )
+    return [float(value) for value in survival.coef(found)]
+
+
 def main() -> None:
     """Write the file."""
     warnings.simplefilter("ignore")
@@ -104,8 +124,9 @@ def main() -> None:
     for seed in SEEDS:
         found = [row for row in numbers(seed) if math.isfinite(row[-1])]
         rows[str(seed)] = {"fingerprint": fingerprint(sample_of(seed)), "numbers": found}
+    cox = {str(seed): log_hazard_ratios(seed) for seed in range(10)}
     versions = {name: version(name) for name in PACKAGES}
-    FILE.write_text(json.dumps({"versions": versions, "samples": rows}, separators=(",", ":")) + "\n")
+    FILE.write_text(json.dumps({"versions": versions, "samples": rows, "cox": cox}, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
