@@ -1,5 +1,6 @@
 """A whole number is the same with decimals and without, as pandas writes it: in keys of a map, codes and ids."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def adtte(status: Any) -> pa.Table:
         pa.array([0, 1, 1, None], pa.int8()),
         pa.array(["0", "1", "1.0", None]),
         pa.array(["0.00", "1.00", "1,0", ""]),
-        pa.array([0, 1, 1, None], pa.int8()).cast(pa.decimal128(5, 1)),
+        pa.array([0, 1, 1, None], pa.int8()).cast(pa.decimal128(18, 3)),  # DuckDB's NUMERIC
         pa.array([0, 1, 1, None], pa.float32()),
         pa.array([5.397605346934028e-79, 1.0, 1.0, None]),  # pandas on a SAS transport file
     ],
@@ -143,3 +144,27 @@ def test_ids_are_the_same_across_tables(tmp_path: Path) -> None:
     assert report.subjects == 2
     assert not report.counts["unknown_person"]
     assert not report.counts["dangling_encounter"]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_the_map_for_cdisc_reads_a_time_to_event_table(form: str, tmp_path: Path) -> None:
+    """As the page has it; the zeros are those that pandas reads from a transport file."""
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8").partition("### From CDISC")[2]
+    mapping = textwrap.dedent(page[page.index("    subject: ") : page.index("\n- `CNSR`")])
+    frame = pd.DataFrame(
+        {
+            "USUBJID": ["01-701-1015", "01-701-1023", "01-701-1028"],
+            "STARTDT": ["2014-01-02", "2012-08-05", "2013-07-19"],
+            "ADT": ["2014-07-02", "2012-09-02", "2014-01-14"],
+            "AVAL": [182.0, 29.0, 180.0],
+            "CNSR": [1.0, 5.397605346934028e-79, 1.0],
+            "SEX": ["F", "M", "M"],
+            "TRTP": ["Placebo", "Placebo", "Xanomeline High Dose"],
+        }
+    )
+    codes, report = imported(frame, mapping, tmp_path / "x", form)
+    assert sorted(codes) == sorted(
+        ["SEX//F", "SEX//M", "SEX//M", "ARM//Placebo", "ARM//Placebo", "ARM//Xanomeline High Dose"]
+        + ["RANDOMISED"] * 3 + ["END", "END", "MEDS_DEATH"]
+    )  # fmt: skip
+    assert not of_codes(report)

@@ -54,7 +54,7 @@ _FORMS_OF_IDS = {
     "text": "",
 }
 _WHOLE = r"^[+-]?\d{1,19}(\.0*)?$"
-WHOLE_TEXT = r"^([+-]?\d+)([.,]0{0,2})?$"  # 1, and 1.0 as pandas writes it in a column with gaps
+WHOLE_TEXT = r"^([+-]?\d+)(\.0*|,00?)?$"  # 1, and 1.0 as pandas writes it in a column with gaps
 _WANTED = {  # by the method of `Block`
     "times": "dates or as yyyymmdd",
     "numbers": "numbers",
@@ -228,8 +228,8 @@ def as_text(cells: pa.ChunkedArray) -> pa.ChunkedArray:
 def whole_text(text: Any) -> Any:
     """Texts with the decimals of whole numbers left out; others stay as they are.
 
-    >>> whole_text(pa.array(["1.0", "1", "-2,00", "1.5", "01.0", "1.000", "5.397605346934028e-79"])).to_pylist()
-    ['1', '1', '-2', '1.5', '01', '1.000', '0']
+    >>> whole_text(pa.array(["1.0", "1", "-2,00", "1.5", "01.0", "7.000", "5.397605346934028e-79"])).to_pylist()
+    ['1', '1', '-2', '1.5', '01', '7', '0']
     """
     # pandas reads the 0 of a SAS transport file as 5.4e-79
     text = pc.replace_substring_regex(text, r"^5\.397605346934\d*[eE]-79$", "0")
