@@ -233,7 +233,7 @@ def header_of(path: Path, storage: int, writer: bytes) -> None:
     [
         (999, b"v2.0.1", r"was written by DuckDB 2\.0\.1, and DuckDB 1\.\S+ here cannot open it .run duckdb FILE "),
         (68, b"v1.6.0-dev12", r"was written by DuckDB 1\.6\.0-dev12, .* with DuckDB 1\.6\.0-dev12, then ehrseq import"),
-        (51, b"", r"was written by DuckDB before 0\.9, "),
+        (51, b"", r"was written by DuckDB of storage version 51, "),
     ],
 )
 def test_a_duckdb_file_of_another_version_is_named(duckdb_file: Path, storage: int, writer: bytes, says: str) -> None:

@@ -174,7 +174,7 @@ def connect(url: str) -> Any:
 
 
 def _open_duckdb(path: Path, open_file: Callable[[], Any]) -> Any:
-    """Open a DuckDB file; its header, which DuckDB documents as stable, says why if that fails."""
+    """Open a DuckDB file; if that fails, say why and, from its header, which version wrote it."""
     with path.open("rb") as file:
         header = file.read(84)
     if header[8:12] != b"DUCK":  # DuckDB would fetch an extension to open one of SQLite
@@ -187,7 +187,10 @@ def _open_duckdb(path: Path, open_file: Callable[[], Any]) -> Any:
         return open_file()
     except Exception as error:
         is_locked = "set lock" in str(error)
-    writer = header[52:].rstrip(b"\0").decode(errors="replace").removeprefix("v") or "before 0.9"
+    writer = (
+        header[52:].strip(b"v\0").decode(errors="replace")
+        or f"of storage version {int.from_bytes(header[12:20], 'little')}"
+    )
     raise EhrseqError(
         "is open in another program"
         if is_locked
