@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -19,6 +20,7 @@ from ehrsequencing.predictors.cox import (
     choose_ridge,
     partial_log_likelihood,
 )
+from reference import tied_oracles
 
 
 def sample(seed: int, *, n: int = 60, features: int = 3, ties: bool = True, delayed: bool = True) -> CoxRows:
@@ -108,6 +110,15 @@ def test_scikit_survival_finds_the_same_coefficients() -> None:
 
 
 @pytest.mark.slow
+def test_r_s_coxph_finds_the_same_coefficients_with_ties_and_delayed_entry() -> None:
+    """Kept numbers; entries, events and censorings share instants."""
+    kept = json.loads(tied_oracles.FILE.read_text(encoding="utf-8"))["cox"]
+    for seed, coefficients in kept.items():
+        fit = fit_cox(CoxRows(*tied_oracles.cox_rows(int(seed))))
+        np.testing.assert_allclose(fit.beta / fit.scale, coefficients, rtol=0, atol=1e-9)
+    assert len(kept) == 10
+
+
 def test_lifelines_finds_the_same_coefficients_with_delayed_entry() -> None:
     """Without ties, which lifelines takes by Efron's rule."""
     for seed in range(100):

@@ -3,8 +3,12 @@
 import csv
 import gzip
 import json
+import re
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -208,6 +212,73 @@ def test_without_ibis_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(EhrseqError, match=r'pip install -e "\.\[omop\]"'):
         import_omop("duckdb://cdm.duckdb", tmp_path / "meds")
     import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")  # files need none
+
+
+@pytest.fixture
+def duckdb_file(tmp_path: Path) -> Path:
+    write_duckdb(SMALL, tmp_path / "cdm.duckdb")
+    return tmp_path / "cdm.duckdb"
+
+
+def header_of(path: Path, storage: int, writer: bytes) -> None:
+    """Give a DuckDB file the header that another version writes; the checksum of the header is left as it is."""
+    content = bytearray(path.read_bytes())
+    content[12:20] = storage.to_bytes(8, "little")
+    content[52:84] = writer.ljust(32, b"\0")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("storage", "writer", "says"),
+    [
+        (999, b"v2.0.1", r"was written by DuckDB 2\.0\.1, and DuckDB 1\.\S+ here cannot open it .run duckdb FILE "),
+        (68, b"v1.6.0-dev12", r"was written by DuckDB 1\.6\.0-dev12, .* with DuckDB 1\.6\.0-dev12, then ehrseq import"),
+        (51, b"", r"was written by DuckDB of storage version 51, "),
+    ],
+)
+def test_a_duckdb_file_of_another_version_is_named(duckdb_file: Path, storage: int, writer: bytes, says: str) -> None:
+    header_of(duckdb_file, storage, writer)
+    error = refused("import", "omop", f"duckdb://{duckdb_file}", duckdb_file.parent / "meds")
+    assert re.search(says, error)
+    assert "EXPORT DATABASE 'FOLDER' (FORMAT parquet)" in error
+    assert "password" not in error
+
+
+def test_an_export_of_duckdb_is_a_source(duckdb_file: Path, tmp_path: Path) -> None:
+    """What the message above advises."""
+    import duckdb
+
+    with duckdb.connect(str(duckdb_file)) as connection:
+        connection.execute(f"EXPORT DATABASE '{tmp_path / 'folder'}' (FORMAT parquet)")
+    import_omop(str(tmp_path / "folder"), tmp_path / "from_files")
+    import_omop(f"duckdb://{duckdb_file}", tmp_path / "from_database")
+    assert meds_rows(tmp_path / "from_files") == meds_rows(tmp_path / "from_database")
+
+
+@pytest.mark.parametrize("content", [b"", b"DUCK", b"PAR1" * 30, b"person_id\n1\n"], ids=repr)
+def test_a_file_that_is_no_duckdb(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "cdm.duckdb"
+    path.write_bytes(content)
+    assert "is no DuckDB file" in refused("import", "omop", f"duckdb://{path}", tmp_path / "meds")
+
+
+def test_a_sqlite_file_is_named(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "cdm.duckdb")) as connection:
+        connection.execute("CREATE TABLE person (person_id INT)")
+        connection.commit()
+    assert "is a SQLite file" in refused("import", "omop", f"duckdb://{tmp_path}/cdm.duckdb", tmp_path / "meds")
+
+
+def test_a_duckdb_file_that_is_open_elsewhere(duckdb_file: Path) -> None:
+    code = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print(flush=True); input()"
+    words = [sys.executable, "-c", code, str(duckdb_file)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        error = refused("import", "omop", f"duckdb://{duckdb_file}", duckdb_file.parent / "meds")
+        other.stdin.close()
+    assert "is open in another program (close it there" in error
 
 
 def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

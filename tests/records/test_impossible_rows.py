@@ -11,6 +11,7 @@ import pytest
 from ehrsequencing.audit.data import Source, join
 from ehrsequencing.config import DialectConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import write_json
 from ehrsequencing.records.meds import MedsReader, fix
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepare import prepare
@@ -19,6 +20,7 @@ from helpers.audit import untrained_run
 from helpers.cohorts import a_task
 from helpers.meds import DAY_US, Row, table, us, write_meds
 
+OURS = {"ehrseq_import": {}}
 RECORD = [Row(1, us("2010-01-02"), "A"), Row(1, us("2015-01-02"), "A")]
 
 
@@ -55,18 +57,24 @@ def test_an_impossible_birth_or_death_erases_nobody(
 
 def test_dates_without_a_clock_stand_at_the_end_of_their_day(tmp_path: Path) -> None:
     times = ["2010-01-01", "2010-01-01", "2010-01-01", "2010-01-01 12:00"]
-    rows = [Row(1, us(t), c) for t, c in zip(times, ["MEDS_BIRTH", "MEDS_DEATH", "A", "A"], strict=True)]
-    path = tmp_path / "0.parquet"
-    made = table(rows).append_column("date_only", pa.array([True, True, True, True]))
-    pq.write_table(made, path)
-    read = lambda: read_events(path, Counter(), dialect=DialectConfig())  # noqa: E731
-    clock = (read().time_us % DAY_US) // 1_000_000
-    assert clock.tolist() == [0, 86_399, 86_399, 43_200]
-    pq.write_table(made.set_column(4, "date_only", pa.array([False, None, False, True])), path)
-    assert ((read().time_us % DAY_US) // 1_000_000).tolist() == [0, 0, 0, 43_200]
-    pq.write_table(made.set_column(4, "date_only", pa.array([1, 0, 0, 1])), path)
+    rows = [Row(1, us(t), c) for t, c in zip(times, ["MEDS_BIRTH", "B", "A", "A"], strict=True)]
+    (shard,) = (write_meds(tmp_path / "meds", rows) / "data").rglob("*.parquet")
+    plain = pq.read_table(shard)
+
+    def clocks(flags: list[int | str | None], kind: pa.DataType, card: object = OURS) -> list[int]:
+        pq.write_table(plain.append_column("date_only", pa.array(flags).cast(kind)), shard)
+        write_json(tmp_path / "meds" / "metadata" / "dataset.json", card)
+        (events,) = MedsReader(tmp_path / "meds")
+        return sorted((events.time_us % DAY_US) // 1_000_000)
+
+    for kind in (pa.int8(), pa.bool_()):  # imports before int8 wrote a bool
+        assert clocks([1, 1, 1, 1], kind) == [0, 43_200, 86_399, 86_399]
+        assert clocks([0, None, 0, 1], kind) == [0, 0, 0, 43_200]
+        for others in ({}, {"other_extension_columns": ["date_only"]}, {"etl_name": "ehrseq import omop"}, [], None):
+            assert clocks([1, 1, 1, 1], kind, others) == [0, 0, 0, 43_200]  # somebody else's column
+    assert clocks(["x"] * 4, pa.string(), {}) == [0, 0, 0, 43_200]
     with pytest.raises(EhrseqError, match="'date_only' has type int64"):
-        read()
+        clocks([1, 0, 0, 1], pa.int64())
 
 
 def cohort(rows: list[Row], folder: Path, **task: object) -> tuple[Prepared, dict[int, tuple[float, int]]]:

@@ -191,13 +191,28 @@ class TableMap(Settings):
         """Columns that hold ids."""
         return [self.subject, *([self.encounter.id] if self.encounter is not None else [])]
 
+    def code_columns(self) -> list[str]:
+        """Columns whose text is a code, or a part of one."""
+        return [*self.static, *(event.code_from for event in self.events if event.code_from)]
+
+    def keys(self) -> dict[str, list[str]]:
+        """Column → the keys of all `codes` of its events."""
+        return {
+            name: [key for event in self.events if event.code_from == name for key in event.codes]
+            for name in (event.code_from for event in self.events if event.codes)
+            if name is not None
+        }
+
     def columns(self) -> list[str]:
         """Every column of the map, each once."""
-        names: list[str | None] = [*self.id_columns()]
-        names += [*self.static, *self.date_columns(), *self.number_columns()]
-        for event in self.events:
-            names += [event.code_from, event.value, event.unit_from]
-        return list(dict.fromkeys(name for name in names if name is not None))
+        groups = (
+            self.id_columns(),
+            self.code_columns(),
+            self.date_columns(),
+            self.number_columns(),
+            [event.unit_from for event in self.events if event.unit_from],
+        )
+        return list(dict.fromkeys(name for group in groups for name in group))
 
 
 def load_table_map(path: Path | None) -> TableMap:

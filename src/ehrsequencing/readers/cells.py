@@ -5,7 +5,7 @@ cells in = values + empty + unread, column by column (`import_report.Cells`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, Literal
 
@@ -54,6 +54,7 @@ _FORMS_OF_IDS = {
     "text": "",
 }
 _WHOLE = r"^[+-]?\d{1,19}(\.0*)?$"
+WHOLE_TEXT = r"^([+-]?\d+)(\.0*|,00?)?$"  # 1, and 1.0 as pandas writes it in a column with gaps
 _WANTED = {  # by the method of `Block`
     "times": "dates or as yyyymmdd",
     "numbers": "numbers",
@@ -222,6 +223,27 @@ def as_text(cells: pa.ChunkedArray) -> pa.ChunkedArray:
         return cells.cast(pa.string())
     trimmed = pc.utf8_trim_whitespace(cells.cast(pa.string()))
     return pc.if_else(pc.equal(trimmed, ""), NO_TEXT, trimmed)
+
+
+def whole_text(text: Any) -> Any:
+    """Texts with the decimals of whole numbers left out; others stay as they are.
+
+    >>> whole_text(pa.array(["1.0", "1", "-2,00", "1.5", "01.0", "7.000", "5.397605346934028e-79"])).to_pylist()
+    ['1', '1', '-2', '1.5', '01', '7', '0']
+    """
+    # pandas reads the 0 of a SAS transport file as 5.4e-79
+    text = pc.replace_substring_regex(text, r"^5\.397605346934\d*[eE]-79$", "0")
+    return pc.replace_substring_regex(text, WHOLE_TEXT, r"\1")
+
+
+def key_places(text: pa.ChunkedArray, keys: Sequence[str]) -> pa.ChunkedArray:
+    """(n,) the place of each text among the keys of a map, null for none; 1.0 and 1 are the same key.
+
+    >>> key_places(pa.chunked_array([["1.0", "x", "2", "250.0", None]]), ["1", "2.0", "250", "250.0"]).to_pylist()
+    [0, None, 1, 3, None]
+    """
+    exact = pc.index_in(text, value_set=pa.array(keys))
+    return pc.coalesce(exact, pc.index_in(whole_text(text), value_set=whole_text(pa.array(keys))))
 
 
 def form_of_ids(ids: pa.ChunkedArray) -> str:

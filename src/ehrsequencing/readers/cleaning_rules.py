@@ -126,7 +126,7 @@ def cleaned(table: pa.Table, report: ImportReport, *, open_after_us: int | None 
             "time": pa.array(time_us, mask=time_us == NO_TIME).cast(pa.timestamp("us")),
             "code": coded,
             **{name: taken(column, row) for name, column in columns.items()},
-            "date_only": date_only[order],
+            "date_only": date_only[order].astype(np.int8),  # not every reader of MEDS knows bool
         }
     )
 

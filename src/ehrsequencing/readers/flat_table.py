@@ -1,6 +1,7 @@
 """Any flat table → MEDS, by a map that says what its columns mean (`config/importing.py`)."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ from ehrsequencing.config.importing import (
     load_table_map,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.cells import NO_TEXT, Block, parse_times, refuse_scientific
+from ehrsequencing.readers.cells import (
+    NO_TEXT,
+    WHOLE_TEXT,
+    Block,
+    key_places,
+    parse_times,
+    refuse_scientific,
+    whole_text,
+)
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import (
     CodeBook,
@@ -33,7 +42,8 @@ from ehrsequencing.readers.table_files import open_table
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 from ehrsequencing.records.parquet_rows import is_text
 
-_NUMBER_ID = r"^(0|-?[1-9]\d{0,17})$"  # a number as it is written in one way only: not 0012
+# numbers that all are written in one way: not 0012, and 12.0 not beside 12
+_NUMBER_IDS = (r"^(0|-?[1-9]\d{0,17})$", r"^(0|-?[1-9]\d{0,17})\.0$")
 _OTHER_MARK = {".": r"^\s*-?\d+,(\d\d?|\d{4,})\s*$", ",": r"^\s*-?0+\.\d+\s*$"}  # no thousands
 _MONTH = {"month": 30.4375}  # days, a twelfth of a year
 # an event that ends a stay, by death where it says how
@@ -61,11 +71,15 @@ def import_csv(source: str, job: Import) -> None:
         for counts in job.tables([path.name.partition(".")[0].lower()]):
             # what must hold something that can be read
             counts.columns["no_person"] = subject
-            counts.required |= {subject, *table_map.number_columns()}
+            counts.required |= {subject, *table_map.number_columns(), *table_map.keys()}
             for when in (table_map.time, *(event.time for event in table_map.events)):
                 named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
                 counts.required |= {name for name in table_map.date_columns() if name in named}
-            looked_at = [*table_map.id_columns(), *table_map.number_columns()]
+            looked_at = [
+                *table_map.id_columns(),
+                *table_map.number_columns(),
+                *table_map.code_columns(),
+            ]
             dates = job.survey(
                 [table],
                 counts,
@@ -76,19 +90,23 @@ def import_csv(source: str, job: Import) -> None:
             )
             for block in job.blocks([table], counts, columns, dates, decimal=table_map.decimal):
                 ids = block.name(subject)
-                if not form.whole_ids:
+                if not form.id_forms:
                     names.add(ids)
-                who = block.whole(subject) if form.whole_ids else subject_ids(ids)
+                who = block.whole(subject) if form.id_forms else subject_ids(ids)
                 base = {"subject_id": who, "source": block.source}
                 whens = dict.fromkeys(table_map.whens())
                 times: Times = {when: _times(when, block, form) for when in whens}
                 form.note_midnights(block, times)
-                writer.add(_rows(table_map, block, base, times, book, job))
+                for name, keys in table_map.keys().items():
+                    listed = key_places(block.text(name), keys)
+                    counts.count_cells(name, 0, 0, block.text(name).null_count - listed.null_count)
+                writer.add(_rows(form, block, base, times, book, job))
         job.report.cautions += form.cautions()
         if nones := job.report.counts["none_code"]:
-            what = "codes are None: list it under missing in the map if it means nothing"
-            job.report.notes.append(f"{nones:,} {what}")
-        if not form.whole_ids:
+            job.report.notes.append(
+                f"{nones:,} codes are None: list it under missing in the map if it means nothing"
+            )
+        if not form.id_forms:
             names.write(writer.folder)
 
 
@@ -97,21 +115,26 @@ class _Form:
     """What a first pass over the table shows."""
 
     table_map: TableMap
-    # every subject is the whole number that it looks like, and stays as it is
-    whole_ids: bool = True
+    # how every subject may be written: as the whole number that it is, and that it stays
+    id_forms: Sequence[str] = _NUMBER_IDS
     # columns of elapsed time that hold parts of days: clocks, no dates
     clocks: set[str] = field(default_factory=set)
     # columns of dates whose cells show a clock, and how many midnights each column of dates has
     show_clock: set[str] = field(default_factory=set)
     midnights: Counter[str] = field(default_factory=Counter)
+    # columns of codes with a cell that is no whole number
+    mixed: set[str] = field(default_factory=set)
     # columns of numbers that seem to have another decimal mark than the map says
     other_marks: set[str] = field(default_factory=set)
 
     def look(self, block: Block) -> None:
         """Look at a block."""
         ids = block.name(self.table_map.subject)
-        are_numbers = pc.all(pc.match_substring_regex(ids, _NUMBER_ID)).as_py()
-        self.whole_ids &= are_numbers is not False
+        self.id_forms = [
+            form
+            for form in self.id_forms
+            if pc.all(pc.match_substring_regex(ids, form)).as_py() is not False
+        ]
         for name in self.table_map.id_columns():
             refuse_scientific(block, name)
         for name in self.table_map.number_columns():
@@ -123,6 +146,20 @@ class _Form:
                 days = pc.multiply(block.numbers(when.column), (UNIT_DAYS | _MONTH)[when.unit])
                 if pc.any(pc.not_equal(pc.floor(days), days)).as_py():
                     self.clocks.add(when.column)
+        self.mixed |= {
+            name
+            for name in self.table_map.code_columns()
+            if pc.all(pc.match_substring_regex(whole_text(block.text(name)), WHOLE_TEXT)).as_py()
+            is False
+        }
+
+    def codes(self, block: Block, name: str) -> pa.ChunkedArray:
+        """(n,) a column of codes as text, the same from CSV and Parquet: 250.0 is 250 where all are whole numbers."""
+        text = block.text(name)
+        if name not in self.mixed:
+            return whole_text(text)
+        decimals = ".0" if pa.types.is_floating(block.rows[name].type) else ""
+        return pc.replace_substring_regex(text, r"^(-?\d+)$", rf"\1{decimals}")
 
     def note_midnights(self, block: Block, times: "Times") -> None:
         """Count the times of a block that are taken for dates, although their column may show a clock."""
@@ -193,7 +230,7 @@ Times = dict[When | None, pa.ChunkedArray]
 
 
 def _rows(
-    table_map: TableMap,
+    form: _Form,
     block: Block,
     base: dict[str, Any],
     times: Times,
@@ -201,13 +238,14 @@ def _rows(
     job: Import,
 ) -> pa.Table:
     """Persons, births, deaths, static codes, events and the encounters' ids of a block."""
+    table_map = form.table_map
     birth = {"time": times[table_map.birth]} if table_map.birth else {}
     parts = [make_rows(Role.PERSON, base, BIRTH, **birth)]
     if table_map.death:
         time = times[table_map.death]
         parts.append(make_rows(Role.DEATH, base, DEATH, pc.is_valid(time), time=time))
     for column, beginning in table_map.static.items():
-        code = joined(pa.scalar(beginning), block.text(column))
+        code = joined(pa.scalar(beginning), form.codes(block, column))
         job.report.count("none_code", pc.equal(block.text(column), "None"))
         parts.append(make_rows(Role.STATIC, base, code, pc.is_valid(code)))
     stay = base
@@ -217,7 +255,7 @@ def _rows(
         span = _span(table_map, times)
         parts.append(make_rows(Role.NAMED_VISIT, stay, None, there, **span))
     for event in table_map.events:
-        code, keep, number = _event(event, block, book, job)
+        code, keep, number = _event(event, form, block, book, job)
         time = times[event.time or table_map.time]
         fixed = isinstance(event.time, str) and is_date(event.time)
         values = {"time": time, "numeric_value": number}
@@ -234,8 +272,9 @@ def _rows(
                 pc.invert(is_death),
             ),
         ):
-            made = make_rows(role, base if fixed else stay, code, pc.and_(keep, chosen), **values)
-            parts.append(made)
+            parts.append(
+                make_rows(role, base if fixed else stay, code, pc.and_(keep, chosen), **values)
+            )
     return pa.concat_tables(parts, promote_options="default")
 
 
@@ -243,9 +282,8 @@ def _may_precede(event: EventMap, table_map: TableMap, job: Import) -> bool:
     """Whether an event is a code with a time of its own, which may lie before the encounter that wrote it down."""
     stay = table_map.encounter
     is_code = event.code_from is not None and event.value is None and event.time is not None
-    if stay is None or stay.start is None or job.settings.known == "earliest":
-        return False
-    return is_code
+    has_start = stay is not None and stay.start is not None
+    return is_code and has_start and job.settings.known == "latest"
 
 
 def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:
@@ -261,25 +299,24 @@ def _span(table_map: TableMap, times: Times) -> dict[str, pa.Array]:
 
 
 def _event(
-    event: EventMap, block: Block, book: CodeBook, job: Import
+    event: EventMap, form: _Form, block: Block, book: CodeBook, job: Import
 ) -> tuple[pa.ChunkedArray, Any, pa.ChunkedArray]:
     """The code of an event in each row, in which rows it is there, and its number."""
     n = len(block)
-    nothing = pa.chunked_array([pa.nulls(n, pa.string())])
     code = pa.chunked_array([pa.array([event.code] * n, pa.string())])
     keep = pa.chunked_array([pa.array(np.ones(n, dtype=bool))])
     if event.code_from is not None:
-        written = block.text(event.code_from)
+        written = form.codes(block, event.code_from)
         job.report.count("none_code", pc.equal(written, "None"))
         keep = pc.is_valid(written)
         code = joined(code, written) if event.code is not None else written
         if event.codes:
-            place = pc.index_in(written, value_set=pa.array([*event.codes]))
+            place = key_places(block.text(event.code_from), [*event.codes])
             code = pa.chunked_array([pa.array([*event.codes.values()])]).take(place)
             job.report.count("unlisted", pc.and_(keep, pc.is_null(code)))
             keep = pc.is_valid(code)
     if event.value is None:
-        return code, keep, nothing.cast(pa.float64())
+        return code, keep, pa.chunked_array([pa.nulls(n, pa.float64())])
     number = block.numbers(event.value)
     cells = block.rows[event.value]
     keep = pc.and_(keep, pc.is_valid(block.name(event.value) if is_text(cells.type) else number))

@@ -224,8 +224,9 @@ class TableCounts:
             out.append(f"dropped from {self.name}: {share} ({column}{REASONS[reason]}{first})")
         for name, found in sorted(self.cells.items()):
             if found.unread:
-                share = f"{found.unread:,} of {found.filled:,} values of {name}"
-                out.append(f"not read in {self.name}: {share}")
+                out.append(
+                    f"not read in {self.name}: {found.unread:,} of {found.filled:,} values of {name}"
+                )
         return out
 
     def warnings(self) -> list[str]:
@@ -238,13 +239,16 @@ class TableCounts:
             out.append(f"{rows} were dropped, most of them because: {why}")
         for name, found in sorted(self.cells.items()):
             if found.unread > WARN_SHARE * found.filled:
-                cells = (
-                    f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name}"
+                more = ", or are no key of the map's codes" if self.rules["unlisted"] else ""
+                out.append(
+                    f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name} "
+                    f"({found.unread / found.filled:.1%}) cannot be read{more}"
                 )
-                out.append(f"{cells} ({found.unread / found.filled:.1%}) cannot be read")
             if self.far_days[name] > WARN_SHARE * found.filled:
-                what = f"{self.far_days[name]:,} of {found.filled:,} values in column {name} of {self.name}"
-                out.append(f"{what} lie days away from the date of their row, which was used")
+                out.append(
+                    f"{self.far_days[name]:,} of {found.filled:,} values in column {name} of {self.name} "
+                    "lie days away from the date of their row, which was used"
+                )
         return out
 
     def check(self) -> None:
@@ -260,7 +264,8 @@ class TableCounts:
                 raise EhrseqError(
                     f"none of the {unread:,} cells of column {name} can be read",
                     where=where,
-                    fix="write dates as yyyy-mm-dd, and numbers in digits with the decimal mark of the map",
+                    fix="write dates as yyyy-mm-dd, numbers in digits with the decimal mark of the map, and the keys "
+                    "of its codes as the table writes its cells",
                 )
         lost = self.lost
         if self.essential and lost.total() == self.rows_in > 0:

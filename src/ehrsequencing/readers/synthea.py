@@ -17,6 +17,7 @@ from ehrsequencing.readers.cells import (
     Order,
     parse_numbers,
     refuse_scientific,
+    whole_text,
 )
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.registry import Import, reader
@@ -75,7 +76,7 @@ def import_synthea(source: str, job: Import) -> None:
             if counts.name == "patients":
                 for block in job.blocks([table], counts, _PATIENTS, dates):
                     refuse_scientific(block, "ID")
-                    names.add(block.name("ID"))
+                    names.add(whole_text(block.name("ID")))
                     writer.add(_patients(block))
             else:
                 for block in job.blocks([table], counts, _EVENTS, dates):
@@ -119,7 +120,7 @@ def _survey(table: SourceTable, counts: TableCounts, job: Import) -> dict[str, O
 
 def _patients(block: Block) -> pa.Table:
     """Persons, births, deaths, and what never changes (so not the marital status)."""
-    base = {"subject_id": subject_ids(block.name("ID")), "source": block.source}
+    base = {"subject_id": subject_ids(whole_text(block.name("ID"))), "source": block.source}
     died = pc.is_valid(block.text("DEATHDATE"))
     parts = [
         make_rows(Role.PERSON, base, BIRTH, time=block.times("BIRTHDATE")),
@@ -133,8 +134,8 @@ def _patients(block: Block) -> pa.Table:
 
 def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
     """The rows of a block of any table except patients."""
-    base = {"subject_id": subject_ids(block.name("PATIENT")), "source": block.source}
-    base["encounter_id"] = block.name("ID" if name == "encounters" else "ENCOUNTER")
+    base = {"subject_id": subject_ids(whole_text(block.name("PATIENT"))), "source": block.source}
+    base["encounter_id"] = whole_text(block.name("ID" if name == "encounters" else "ENCOUNTER"))
     time = pc.coalesce(block.times("START"), block.times("DATE"))
     description = block.text("DESCRIPTION")
     if name == "imaging_studies":

@@ -3,7 +3,7 @@
 In: a MEDS label file (`subject_id, prediction_time`), an ACES result (`subject_id, index_timestamp` or `trigger`, or
 MEDS labels), or an OHDSI cohort table (`cohort_definition_id, subject_id, cohort_start_date, cohort_end_date`). Only
 index times are taken from them. Outcome and censoring always come from the records, since such files drop subjects
-whose outcome was not seen.
+whose follow-up ended early, or say that they had no outcome.
 """
 
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ import numpy as np
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import sha256
+from ehrsequencing.core.files import read_json, sha256
 from ehrsequencing.core.outputs import (
     IMPORTED,
     MANIFEST,
@@ -195,6 +195,7 @@ class MedsReader:
         self.dialect = settings.dialect or DialectConfig()
         self.shards = find_shards(data)
         self._manifest = _own_manifest(data)
+        self._is_import = IMPORT_SETTINGS in read_card(data)
         check_schemas(self.shards, self.dialect)
         self.fixes = Counter[str]()
         self.late: LateRows | None = None
@@ -215,7 +216,11 @@ class MedsReader:
         name = path.relative_to(self.data).as_posix()
         require_unchanged(self.data, self._manifest, name, fix=_EDITED)
         events = read_events(
-            path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column
+            path,
+            self.fixes,
+            dialect=self.dialect,
+            encounter_column=self.encounter_column,
+            is_import=self._is_import,
         )
         return fix(
             events,
@@ -236,6 +241,13 @@ def _own_manifest(data: Path) -> dict[str, Any]:
         if name.startswith("metadata/"):
             require_unchanged(data, manifest, name, fix=_EDITED)
     return manifest
+
+
+def read_card(data: Path) -> dict[str, Any]:
+    """Content of `metadata/dataset.json`; empty without one."""
+    path = data / "metadata" / "dataset.json"
+    found = read_json(path) if path.is_file() else None
+    return found if isinstance(found, dict) else {}
 
 
 def is_simulation(data: Path) -> bool:

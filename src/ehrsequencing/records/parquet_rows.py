@@ -119,9 +119,14 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def read_events(
-    path: Path, log: Counter[str], *, dialect: DialectConfig, encounter_column: str | None = None
+    path: Path,
+    log: Counter[str],
+    *,
+    dialect: DialectConfig,
+    encounter_column: str | None = None,
+    is_import: bool = False,
 ) -> Events:
-    """Read the needed columns of one shard.
+    """Read the needed columns of one shard; of an import of ours also which times are dates.
 
     Returns:
         Events in the order of the file, without values that are no finite numbers.
@@ -141,7 +146,7 @@ def read_events(
             where=str(path),
             fix="set visits.column, or cut visits another way (visits.by=day)",
         )
-    optional = (dialect.numeric_value, encounter_column, DATE_ONLY)
+    optional = (dialect.numeric_value, encounter_column, DATE_ONLY if is_import else None)
     wanted = dict.fromkeys([*needed.values(), *(name for name in optional if name in names)])
     table = read_table(path, list(wanted), encoded=[dialect.code])
     return events_of_table(table, path, log, dialect=dialect, encounter_column=encounter_column)
@@ -187,14 +192,14 @@ def _end_of_dates(time_us: Ints, column: pa.ChunkedArray, is_birth: Bools, path:
 
     What an import has put at the end of its day, or of a visit, is no midnight any more, and stays there.
     """
-    if not pa.types.is_boolean(column.type):
+    if not (pa.types.is_int8(column.type) or pa.types.is_boolean(column.type)):
         raise EhrseqError(
             f"column {DATE_ONLY!r} has type {column.type}",
             where=str(path),
-            fix="convert it to bool, or rename it",
+            fix="convert it to int8, or rename it",
         )
-    dated = np.asarray(pc.fill_null(column, False).to_numpy()) & (time_us != STATIC) & ~is_birth
-    return np.where(dated & (time_us % DAY_US == 0), time_us + DAY_US - SECOND_US, time_us)
+    dated = np.asarray(pc.fill_null(column.cast(pa.bool_()), False)) & (time_us % DAY_US == 0)
+    return np.where(dated & (time_us != STATIC) & ~is_birth, time_us + DAY_US - SECOND_US, time_us)
 
 
 def columns_of(path: Path) -> list[str]:

@@ -53,6 +53,7 @@ from ehrsequencing.records.meds import (
     find_shards,
     is_simulation,
     parquet_files,
+    read_card,
 )
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
@@ -265,7 +266,7 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
             "with_number": days.with_number,
             "shards": len(reader.shards),
         },
-        "import": _card(reader.data).get(IMPORT_SETTINGS, {}),
+        "import": read_card(reader.data).get(IMPORT_SETTINGS, {}),
         "years": days.years,
         "codes": len(found.part.fit.number),
         "dataset_end_us": found.end_us,
@@ -276,16 +277,9 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
     }
 
 
-def _card(data: Path) -> dict[str, Any]:
-    """Content of `metadata/dataset.json`; empty without one."""
-    path = data / "metadata" / "dataset.json"
-    found = read_json(path) if path.is_file() else None
-    return found if isinstance(found, dict) else {}
-
-
 def data_name(data: Path) -> str:
     """What the data set calls itself, else its folder's name."""
-    name = _card(data).get("dataset_name")
+    name = read_card(data).get("dataset_name")
     return name if isinstance(name, str) and name else data.name
 
 
@@ -316,7 +310,7 @@ class ShardWork:
     @classmethod
     def of_study(cls, data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> "ShardWork":
         """The work of a study on a data set; where it does not say how visits are cut, as the data's import noted."""
-        noted = _card(data).get(IMPORT_SETTINGS, {}).get("visits", {})
+        noted = read_card(data).get(IMPORT_SETTINGS, {}).get("visits", {})
         if noted and not {"by", "column"} & study.visits.model_fields_set:
             values = study.visits.model_dump() | dict(noted)
             visits = validated(VisitsConfig, values, where=f"{data}/metadata/dataset.json")

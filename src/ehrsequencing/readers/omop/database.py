@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,12 @@ def database_tables(
         EhrseqError: Ibis or a driver is not installed, or the database cannot be opened.
     """
     where = public_name(url)
-    connection = _silently(partial(connect, url), "cannot be opened", where, _FIX)
+    connection = _silently(
+        partial(connect, url),
+        "cannot be opened",
+        where,
+        _FIX if local_path(url) is None else "check that you may read the file",
+    )
 
     def find() -> list[tuple[str, SourceTable]]:
         connection.raw_sql("SET TimeZone='UTC'")
@@ -128,8 +134,8 @@ def connect(url: str) -> Any:
     """Open a database through Ibis.
 
     Raises:
-        EhrseqError: The text is not such a URL, a DuckDB file is missing, or Ibis or PostgreSQL's driver is not
-            installed.
+        EhrseqError: The text is not such a URL, a DuckDB file is missing or cannot be opened, or Ibis or PostgreSQL's
+            driver is not installed.
     """
     try:
         import ibis
@@ -144,7 +150,7 @@ def connect(url: str) -> Any:
                 where="the DuckDB database",
                 fix="name it as duckdb://FILE",
             )
-        return ibis.duckdb.connect(path, read_only=True)
+        return _open_duckdb(path, partial(ibis.duckdb.connect, path, read_only=True))
     parts = _POSTGRES.fullmatch(url)
     if parts is None:
         raise EhrseqError("is not a URL that is read", where="the database", fix=_HOW)
@@ -165,6 +171,36 @@ def connect(url: str) -> Any:
     if "port" in given:
         given["port"] = int(given["port"])
     return ibis.postgres.connect(**given, **dict(query))
+
+
+def _open_duckdb(path: Path, open_file: Callable[[], Any]) -> Any:
+    """Open a DuckDB file; if that fails, say why and, from its header, which version wrote it."""
+    with path.open("rb") as file:
+        header = file.read(84)
+    if header[8:12] != b"DUCK":  # DuckDB would fetch an extension to open one of SQLite
+        raise EhrseqError(
+            f"is {'a SQLite' if header.startswith(b'SQLite') else 'no DuckDB'} file",
+            where="the DuckDB database",
+            fix="name a DuckDB file, or a folder with the tables as CSV or Parquet files",
+        )
+    try:
+        return open_file()
+    except Exception as error:
+        is_locked = "set lock" in str(error)
+    writer = (
+        header[52:].strip(b"v\0").decode(errors="replace")
+        or f"of storage version {int.from_bytes(header[12:20], 'little')}"
+    )
+    raise EhrseqError(
+        "is open in another program"
+        if is_locked
+        else f"was written by DuckDB {writer}, and DuckDB {version('duckdb')} here cannot open it",
+        where="the DuckDB database",
+        fix="close it there, or import a copy of the file"
+        if is_locked
+        else f"run duckdb FILE \"EXPORT DATABASE 'FOLDER' (FORMAT parquet)\" with DuckDB {writer}, then "
+        "ehrseq import omop FOLDER; a file that this version cannot open either is damaged",
+    )
 
 
 # ---- concepts and their codes ----------------------------------------------------------------------------------------

@@ -131,8 +131,10 @@ def import_omop(source: str, job: Import) -> None:
             concepts = _read_tables(tables, job, writer.add)
             writer.code_facts = concepts.facts
             if concepts.unnamed:
-                what = "concepts of the data are not in a table concept: their codes are OMOP//concept_id"
-                job.report.notes.append(f"{concepts.unnamed:,} {what}")
+                job.report.notes.append(
+                    f"{concepts.unnamed:,} concepts of the data are not in a table concept: "
+                    "their codes are OMOP//concept_id"
+                )
 
 
 # ---- the source --------------------------------------------------------------------------------
@@ -270,8 +272,9 @@ def _check(
 
     if name == "person":
         if not has("birth_datetime") and not has("year_of_birth"):
-            what = "person has neither birth_datetime nor year_of_birth: every age is unknown"
-            job.report.cautions.append(what)
+            job.report.cautions.append(
+                "person has neither birth_datetime nor year_of_birth: every age is unknown"
+            )
     else:
         stems = [spec.start] if spec else _STEMS[name]
         needed += [[f"{stem}_date", f"{stem}_datetime"] for stem in stems]
