@@ -44,17 +44,56 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_Strict)  # noqa: S506  # a SafeLoader
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, distinct: bool = True) -> Any:
     """Read JSON.
 
+    Args:
+        text: The JSON; bytes are UTF-8, or UTF-16 or UTF-32.
+        distinct: Whether a key that stands twice is an error; else the last one counts.
+
     Raises:
-        BadText: It is not valid, has a key twice, or is nested too deeply.
+        BadText: It is not valid, holds half a surrogate pair, has a key twice, or is nested too deeply.
 
     >>> parse_json('{"seed": 3}')
     {'seed': 3}
     """
     with _bad_text("JSON"):
-        return json.loads(text, object_pairs_hook=_distinct)
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text))
+        value = json.loads(text, object_pairs_hook=_distinct if distinct else None)
+        _require_text(text, _ESCAPES)
+        return value
+
+
+class HalfSurrogate(BadText):
+    """JSON or YAML that holds half a surrogate pair, which is no text: no file can hold it in UTF-8."""
+
+
+def _require_text(text: str, pattern: re.Pattern[str], line: int = 1) -> None:
+    """Refuse text with half of a surrogate pair.
+
+    Args:
+        text: The text.
+        pattern: Finds halves, as its first group.
+        line: The number of the text's first line.
+
+    Raises:
+        HalfSurrogate: There is one.
+    """
+    if _HIGH_OR_LOW.search(text) is None:  # nearly always, and quickly
+        return
+    for found in pattern.finditer(text):
+        if found[1]:
+            line += text.count("\n", 0, found.start())
+            raise HalfSurrogate("holds half a surrogate pair, which is no text", line)
+
+
+_HIGH_OR_LOW = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+# in JSON that was parsed: an escape other than of a surrogate, a whole pair, or (group 1) half a pair
+_ESCAPES = re.compile(
+    r"\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F])|(\\u|[\ud800-\udfff])"
+)
+_CHARACTERS = re.compile(r"([\ud800-\udfff])")
 
 
 @contextmanager
@@ -91,6 +130,8 @@ class _Strict(yaml.SafeLoader):
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise BadText("has an alias (*), which may stand for any amount; write it out", line)
         node: yaml.Node | None = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode):
+            _require_text(node.value, _CHARACTERS, node.start_mark.line + 1)
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

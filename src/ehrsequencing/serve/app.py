@@ -1,5 +1,6 @@
 """The service: which path answers what, and an HTTP server (uvicorn) on an address of this machine."""
 
+import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -37,8 +38,6 @@ from ehrsequencing.serve.schemas import (
 from ehrsequencing.serve.security import Access, Limits, access_to, bearer, guard
 from ehrsequencing.serve.service import Service
 
-IDLE_SECONDS = 5  # after which a connection without a whole head of a request is closed
-DRAIN_SECONDS = 5  # that open requests have to end when the server stops
 _PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict")
 _STATUSES = {
     400: "The body cannot be read",
@@ -95,9 +94,12 @@ def create_app(
         responses=PROBLEMS,
         dependencies=[Depends(bearer)] if allowed.token else [],
     )
+    app.state.limits = predictor.limits
     _add_own_paths(app, service)
     app.include_router(cds_hooks.router(service))
-    app.include_router(page.landing(service) if explorer is None else page.router(explorer))
+    app.include_router(
+        page.landing(service) if explorer is None else page.router(explorer, service.bodies)
+    )
     _answer_errors(app)
     guard(app, allowed, service.count_request)
     return app
@@ -198,16 +200,29 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when no whole head of a request arrives within `IDLE_SECONDS`."""
+    """A connection that is closed when its client sends no whole head of a request in time, or reads no whole answer.
+
+    `Limits.idle_seconds` and `Limits.seconds` are these times.
+    """
+
+    _reads: asyncio.TimerHandle | None = None  # while an answer is not read
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._wait()
 
+    def pause_writing(self) -> None:
+        """Begin to wait until the client has read what was sent."""
+        super().pause_writing()
+        self._reads = self._reads or self._abort_later()
+
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         super().on_response_complete()
+        if self._reads is not None:
+            self._reads.cancel()
+            self._reads = None
         self._waits.cancel()
         self._wait()
 
@@ -216,12 +231,17 @@ class Connection(H11Protocol):
         self._waits.cancel()
         super().connection_lost(exc)
 
+    def _abort_later(self) -> asyncio.TimerHandle:
+        seconds = self.config.app.state.limits.seconds  # type: ignore[union-attr]
+        return self.loop.call_later(seconds, self.transport.abort)
+
     def _wait(self) -> None:
         self._waits = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
+            self._abort_later()  # where the client does not read the rest
 
 
 def server(
@@ -235,6 +255,7 @@ def server(
 
     It writes no access log, and trusts no header of a proxy.
     """
+    limits = predictor.limits
     config = uvicorn.Config(
         create_app(predictor, access, explorer, clock=clock),
         http=Connection,
@@ -243,9 +264,9 @@ def server(
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-        limit_concurrency=16 * predictor.limits.waiting,
+        timeout_keep_alive=limits.idle_seconds,
+        timeout_graceful_shutdown=limits.drain_seconds,
+        limit_concurrency=limits.connections,
         h11_max_incomplete_event_size=16 * 2**10,
         ws="none",
         lifespan="on",

@@ -2,7 +2,6 @@
 
 import codecs
 import gzip
-import json
 import re
 import zlib
 from collections import defaultdict
@@ -13,6 +12,7 @@ from typing import Any
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
+from ehrsequencing.core.text import HalfSurrogate, parse_json
 from ehrsequencing.readers.fhir.elements import Entry, entries_of, kind_of
 
 LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which can be read
@@ -46,7 +46,7 @@ class FhirFile:
             if self.is_lines:
                 yield from self._of_lines()
             else:
-                yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
+                yield from entries_of(_parsed(read_unpacked(self.path, where=self.where), self.where))
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
             raise EhrseqError(
@@ -62,8 +62,8 @@ class FhirFile:
                 if line.isspace():
                     continue
                 try:
-                    document = json.loads(line.removeprefix(codecs.BOM_UTF8))
-                except (ValueError, RecursionError):
+                    document = _parsed(line, self.where, number)
+                except ValueError:
                     self.bad_lines.append(number)
                     yield Entry(None, is_there=False)
                     continue
@@ -71,6 +71,23 @@ class FhirFile:
                     yield from entries_of(document, self.server)
                 else:
                     yield Entry(document)
+
+
+def _parsed(text: bytes, where: str, line: int | None = None) -> Any:
+    """JSON, also after a byte-order mark; a line of a file must not hold what no file can hold.
+
+    Raises:
+        BadText: It is no JSON.
+        EhrseqError: It holds half a surrogate pair.
+    """
+    try:
+        return parse_json(text.removeprefix(codecs.BOM_UTF8), distinct=False)
+    except HalfSurrogate as error:
+        raise EhrseqError(
+            error.what,
+            where=f"{where}, line {line or error.line}",
+            fix="correct the text, or export it again in UTF-8",
+        ) from error
 
 
 def _opened(path: Path) -> Any:
@@ -123,6 +140,6 @@ def _is_json_of_lines(path: Path) -> bool:
     try:
         with _opened(path) as file:
             first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
-        return bool(second.strip()) and kind_of(json.loads(first)) is not None
+        return bool(second.strip()) and kind_of(parse_json(first, distinct=False)) is not None
     except _BAD:
         return False
