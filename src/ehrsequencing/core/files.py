@@ -325,6 +325,7 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
+    require_file(path)
     try:
         with disk_errors("cannot be read", path):
             return parse(path.read_bytes())
@@ -364,8 +365,38 @@ def read_unpacked(path: Path, *, where: str = "") -> bytes:
     return data
 
 
+def refuse_pipes(folder: Path) -> None:
+    """Refuse a folder with something in it that is neither a file nor a folder; hidden names are left alone.
+
+    Who opens a pipe waits for ever, and a link to nothing is a table that nobody misses. Names of files are not said:
+    they may be a patient's.
+
+    Raises:
+        EhrseqError: There is one.
+    """
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if not all(name.startswith(".") or Path(place, name).is_file() for name in files):
+            raise EhrseqError(
+                "holds a pipe, a socket, a device or a link to nothing",
+                where=place,
+                fix="list it with ls -l, and remove what is no file or make it one",
+            )
+
+
+def require_file(path: Path) -> None:
+    """Refuse a pipe, a socket or a device, which a reader would wait for.
+
+    Raises:
+        EhrseqError: There is one at this path.
+    """
+    if path.exists() and not path.is_file():
+        raise EhrseqError("is no file", where=str(path), fix="make it one: a pipe cannot be read")
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
+    require_file(path)
     with disk_errors("cannot be read", path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

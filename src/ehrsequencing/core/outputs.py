@@ -97,8 +97,8 @@ KINDS = tuple(value for value in list(globals().values()) if isinstance(value, K
 def is_json_of(path: Path, kind: Kind) -> bool:
     """Whether a file is JSON of this kind, as a manifest or a note."""
     try:
-        return kind.is_of(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
+        return kind.is_of(read_json(path))
+    except EhrseqError:
         return False
 
 

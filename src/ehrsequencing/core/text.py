@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from ehrsequencing.core.errors import quoted
+
 LONGEST_YAML = 1_000_000  # characters: PyYAML takes some seconds for as many
 # PyYAML raises any of them for bad tags
 _INVALID = (
@@ -115,9 +117,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise BadText(
-            f"has the key {next(name for name in names if names.count(name) > 1)!r} twice"
-        )
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadText(f"has the key{quoted(twice)} twice")
     return found
 
 
@@ -142,7 +143,7 @@ class _Strict(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 key.tag = _AS_WRITTEN.get(key.tag, key.tag)
                 if (key.tag, key.value) in seen:
-                    raise BadText(f"has the key {key.value!r} twice", key.start_mark.line + 1)
+                    raise BadText(f"has the key{quoted(key.value)} twice", key.start_mark.line + 1)
                 seen.add((key.tag, key.value))
         return node
 

@@ -46,7 +46,9 @@ class FhirFile:
             if self.is_lines:
                 yield from self._of_lines()
             else:
-                yield from entries_of(_parsed(read_unpacked(self.path, where=self.where), self.where))
+                yield from entries_of(
+                    _parsed(read_unpacked(self.path, where=self.where), self.where)
+                )
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
             raise EhrseqError(
