@@ -235,9 +235,8 @@ def _rows(
                 pc.invert(is_death),
             ),
         ):
-            if pc.any(chosen).as_py():
-                keys = base if fixed else stay
-                parts.append(make_rows(role, keys, code, pc.and_(keep, chosen), **values))
+            made = make_rows(role, base if fixed else stay, code, pc.and_(keep, chosen), **values)
+            parts.append(made)
     return pa.concat_tables(parts, promote_options="default")
 
 
