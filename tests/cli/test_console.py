@@ -4,7 +4,6 @@ import errno
 import os
 import pty
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -287,20 +286,14 @@ def test_the_kept_epoch_is_that_of_the_lowest_tuning_nll(sim_run: Path) -> None:
     assert facts["kept"] == [{"epoch": best["epoch"], "epochs": len(history), "tuning_nll": best["tuning_nll"]}]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["check", "no-such-folder", "--json"]], ids=["help", "json"])
-def test_a_file_that_may_not_grow_ends_a_command_with_2(arguments: list[str], tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
-
-    with open(tmp_path / "out.txt", "w") as out:
-        found = subprocess.run([*MAIN, *arguments], stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
-    assert found.returncode == 2
-    assert found.stderr.splitlines()[-1] == "ehrseq: the output cannot be written: File too large"
-    with open(tmp_path / "out.txt", "w") as out:  # nothing can be said, but the exit code
-        assert subprocess.run([*MAIN, *arguments], stdout=out, stderr=out, preexec_fn=limit).returncode == 2
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "no-such-folder"]], ids=["help", "check"])
+def test_a_command_that_can_print_nothing_ends_with_2(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([*MAIN, *arguments], stdout=full, stderr=full).returncode == 2
 
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG, errno.ENOSPC])
 def test_an_output_without_room_is_no_unexpected_error(number: int) -> None:
     found = failing(OSError(number, os.strerror(number)))
-    assert (found.exit_code, "the output cannot be written" in found.stderr) == (2, True)
+    assert (found.exit_code, "the output cannot be written" in found.output) == (2, True)
