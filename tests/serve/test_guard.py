@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.serve import app, service
+from ehrsequencing.serve import service
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.schemas import PROBLEM_TYPE
-from ehrsequencing.serve.security import Access, access_to
+from ehrsequencing.serve.security import Access, Limits, access_to
 from helpers.command_line import ehrseq
 from helpers.serve import Client, Reply, running, small_limits
 
@@ -166,9 +166,9 @@ def test_a_body_that_has_no_length_is_counted_and_a_slow_one_is_given_up(guarded
         assert b" 408 " in plain.recv(1000)
 
 
-def test_connections_that_ask_nothing_are_closed(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "IDLE_SECONDS", 0.3)
-    with running(Predictor(Run(sim_run))) as client:
+def test_connections_that_ask_nothing_are_closed(sim_run: Path) -> None:
+    limits = Limits(idle_seconds=0.3)  # type: ignore[arg-type]
+    with running(Predictor(Run(sim_run), limits=limits)) as client:
         for sent in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "):
             with socket.create_connection(("127.0.0.1", client.port), timeout=5) as idle:
                 idle.sendall(sent)

@@ -18,7 +18,7 @@ from ehrsequencing.api.records import import_csv
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.config.base import DAYS_PER_YEAR, UNIT_DAYS
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.core.files import private_folder
 
 _ORIGIN = pd.Timestamp("2000-01-01")  # day 0 of times that are numbers
@@ -115,7 +115,8 @@ def from_table(
     static = [static] if isinstance(static, str) else static
     for name in (*used, *static):
         near = ", ".join(get_close_matches(name, whole.columns) or whole.columns)
-        _require(name in whole, f"the frame has no column {name!r}", fix=f"name one of {near}")
+        fix = f"name one of {near}" if looks_like_header(whole.columns) else NO_HEADER
+        _require(name in whole, f"the frame has no column {name!r}", fix=fix)
     table = _with_times(whole, subject=subject, time=time, start=start, unit=unit)
     happened, causes = _read_events(table[event], given, interest)
     table[_BIRTH] = _births(table, age=age, birth=birth)

@@ -33,6 +33,7 @@ from ehrsequencing.api.progress import Tick, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
+_NO_ROOM = {
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
 
@@ -183,12 +184,7 @@ def errors(debug: bool) -> Iterator[None]:
     """Turn an error into one line on stderr and an exit code; with `debug`, print the traceback instead."""
     try:
         yield
-    except (
-        typer.Exit,
-        typer.Abort,
-        typer.BadParameter,
-        BrokenPipeError,
-    ):  # BrokenPipeError: for `run`
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):  # the last for `run`
         raise
     except KeyboardInterrupt as error:
         number = number_of(error)
@@ -198,7 +194,7 @@ def errors(debug: bool) -> Iterator[None]:
             else f"stopped by {signal.Signals(number).name}"
         )
         current().error = {"what": what, "where": "", "fix": ""}
-        say(f"ehrseq: {what}", err=True)
+        _say_last(f"ehrseq: {what}")
         raise typer.Exit(BY_SIGNAL + number) from error
     except Exception as error:
         line, code = _line_and_code(error)
@@ -206,7 +202,7 @@ def errors(debug: bool) -> Iterator[None]:
         if isinstance(error, EhrseqError):
             parts = {"what": error.what, "where": error.where, "fix": error.fix}
         current().error = {name: " ".join(plain(text).split()) for name, text in parts.items()}
-        say(traceback.format_exc() if debug else line, err=True)
+        _say_last(traceback.format_exc() if debug else line)
         raise typer.Exit(code) from error
 
 
@@ -220,9 +216,24 @@ def unfinished(out: Path) -> Iterator[None]:
         raise
 
 
-def _drop_stdout() -> None:
-    """Send what is left for stdout nowhere, so that Python's last flush raises no error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _drop(descriptor: int) -> None:
+    """Send what is left for stdout (1) or stderr (2) nowhere, so that Python's last flush raises no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def _say_last(line: str) -> None:
+    """Print an error; where stderr takes it no more, the exit code alone says it."""
+    try:
+        say(line, err=True)
+    except OSError:
+        _drop(2)
+
+
+_NO_ROOM = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+}  # the disk, the quota or the limit of a file is full
 
 
 def _line_and_code(error: Exception) -> tuple[str, int]:
@@ -230,12 +241,12 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
     code, reason = USER_ERROR, error.strerror if isinstance(error, OSError) else None
     if isinstance(error, EhrseqError):
         text = str(error)
-    elif isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+    elif isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
         text = f"the output cannot be written: {reason}"
         try:
             sys.stdout.flush()
         except OSError:
-            _drop_stdout()
+            _drop(1)
     elif isinstance(error, OSError) and error.filename is not None and reason:
         text = f"{os.fsdecode(error.filename)}: {reason}"
     else:
@@ -418,11 +429,8 @@ def run(app: typer.Typer) -> None:
         if "--json" in sys.argv and isinstance(
             stop.__context__, _UsageError
         ):  # no command has begun
-            parts = {
-                "what": stop.__context__.format_message(),
-                "where": "",
-                "fix": "see ehrseq --help",
-            }
+            what = stop.__context__.format_message()
+            parts = {"what": what, "where": "", "fix": "see ehrseq --help"}
             typer.echo(Output(error=parts).as_json(USER_ERROR))
         if asked := getattr(stop.__context__, "option_name", ""):
             _name_setting(str(asked))
@@ -435,11 +443,11 @@ def run(app: typer.Typer) -> None:
         # Typer also exits with 1 for a closed output pipe and for a prompt without an answer.
         if not isinstance(stop.__context__, BrokenPipeError):
             raise SystemExit(UNEXPECTED) from stop
-        _drop_stdout()
+        _drop(1)
         raise SystemExit(BROKEN_PIPE) from stop
     except KeyboardInterrupt as error:
         raise SystemExit(BY_SIGNAL + number_of(error)) from None
     except Exception as error:
         line, code = _line_and_code(error)
-        say(line, err=True)
+        _say_last(line)
         raise SystemExit(code) from error

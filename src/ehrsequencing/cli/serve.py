@@ -47,8 +47,11 @@ def serve(
         typer.Option("--max-body", hidden=True, min=1, max=1024, help="Largest request, in MiB"),
     ] = 16,
     max_rows: Annotated[
-        int, typer.Option("--max-rows", hidden=True, min=1, help="Most rows of a record")
-    ] = 100_000,
+        int,
+        typer.Option(
+            "--max-rows", hidden=True, min=1, help="Most rows of a record, and JSON objects"
+        ),
+    ] = 50_000,
     max_visits: Annotated[
         int, typer.Option("--max-visits", hidden=True, min=1, help="Most visits of a record")
     ] = 10_000,
@@ -87,6 +90,9 @@ def serve(
 
     limits = Limits(
         body_bytes=max_body * 2**20,
+        held_bytes=4 * max_body * 2**20,
+        objects=max_rows + 100,
+        values=8 * max_rows,
         rows=max_rows,
         visits=max_visits,
         seconds=timeout,

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from ehrsequencing.config.base import Settings, SettingsT
 from ehrsequencing.config.study import EvaluationConfig, StudyConfig
 from ehrsequencing.config.task import TaskConfig
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, quoted
 from ehrsequencing.core.text import LONGEST_YAML, BadText, parse_yaml
 
 
@@ -128,7 +128,7 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise EhrseqError(
-                f"unknown setting {name!r}", where=where, fix=_what_comes_close(kind, name)
+                f"unknown setting{quoted(name)}", where=where, fix=_what_comes_close(kind, name)
             ) from error
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)

@@ -1,12 +1,44 @@
 """The one error that users see: what went wrong, where, and how to fix it."""
 
+import re
+from collections.abc import Collection
 from functools import partial
 from typing import Any
+
+NO_HEADER = "its first line may be a patient's and is not shown: give it a header line"
+_NAME = re.compile(r"(?!.*\d{3})[\w ./()%\[\]-]{1,64}")
+# a name that no cell has: by its last word, as in patient_id, eventDate and sex
+_NAME_ALONE = re.compile(
+    r"(?:\S*[_.])?(?i:ids?|subject|patient|person|age|sex|gender|event|status|start|stop|end|day|years?|value|unit|risk)"
+    r"|\S*(?i:date|time|timestamp|code|birth)|\S*[a-z]I[dD]"
+)
+
+
+def looks_like_header(names: Collection[str]) -> bool:
+    """Whether names of columns may stand in a message: all look like names, and one is like no cell.
+
+    The first line of a table without a header is a patient's.
+
+    >>> looks_like_header(["ID", "visit date", "HbA1c (%)"]), looks_like_header(["4711007", "1961-03-04", "HIV"])
+    (True, False)
+    >>> looks_like_header(["Anna", "HIV positive"])
+    False
+    """
+    return all(map(_NAME.fullmatch, names)) and any(map(_NAME_ALONE.fullmatch, names))
 
 
 def install(extra: str) -> str:
     """How to install an optional extra. The package is on no index: anybody could take its name there."""
     return f'in a clone of the repository: pip install -e ".[{extra}]"'
+
+
+def quoted(name: str) -> str:
+    """A key of a file for a message, after a blank; empty where it may be a patient's.
+
+    >>> quoted("training.dimm"), quoted("4711007")
+    (" 'training.dimm'", '')
+    """
+    return f" {name!r}" if _NAME.fullmatch(name) else ""
 
 
 class EhrseqError(Exception):

@@ -325,6 +325,8 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
+    if path.exists() and not path.is_file():
+        raise EhrseqError("is no file", where=str(path), fix="make it one: a pipe cannot be read")
     try:
         with disk_errors("cannot be read", path):
             return parse(path.read_bytes())
@@ -362,6 +364,25 @@ def read_unpacked(path: Path, *, where: str = "") -> bytes:
             fix="look at what it holds; if you trust it, unpack it",
         )
     return data
+
+
+def refuse_pipes(folder: Path) -> None:
+    """Refuse a folder with something in it that is neither a file nor a folder; hidden names are left alone.
+
+    Who opens a pipe waits for ever, and a link to nothing is a table that nobody misses. Names of files are not said:
+    they may be a patient's.
+
+    Raises:
+        EhrseqError: There is one.
+    """
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if not all(name.startswith(".") or Path(place, name).is_file() for name in files):
+            raise EhrseqError(
+                "holds a pipe, a socket, a device or a link to nothing",
+                where=place,
+                fix="list it with ls -l, and remove what is no file or make it one",
+            )
 
 
 def sha256(path: Path) -> str:

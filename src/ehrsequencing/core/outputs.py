@@ -98,8 +98,8 @@ KINDS = tuple(value for value in list(globals().values()) if isinstance(value, K
 def is_json_of(path: Path, kind: Kind) -> bool:
     """Whether a file is JSON of this kind, as a manifest or a note."""
     try:
-        return kind.is_of(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
+        return kind.is_of(read_json(path))
+    except EhrseqError:
         return False
 
 
@@ -157,7 +157,7 @@ def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
         name = path.relative_to(folder).as_posix()
         if not is_temporary(path) and (name not in known or path.is_symlink()):
             return f"holds {name!r}, which ehrseq did not write"
-        if name in files and sha256(path) != files[name]:
+        if name in files and not (path.is_file() and sha256(path) == files[name]):
             return f"holds {name!r}, which has changed since it was written"
     return None
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import yaml
 
+from ehrsequencing.core.errors import quoted
+
 LONGEST_YAML = 1_000_000  # characters: PyYAML takes some seconds for as many
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 # PyYAML raises any of them for bad tags
 _INVALID = (
     yaml.YAMLError,
@@ -41,20 +44,40 @@ def parse_yaml(text: str) -> Any:
     if len(text) > LONGEST_YAML:
         raise BadText(f"is longer than {LONGEST_YAML:,} characters")
     with _bad_text("YAML"):
-        return yaml.load(text, Loader=_Strict)  # noqa: S506  # a SafeLoader
+        value = yaml.load(text, Loader=_Strict)  # noqa: S506  # a SafeLoader
+        _require_text(value)
+        return value
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, distinct: bool = True) -> Any:
     """Read JSON.
 
+    Args:
+        text: The JSON; bytes are UTF-8, or UTF-16 or UTF-32.
+        distinct: Whether a key that stands twice is an error; else the last one counts.
+
     Raises:
-        BadText: It is not valid, has a key twice, or is nested too deeply.
+        BadText: It is not valid, holds half a surrogate pair, has a key twice, or is nested too deeply.
 
     >>> parse_json('{"seed": 3}')
     {'seed': 3}
     """
     with _bad_text("JSON"):
-        return json.loads(text, object_pairs_hook=_distinct)
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text))
+        value = json.loads(text, object_pairs_hook=_distinct if distinct else None)
+        if _SURROGATE.search(text):
+            _require_text(value)
+        return value
+
+
+class HalfSurrogate(BadText):
+    """JSON or YAML that holds half a surrogate pair, which is no text: no file can hold it in UTF-8."""
+
+
+def _require_text(value: Any) -> None:
+    """Refuse a value with half a surrogate pair, by an error of Python."""
+    json.dumps(value, ensure_ascii=False).encode()
 
 
 @contextmanager
@@ -64,6 +87,8 @@ def _bad_text(language: str) -> Iterator[None]:
         yield
     except BadText:
         raise
+    except UnicodeEncodeError as error:
+        raise HalfSurrogate("holds half a surrogate pair, which is no text") from error
     except RecursionError as error:
         raise BadText("is nested too deeply") from error
     except _INVALID as error:
@@ -76,9 +101,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise BadText(
-            f"has the key {next(name for name in names if names.count(name) > 1)!r} twice"
-        )
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadText(f"has the key{quoted(twice)} twice")
     return found
 
 
@@ -101,7 +125,7 @@ class _Strict(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 key.tag = _AS_WRITTEN.get(key.tag, key.tag)
                 if (key.tag, key.value) in seen:
-                    raise BadText(f"has the key {key.value!r} twice", key.start_mark.line + 1)
+                    raise BadText(f"has the key{quoted(key.value)} twice", key.start_mark.line + 1)
                 seen.add((key.tag, key.value))
         return node
 

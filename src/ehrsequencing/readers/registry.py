@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.files import refuse_overlap, refuse_pipes
 from ehrsequencing.core.outputs import IMPORTED, complete_folder, write_manifest
 from ehrsequencing.readers.cells import Block, Order, count_dates, date_order
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
@@ -185,6 +185,7 @@ class Reader:
             EhrseqError: The source cannot be read, a column is missing or ambiguous, nothing is left of a table, or
                 the disk refuses.
         """
+        refuse_pipes(Path(source))
         job = Import(self.name, out, settings or ImportConfig(), progress, overwrite=overwrite)
         self.read(str(source), job)
         return job.report

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.records.parquet_rows import is_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
@@ -75,10 +75,11 @@ class SourceTable:
             if not any(map(self.has, group)):
                 near = get_close_matches(group[0].lower(), self.names, n=2, cutoff=0.6)
                 meant = f"did you mean {' or '.join(near)}?"
+                fix = meant if near else f"its columns are {', '.join(self.names)}"
                 raise EhrseqError(
                     f"has no column {' or '.join(group)}",
                     where=self.where,
-                    fix=meant if near else f"its columns are {', '.join(self.names)}",
+                    fix=fix if looks_like_header(self.names.values()) else NO_HEADER,
                 )
 
 

@@ -6,6 +6,7 @@ sign.
 
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -124,7 +125,6 @@ class CodeMatcher:
         self, patterns: Iterable[str], *, parents: Mapping[str, list[str]] | None = None
     ) -> None:
         self.patterns = tuple(patterns)
-        self._parents = parents or {}
         self._cache: dict[str, bool] = {}
         self.mask = OfCodes(self._mask)
         found = {pattern: split_condition(pattern) for pattern in self.patterns}
@@ -135,6 +135,9 @@ class CodeMatcher:
         for pattern in self._codes:
             if pattern.startswith("re:"):
                 _regex(pattern)
+        self._below = _codes_below(
+            [code for code in self._codes if code.startswith("under:")], parents or {}
+        )
 
     def __call__(self, code: str) -> bool:
         """Whether a code matches any pattern, whatever its number."""
@@ -151,26 +154,14 @@ class CodeMatcher:
         """(C,) which codes match any of some patterns without conditions."""
         exact = {p for p in patterns if not p.startswith(("re:", "under:"))}
         starts = tuple(p[:-1] for p in exact if p.endswith("*"))
-        roots = {p.removeprefix("under:") for p in patterns if p.startswith("under:")}
-        named = (c in exact or c.startswith(starts) or self._descends(c, roots) for c in codes)
+        below = set[str]().union(*(self._below.get(pattern, ()) for pattern in patterns))
+        named = (c in exact or c.startswith(starts) or c in below for c in codes)
         out = np.fromiter(named, dtype=bool, count=len(codes))
         for pattern in patterns:
             if pattern.startswith("re:"):
                 text = pa.array(codes, pa.large_string())
                 out |= np.asarray(pc.match_substring_regex(text, _regex(pattern)))
         return out
-
-    def _descends(self, code: str, roots: set[str]) -> bool:
-        """Whether a code is one of some ontology codes, or below one."""
-        queue, seen = [code] if roots else [], {code}
-        while queue:
-            here = queue.pop()
-            if here in roots:
-                return True
-            fresh = [up for up in self._parents.get(here, ()) if up not in seen]
-            seen.update(fresh)
-            queue.extend(fresh)
-        return False
 
     def events(self, events: Events) -> Bools:
         """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""
@@ -213,6 +204,24 @@ class CodeMatcher:
         raise EhrseqError(
             f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix
         )
+
+
+def _codes_below(patterns: Sequence[str], parents: Mapping[str, list[str]]) -> dict[str, set[str]]:
+    """Each `under:` pattern → the ontology code that it names, and all codes below that one."""
+    children = defaultdict[str, list[str]](list)
+    for code, above in parents.items() if patterns else ():
+        for one in above:
+            children[one].append(code)
+    found = {}
+    for pattern in patterns:
+        root = pattern.removeprefix("under:")
+        below, queue = {root}, [root]
+        while queue:
+            fresh = [code for code in children.get(queue.pop(), ()) if code not in below]
+            below.update(fresh)
+            queue.extend(fresh)
+        found[pattern] = below
+    return found
 
 
 def excluded_codes(

@@ -125,14 +125,17 @@ def parquet_files(root: Path) -> list[Path]:
     """The Parquet files under a folder, sorted by path, without hidden files; none where there is no folder.
 
     Raises:
-        EhrseqError: A folder cannot be listed, or a link leads to a folder or nowhere.
+        EhrseqError: A folder cannot be listed, a link leads to a folder or nowhere, or something is no file.
     """
     found: list[Path] = []
     for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
         for path in (Path(folder, name) for name in folders + files):
-            if path.is_symlink() and not path.is_file():  # `os.walk` would pass it in silence
+            is_folder = path.is_dir() and not path.is_symlink()
+            if not (
+                is_folder or path.is_file()
+            ):  # a link that `os.walk` passes, or a pipe to wait for
                 raise EhrseqError(
-                    "is a link to a folder or to nothing",
+                    "is a link to a folder or to nothing, or a pipe, a socket or a device",
                     where=str(path),
                     fix="copy what it means into the folder, or remove it",
                 )

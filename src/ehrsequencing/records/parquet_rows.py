@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.records.events import BIRTH, DAY_US, MAX_US, SECOND_US, STATIC, Events
 
 MAX_CODE_BYTES = 1_000_000
@@ -215,7 +215,9 @@ def columns_of(path: Path) -> list[str]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise EhrseqError(
-            f"has the column {twice!r} twice", where=str(path), fix="keep one of them"
+            f"has the column {twice!r} twice" if looks_like_header(names) else "has a column twice",
+            where=str(path),
+            fix="keep one of them" if looks_like_header(names) else NO_HEADER,
         )
     return names
 
@@ -237,6 +239,7 @@ def read_subjects(path: Path, *, dialect: DialectConfig) -> Ints:
 
 def _missing(part: str, name: str, names: Sequence[str], path: Path) -> EhrseqError:
     likely = [other for other in names if _LIKELY[part] in other.lower()]
+    likely = likely if looks_like_header(names) else []
     return EhrseqError(
         f"has no column {name!r}",
         where=str(path),

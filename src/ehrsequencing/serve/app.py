@@ -34,11 +34,9 @@ from ehrsequencing.serve.schemas import (
     Row,
     problem_of_validation,
 )
-from ehrsequencing.serve.security import Access, Limits, access_to, bearer, guard
+from ehrsequencing.serve.security import LEFT, Access, Limits, access_to, bearer, guard
 from ehrsequencing.serve.service import Service
 
-IDLE_SECONDS = 5  # after which a connection without a whole head of a request is closed
-DRAIN_SECONDS = 5  # that open requests have to end when the server stops
 _PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict")
 _STATUSES = {
     400: "The body cannot be read",
@@ -95,6 +93,7 @@ def create_app(
         responses=PROBLEMS,
         dependencies=[Depends(bearer)] if allowed.token else [],
     )
+    app.state.limits = predictor.limits
     _add_own_paths(app, service)
     app.include_router(cds_hooks.router(service))
     app.include_router(page.landing(service) if explorer is None else page.router(explorer))
@@ -198,7 +197,10 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when no whole head of a request arrives within `IDLE_SECONDS`."""
+    """A connection that is closed when its client sends no whole head of a request in time, or reads no whole answer.
+
+    `Limits.idle_seconds` and `Limits.seconds` are these times.
+    """
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -212,16 +214,25 @@ class Connection(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and start no work for who has left."""
         self._waits.cancel()
+        if self.scope is not None:
+            self.scope["state"][LEFT] = True
         super().connection_lost(exc)
 
     def _wait(self) -> None:
         self._waits = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
 
+    def pause_writing(self) -> None:
+        """Begin to wait until the client has read what was sent."""
+        super().pause_writing()
+        self._waits.cancel()
+        seconds = self.config.app.state.limits.seconds  # type: ignore[union-attr]
+        self._waits = self.loop.call_later(seconds, self.transport.abort)
+
     def _close_if_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
+            self.transport.abort()  # also where the client has not read the end of an answer
 
 
 def server(
@@ -235,6 +246,7 @@ def server(
 
     It writes no access log, and trusts no header of a proxy.
     """
+    limits = predictor.limits
     config = uvicorn.Config(
         create_app(predictor, access, explorer, clock=clock),
         http=Connection,
@@ -243,9 +255,9 @@ def server(
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-        limit_concurrency=16 * predictor.limits.waiting,
+        timeout_keep_alive=limits.idle_seconds,
+        timeout_graceful_shutdown=limits.drain_seconds,
+        limit_concurrency=limits.connections,
         h11_max_incomplete_event_size=16 * 2**10,
         ws="none",
         lifespan="on",

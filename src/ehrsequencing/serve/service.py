@@ -1,4 +1,4 @@
-"""What all paths use: the thread of the model, the reading of bodies, and counts for Prometheus."""
+"""What all paths use: the thread of the model, the bodies that are held, and counts for Prometheus."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,10 +13,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import TypeAdapter
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.security import COOKIE, Limits
+from ehrsequencing.serve.security import COOKIE, LEFT, Limits
 
 Result = TypeVar("Result")
 JSON = "application/json"
@@ -41,10 +42,7 @@ class ModelThread:
         Raises:
             Problem: Too many requests wait, or the answer takes too long; or what the function raises.
         """
-        if self.waiting > self.limits.waiting:  # one of them is being answered
-            raise Problem(
-                503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"}
-            )
+        self.refuse_if_full()
         self.waiting += 1
         try:
             future = asyncio.wrap_future(self._pool.submit(call))
@@ -56,31 +54,42 @@ class ModelThread:
         finally:
             self.waiting -= 1
 
+    def refuse_if_full(self) -> None:
+        """Refuse a further request.
+
+        Raises:
+            Problem: As many wait as may.
+        """
+        if self.waiting > self.limits.waiting:  # one of them is being answered
+            raise busy()
+
     def close(self) -> None:
         """Stop once what runs is answered."""
         self._pool.shutdown(cancel_futures=True)
 
 
-async def body_of(request: Request, limits: Limits) -> bytes:
-    """The body of a request.
+def busy() -> Problem:
+    """The problem of a request that comes while there is too much to do."""
+    return Problem(503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"})
+
+
+def refuse_costly(body: bytearray, limits: Limits) -> None:
+    """Refuse a body for its number of JSON values, before any of them becomes a Python object.
+
+    A value follows a comma or an opening bracket. Within texts these marks count too.
 
     Raises:
-        Problem: It is too large, or it comes too slowly.
+        Problem: There are too many.
     """
-    what, body = f"the body is larger than {limits.body_bytes:,} bytes", bytearray()
-    too_large = Problem(413, what, fix="send a smaller one")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limits.body_bytes:
-        raise too_large
-    try:
-        async with asyncio.timeout(limits.seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > limits.body_bytes:
-                    raise too_large
-    except TimeoutError:
-        raise Problem(408, "the body came too slowly", headers={"Connection": "close"}) from None
-    return bytes(body)
+    objects = body.count(b"{")
+    values = objects + body.count(b"[") + body.count(b",")
+    if objects > limits.objects or values > limits.values:
+        raise Problem(
+            413,
+            f"more than {limits.objects:,} JSON objects or {limits.values:,} values",
+            where="body",
+            fix="leave out rows or resources that the model does not read",
+        )
 
 
 class Service:
@@ -96,6 +105,7 @@ class Service:
         self, predictor: Predictor, paths: tuple[str, ...], clock: Callable[[], datetime]
     ) -> None:
         self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
+        self.held_bytes = 0  # of all bodies that arrive or wait
         self.clock = clock
         self._registry = prometheus.CollectorRegistry()
         self._requests = prometheus.Counter(
@@ -146,14 +156,25 @@ class Service:
             reply: The type of an answer, for the description.
             settings: Of FastAPI.
         """
-        bodies = TypeAdapter(body)
+        shape_of_body, limits = TypeAdapter(body), self.predictor.limits
+
+        def answered(request: Request, text: bytearray) -> bytes:
+            if getattr(request.state, LEFT, False):
+                raise ClientDisconnect
+            refuse_costly(text, limits)
+            return to_json(answer(shape_of_body.validate_json(text)))
 
         async def handle(request: Request) -> Response:
-            text = await body_of(request, self.predictor.limits)
-            sent = await self.model.run(lambda: to_json(answer(bodies.validate_json(text))))
+            self.model.refuse_if_full()  # before its body is read
+            text = bytearray()
+            try:
+                await self._receive(request, text)
+                sent = await self.model.run(lambda: answered(request, text))
+            finally:
+                self.held_bytes -= len(text)
             return Response(sent, media_type=JSON)
 
-        content = {JSON: {"schema": _inlined(bodies.json_schema())}}
+        content = {JSON: {"schema": _inlined(shape_of_body.json_schema())}}
         shape = _inlined(TypeAdapter(reply).json_schema(mode="serialization"))
         routes.post(
             path,
@@ -164,6 +185,33 @@ class Service:
             openapi_extra={"requestBody": {"required": True, "content": content}},
             **settings,
         )(handle)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Add the parts of a request's body to `body`, which counts as held.
+
+        Raises:
+            Problem: It is too large, it comes too slowly, or the server holds too much.
+            ClientDisconnect: The client left before its end.
+        """
+        limits = self.predictor.limits
+        what = f"the body is larger than {limits.body_bytes:,} bytes"
+        too_large = Problem(413, what, fix="send a smaller one")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limits.body_bytes:
+            raise too_large
+        try:
+            async with asyncio.timeout(limits.seconds):
+                async for part in request.stream():
+                    body += part
+                    self.held_bytes += len(part)
+                    if len(body) > limits.body_bytes:
+                        raise too_large
+                    if len(body) < self.held_bytes > limits.held_bytes:
+                        raise busy()
+        except TimeoutError:
+            raise Problem(
+                408, "the body came too slowly", headers={"Connection": "close"}
+            ) from None
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from calendar import monthrange
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -275,24 +276,38 @@ class Entry(NamedTuple):
     is_there: bool = True  # False for a deletion, and for a line that is no JSON
 
 
-def entries_of(document: Any, server: str = "", note: Resource | None = None) -> Iterator[Entry]:
+def entries_of(
+    document: Any,
+    server: str = "",
+    note: Resource | None = None,
+    *,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Entry]:
     """The resources of a JSON document: a resource, a list of them, or a bundle, also of bundles.
 
     A resource of a bundle without an id has that of its `fullUrl`. A reference to a `fullUrl` is replaced by the
     type and id of the resource there, since the two ids may differ. A history names its newest version first; here
     it comes last. A deletion elsewhere has the time of its bundle, and without one it is newer than any version.
+
+    Args:
+        document: The document.
+        server: That of the document.
+        note: The entry of a bundle that holds the document.
+        renamed: Reference → type and id, of the bundles around the document.
     """
     if isinstance(document, list):
         for item in document:
-            yield from entries_of(item, server, note)
+            yield from entries_of(item, server, note, renamed=renamed)
         return
     if kind_of(document) != "Bundle":
-        yield Entry(document, server, note)
+        get = renamed.get
+        resource = _with_references(document, lambda x: get(x, x)) if renamed else document
+        yield Entry(resource, server, note)
         return
     entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict)]
     if text(document, "type") == "history":
         entries.reverse()
-    given, renamed = [], {}
+    given, renamed = [], dict(renamed)
     for entry in entries:
         resource, url = entry.get("resource"), text(entry, "fullUrl")
         there = referred(url) if url is not None else None
@@ -314,6 +329,4 @@ def entries_of(document: Any, server: str = "", note: Resource | None = None) ->
             deleted = {"resourceType": kind, "id": name}
             yield Entry(deleted, _server(url) or server, entry, is_there=kind is None)
         elif resource:
-            if renamed:
-                resource = _with_references(resource, lambda name: renamed.get(name, name))
-            yield from entries_of(resource, base, entry)
+            yield from entries_of(resource, base, entry, renamed=renamed)

@@ -2,7 +2,6 @@
 
 import codecs
 import gzip
-import json
 import re
 import zlib
 from collections import defaultdict
@@ -13,6 +12,7 @@ from typing import Any
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
+from ehrsequencing.core.text import HalfSurrogate, parse_json
 from ehrsequencing.readers.fhir.elements import Entry, entries_of, kind_of
 
 LONGEST_LINE = 1 << 28  # bytes; what is longer is several lines, none of which can be read
@@ -21,6 +21,7 @@ _SERVER = re.compile(
     rb'"(?:subject|patient)"\s*:\s*\{\s*"reference"\s*:\s*"(https?://[^"\s]+)/Patient/'
 )
 _LINES = (".ndjson", ".jsonl")
+_IN_UTF8 = "correct the text, or export it again in UTF-8"
 _BAD = (OSError, EOFError, zlib.error, ValueError, RecursionError)
 _FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
 
@@ -46,7 +47,11 @@ class FhirFile:
             if self.is_lines:
                 yield from self._of_lines()
             else:
-                yield from entries_of(json.loads(read_unpacked(self.path, where=self.where)))
+                yield from entries_of(
+                    parse_json(read_unpacked(self.path, where=self.where), distinct=False)
+                )
+        except HalfSurrogate as error:
+            raise EhrseqError(error.what, where=self.where, fix=_IN_UTF8) from error
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
             raise EhrseqError(
@@ -62,8 +67,12 @@ class FhirFile:
                 if line.isspace():
                     continue
                 try:
-                    document = json.loads(line.removeprefix(codecs.BOM_UTF8))
-                except (ValueError, RecursionError):
+                    document = parse_json(line.removeprefix(codecs.BOM_UTF8), distinct=False)
+                except HalfSurrogate as error:
+                    raise EhrseqError(
+                        error.what, where=f"{self.where}, line {number}", fix=_IN_UTF8
+                    ) from error
+                except ValueError:
                     self.bad_lines.append(number)
                     yield Entry(None, is_there=False)
                     continue
@@ -123,6 +132,6 @@ def _is_json_of_lines(path: Path) -> bool:
     try:
         with _opened(path) as file:
             first, second = file.readline(LONGEST_LINE), file.readline(LONGEST_LINE)
-        return bool(second.strip()) and kind_of(json.loads(first)) is not None
+        return bool(second.strip()) and kind_of(parse_json(first, distinct=False)) is not None
     except _BAD:
         return False

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ehrsequencing.readers.fhir.elements import Coded, referred
 from ehrsequencing.readers.rows import Role
 
+MOST_ABOVE = 20  # stays of which one is part, one in another; a longer chain counts as a circle
 UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
 
 
@@ -75,7 +76,7 @@ class Known:
         (True, False, False)
         """
         path = [name or ""]
-        while path[-1] in self.wholes and path[-1] not in path[:-1]:
+        while path[-1] in self.wholes and len(path) <= MOST_ABOVE:
             path.append(self.wholes[path[-1]])
         is_same = any(kind in self.classes.get(above, ()) for above in path[1:])
-        return is_same and path[-1] not in path[:-1]
+        return is_same and path[-1] not in self.wholes

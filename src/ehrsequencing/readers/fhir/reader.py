@@ -238,7 +238,8 @@ class Blocks:
 
     def _counted(self, resource: Any, found: Iterable[Row] | str) -> list[tuple[Any, ...]]:
         """The rows of a resource with its type and number; one without rows is counted."""
-        kind = kind_of(resource) or UNTYPED
+        kind = kind_of(resource) or ""
+        kind = kind if kind.isalpha() else UNTYPED  # other texts are not shown
         counts = self._counts(kind)
         if isinstance(found, str):
             counts.fates.append(FATES[found])
