@@ -16,7 +16,7 @@ from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days, parse_days
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS
@@ -37,6 +37,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.share import share_run
 
 CURVE_POINTS = 60  # of a drawn risk curve
+MOST_SUBJECTS = 1000  # of a cohort that is explained
 
 
 def days_of(
@@ -177,22 +178,26 @@ def explained(
     records: NewRecords,
     subject: int | None,
     *,
-    kind: str = "all",
-    subjects: int = 1000,
+    kind: str | None = None,
+    subjects: int | None = None,
     progress: Callable[[int, int], None] = lambda done, todo: None,
 ) -> Explanation:
     """The effects of one kind, or of all, on a subject's last risk, or the mean effects of a cohort.
 
     Raises:
-        EhrseqError: There is no such kind or subject, or the subject has no prediction time.
+        EhrseqError: There is no such kind or subject, the subject has no prediction time, or an argument would do
+            nothing.
     """
-    kinds = (*KINDS, CHANGE)
+    if subject is None:
+        refuse_idle({"kind": kind}, "without a subject", where="explain")
+        most = MOST_SUBJECTS if subjects is None else subjects
+        found = explain_cohort(question, records, subjects=most, progress=progress)
+        return Explanation(question.text, found.risk, found.table, subjects=found.subjects)
+    refuse_idle({"subjects": subjects}, "beside a subject", where="explain")
+    kinds, kind = (*KINDS, CHANGE), kind or "all"
     if kind not in (*kinds, "all"):
         fix = f"name one of {', '.join(kinds)}, or all"
         raise EhrseqError(f"no kind {kind!r}", where="explain", fix=fix)
-    if subject is None:
-        found = explain_cohort(question, records, subjects=subjects, progress=progress)
-        return Explanation(question.text, found.risk, found.table, subjects=found.subjects)
     record = subject_record(records, subject)
     of_subject, table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])
     if kind != "all":
@@ -350,10 +355,8 @@ def export(
         "horizon": horizon,
         "license": license,
     }
-    given = {name for name, value in values.items() if value is not None}
-    if other := sorted(given - _BELONGS[format]):
-        fix = "leave it out, or use the other format"
-        raise EhrseqError(f"does not belong to the format {format}", where=other[0], fix=fix)
+    others = {name: value for name, value in values.items() if name not in _BELONGS[format]}
+    refuse_idle(others, f"in the format {format}", where="export")
     if format == "share":
         with bar("exporting", show=progress):
             return share_run(folder, Path(out), license_id=license, overwrite=overwrite)
