@@ -19,7 +19,7 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
-from ehrsequencing.explain.deletions import KINDS
+from ehrsequencing.explain.deletions import KINDS, OF_PART
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.metrics.censoring import aalen_johansen as cumulative_incidence
 from ehrsequencing.metrics.censoring import aalen_johansen_se
@@ -164,6 +164,7 @@ class Explanation:
         table: The effects.
         visits: How many visits the subject has at its last prediction time.
         subjects: How many subjects of a cohort were explained.
+        warning: What was not explained, because a record is very long; empty where everything was.
     """
 
     question: str
@@ -171,6 +172,7 @@ class Explanation:
     table: pa.Table
     visits: int | None = None
     subjects: int | None = None
+    warning: str = ""
 
 
 def explained(
@@ -192,7 +194,13 @@ def explained(
         refuse_idle({"kind": kind}, "without a subject", where="explain")
         most = MOST_SUBJECTS if subjects is None else subjects
         found = explain_cohort(question, records, subjects=most, progress=progress)
-        return Explanation(question.text, found.risk, found.table, subjects=found.subjects)
+        return Explanation(
+            question.text,
+            found.risk,
+            found.table,
+            subjects=found.subjects,
+            warning=f"warning: {OF_PART}" if found.is_part else "",
+        )
     refuse_idle({"subjects": subjects}, "beside a subject", where="explain")
     kinds, kind = (*KINDS, CHANGE), kind or "all"
     if kind not in (*kinds, "all"):
@@ -203,7 +211,13 @@ def explained(
     if kind != "all":
         used = [name for name in table.column_names if table[name].null_count < max(len(table), 1)]
         table = table.select([name for name in used if name != "kind"])
-    return Explanation(question.text, of_subject.risk, table, visits=record.visits_before[-1])
+    return Explanation(
+        question.text,
+        of_subject.risk,
+        table,
+        visits=record.visits_before[-1],
+        warning=f"warning: {OF_PART}" if of_subject.is_part else "",
+    )
 
 
 def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Table:

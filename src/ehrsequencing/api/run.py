@@ -156,6 +156,7 @@ class TrainedRun(Run):
                 subject,
                 kind=kind if subject is None else kind or "code in visit",
             )
+        warn_of(found.warning)
         return found.table.to_pandas()
 
     def attention(

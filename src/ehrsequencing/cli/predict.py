@@ -138,6 +138,8 @@ def explain(
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
         found = explained(question, records, subject, subjects=subjects, progress=tick)
+    if found.warning:
+        remark(found.warning)
     show = _cohort_lines if subject is None else _subject_lines
     for line in show(found, read_descriptions(data)):
         say(line)

@@ -18,6 +18,7 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import EvaluatedRisks
 from ehrsequencing.explain import Question, change, subject_records
 from ehrsequencing.explain.cohort import explain_cohort
+from ehrsequencing.explain.deletions import OF_PART
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.predict import NewRecords
@@ -238,6 +239,7 @@ GONE = "The records that the run was prepared from are no longer where they were
 CHANGED = (
     "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
 )
+PART = f"{OF_PART[0].upper()}{OF_PART[1:]}."
 RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 
@@ -257,7 +259,8 @@ def code_effects(
         `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
         effects first: `code`, `description`, `against` (what it is compared with; None: its absence), rounded
         `share` of the subjects that have it, `effect` on the risk with its 95 % interval `low` and `high`. Where
-        nothing was measured, `codes` is empty and `reason` says why in words. None where nothing is asked for.
+        nothing was measured, `codes` is empty and `reason` says why in words; it also says so where a part was
+        measured. None where nothing is asked for.
     """
     subjects = settings.explained_subjects
     if run is None or not subjects:
@@ -284,7 +287,7 @@ def code_effects(
         "horizon_days": question.horizon_days,
         "subjects": subjects,
         "risk": found.risk,
-        "reason": None if kept else RARE,
+        "reason": (PART if found.is_part else None) if kept else RARE,
         "codes": [
             {
                 "code": row["code"],
