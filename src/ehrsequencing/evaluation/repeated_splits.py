@@ -297,7 +297,7 @@ def one_split(
     # other data, settings or models than before: what they left is neither taken nor continued
     made = digest(made_of(origin=origin, splits=study.splits.model_dump(mode="json")))
     own = folder / f"made-of-{made}"
-    for other in folder.glob("made-of-*/"):
+    for other in folder.glob(f"made-of-{'?' * len(made)}/"):
         if other != own and not other.is_symlink():
             shutil.rmtree(other)
     set_folder, run_folder = own / "prepared", own / "run"
