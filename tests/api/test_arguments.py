@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,15 +21,25 @@ from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation import curves
 from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.simulate import simulate
 from helpers.command_line import ehrseq
+from helpers.disclosure import records_of_people
 from helpers.settings import TINY
+from helpers.simulate import busy_world
 
 SILENT = {
     "progress": "shows a bar",
     "say": "is called with remarks, which the result holds too or which need no answer",
 }
-OF_ALL_COMMANDS = {"as_json", "debug", "help", "help_all", "quiet"}  # how a result is printed: tests/cli/test_console.py
+OF_ALL_COMMANDS = {
+    "as_json",
+    "debug",
+    "help",
+    "help_all",
+    "quiet",
+}  # how a result is printed: tests/cli/test_console.py
 
 
 # ---- a folder in which every call runs, made anew for each -----------------------------------------------------------
@@ -44,11 +53,21 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(sim_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def patched() -> Iterator[pytest.MonkeyPatch]:
+    """Few simulations of right risks, and the working directory of before after all calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "SIMULATIONS", 5)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def place(patched: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Place:
     here = tmp_path_factory.mktemp("arguments")
+    simulate(here / "simulated", subjects=150, seed=5, config=busy_world(outcome_per_year=0.3, truth_futures=4))
+    sim_data = records_of_people(here / "simulated", here / "data")
     fresh = here / "fresh"
     fresh.mkdir()
-    study = {"vocabulary": {"min_subjects": 5}}
+    study: dict[str, dict[str, Any]] = {"vocabulary": {"min_subjects": 11}}
     for text in TINY:
         name, _, value = text.partition("=")
         section, _, key = name.partition(".")
@@ -70,11 +89,14 @@ def place(sim_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     _write_records(rows, sim_data, here / "meds")
     known = rows.code.str.startswith(tuple(_codes_of(task)))
     _write_records(rows.assign(code=rows.code.where(known, "ELSEWHERE//" + rows.code)), sim_data, here / "strange")
-    os.chdir(fresh)
-    eh.run(sim_data, "../task.yaml", out="study", progress=False, **study)
+    patched.chdir(fresh)
+    made = {part: study.pop(part) for part in ("model", "training", "evaluation")}
+    eh.prepare(sim_data, "../task.yaml", out="study/prepared", progress=False, **study)
+    eh.fit("study/prepared", out="study/run", progress=False, **made)
+    eh.evaluate("study/run", progress=False)
+    eh.audit("study/run", subjects=5, progress=False)
     shutil.copytree("study/run", "run")
-    training = study["training"] | {"seed": 1}
-    eh.fit("study/prepared", out="second", model=study["model"], training=training, progress=False)
+    eh.fit("study/prepared", out="second", progress=False, seed=1, **made)
     for words in (
         "evaluate run --baselines none evaluation.bootstrap=0 --recalibrate",
         "evaluate run --data ../meds --out validation --baselines none evaluation.bootstrap=0",
@@ -91,7 +113,6 @@ def place(sim_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     moments = moments[moments.subject_id.isin(subjects[::3])].assign(boolean_value=True)
     moments.to_parquet(here / "labels.parquet")
     moments.iloc[:5].to_parquet(here / "few.parquet")
-    (here / "data").symlink_to(sim_data)
     return Place(fresh, subjects)
 
 
@@ -121,7 +142,7 @@ def shown(value: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def result_of(place: Place) -> Callable[[Any], str]:
+def result_of(place: Place, patched: pytest.MonkeyPatch) -> Callable[[Any], str]:
     """Digest of all that a call does: what it gives or says, and every file that it leaves."""
     work = place.fresh.parent / "work"
 
@@ -129,7 +150,7 @@ def result_of(place: Place) -> Callable[[Any], str]:
     def result(call: Any) -> str:
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(place.fresh, work)
-        os.chdir(work)
+        patched.chdir(work)
         if isinstance(call, str):
             done = ehrseq(*call.format(S=place.subjects[0], T=place.subjects[3]).split())
             assert done.exit_code in (0, 2), done.output
@@ -154,7 +175,7 @@ def result_of(place: Place) -> Callable[[Any], str]:
 
 E = "evaluate run --baselines none evaluation.bootstrap=0"
 S = "score risks.parquet ../data --task ../task.yaml --prepared study/prepared evaluation.bootstrap=0 --baselines none"
-C = "compare run second --bootstrap 3"
+C = "compare run second --split train --bootstrap 3"
 P = "predict run ../meds --out p.parquet"
 X = "explain run ../meds --subject {S}"
 M = "export run ../meds --out p.parquet --format meds-dev --labels ../labels.parquet --horizon 30d"
@@ -190,7 +211,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "compare": {
         "runs": (C, f"{C} second"),
-        "split": (C, f"{C} --split tuning"),
+        "split": (C, C.replace("train", "tuning")),
         "bootstrap": (C, C.replace("3", "4")),
         "pool": ("compare a b --out there", "compare a b --out there --pool"),
         "out": ("compare a b --pool", "compare a b --pool --out there"),
@@ -328,9 +349,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Case | str]]] = {
         },
     ),
     "compare": (
-        lambda _, runs=("run", "second"), **given: eh.compare(
-            list(runs), **{"bootstrap": 3, "progress": False, **given}
-        ).result,
+        lambda _, runs=("run", "second"), **given: (
+            eh.compare(list(runs), **{"split": "train", "bootstrap": 3, "progress": False, **given}).result
+        ),
         {
             "runs": ({}, {"runs": ("second", "run")}),
             "split": ({}, {"split": "tuning"}),
