@@ -117,18 +117,18 @@ def test_commands_and_reports_say_that_it_is_a_part(
 ) -> None:
     run, who = TrainedRun(sim_run), people[0].subject_id
     for subject in ((), ("--subject", who)):
-        assert "not every code" not in ehrseq("explain", sim_run, sim_data, "--subjects" if not subject else "-q",
+        assert "Not every code" not in ehrseq("explain", sim_run, sim_data, "--subjects" if not subject else "-q",
                                               *subject or ("12",)).stderr  # fmt: skip
     monkeypatch.setattr(deletions, "MOST_ROWS", 100)
     for words in (("--subjects", 12), ("--subject", who, "-q")):
         done = ehrseq("explain", sim_run, sim_data, *words)
         assert done.exit_code == 0, done.output
-        assert "warning: not every code of a very long record was removed" in done.stderr
-    with pytest.warns(UserWarning, match="not every code of a very long record"):
+        assert "warning: Not every code of a very long record was removed" in done.stderr
+    with pytest.warns(UserWarning, match="Not every code of a very long record"):
         run.explain(sim_data, subject=who, progress=False)
     assert explain_cohort(Question.for_run(run), NewRecords(run, sim_data), subjects=12, bootstrap=0).is_part
     population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
     settings = EvaluationConfig(explained_subjects=40, bootstrap=0)
     found = examples.code_effects(run, population, settings=settings, horizon_days=run.task.horizons[0])
     assert found is not None
-    assert found["reason"] in (examples.PART, examples.RARE)
+    assert found["reason"] in (deletions.OF_PART, examples.RARE)

@@ -192,8 +192,12 @@ def explained(
     """
     if subject is None:
         refuse_idle({"kind": kind}, "without a subject", where="explain")
-        most = MOST_SUBJECTS if subjects is None else subjects
-        found = explain_cohort(question, records, subjects=most, progress=progress)
+        found = explain_cohort(
+            question,
+            records,
+            subjects=MOST_SUBJECTS if subjects is None else subjects,
+            progress=progress,
+        )
         return Explanation(
             question.text,
             found.risk,

@@ -119,8 +119,9 @@ def explain(
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
     from ehrsequencing.explain.record import Question
-    from ehrsequencing.explain.tables import require_suffix, write_table
+    from ehrsequencing.explain.tables import SUFFIXES, write_table
     from ehrsequencing.prediction.predict import NewRecords
+    from ehrsequencing.prediction.prediction_file import require_suffix
     from ehrsequencing.records.codes import read_descriptions
 
     refuse_idle(
@@ -129,7 +130,7 @@ def explain(
     if out is not None:
         refuse_existing(out, EXPLANATION, overwrite=overwrite)
         refuse_overlap(out, data)
-        require_suffix(out)
+        require_suffix(out, SUFFIXES, what="tables")
     days = None if horizon is None else days_of(horizon, where="--horizon")[0]
     study = read_study(config, overrides, "explain")
     opened = open_run(run, study, "explain", config=config)

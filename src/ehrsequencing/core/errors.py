@@ -52,7 +52,8 @@ def refuse_idle(
     """
     given = [name for name, value in arguments.items() if value is not None and value is not False]
     if given and when:
-        what = f"{', '.join(given)} would do nothing {why}"
         raise EhrseqError(
-            what, where=where, fix="leave it out" if len(given) == 1 else "leave them out"
+            f"{', '.join(given)} would do nothing {why}",
+            where=where,
+            fix="leave it out" if len(given) == 1 else "leave them out",
         )

@@ -239,7 +239,6 @@ GONE = "The records that the run was prepared from are no longer where they were
 CHANGED = (
     "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
 )
-PART = f"{OF_PART[0].upper()}{OF_PART[1:]}."
 RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 
@@ -287,7 +286,7 @@ def code_effects(
         "horizon_days": question.horizon_days,
         "subjects": subjects,
         "risk": found.risk,
-        "reason": (PART if found.is_part else None) if kept else RARE,
+        "reason": (OF_PART if found.is_part else None) if kept else RARE,
         "codes": [
             {
                 "code": row["code"],

@@ -26,7 +26,7 @@ MOST_CODES = 24  # more new codes than that: those with the smallest effects sha
 ORDERS = 32  # orders that are drawn beyond EXACT_CODES: 16 and their reverses
 # rows of all copies for one kind of deletion; beyond them some are not tried: of 10,000 rows all but 1,500 codes
 MOST_ROWS = 15_000_000
-OF_PART = "not every code of a very long record was removed: codes that the model knows come first, then the newest"
+OF_PART = "Not every code of a very long record was removed. Codes that the model knows come first, then the newest."
 _SEED = 0
 
 
