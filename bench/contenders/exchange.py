@@ -173,7 +173,7 @@ def incidences(cumulative: Array) -> Array:
 def nll_through(risk: Array, knots_days: Array, duration_days: Array, cause: Array) -> float:
     """Mean negative log-likelihood of curves through risks at knots, with the follow-up cut at the last knot.
 
-    Hazards are constant between knots. The package has the same in `evaluation/risk_source.py`.
+    Hazards are constant between knots. The package has the same in `predictors/from_file.py`.
 
     Args:
         risk: (n, causes, K).

@@ -203,7 +203,7 @@ def test_predictions_of_a_cut_record(kind: str) -> None:
 def test_risk_and_likelihood_of_rows_do_not_depend_on_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     records = random_records((50, 8, 70), seed=2)
     model = model_of("attention").float()
-    monkeypatch.setattr("ehrsequencing.training.inference.VISIT_BUDGET", 1)
+    monkeypatch.setattr("ehrsequencing.predictors.network.VISIT_BUDGET", 1)
 
     def answers() -> tuple[Any, Any]:
         return risk_of_rows(model, records, horizons_days=[30.0, 365.0]), nll_of_rows(model, records)

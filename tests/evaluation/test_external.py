@@ -207,8 +207,8 @@ def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere:
     Run(run)  # still valid, and as it was
     assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrate", "--out", tmp_path / "p")
     assert ehrseq("evaluate", run, "--recalibrate", *quick).exit_code == 0
-    assert "--out needs --data" in refused("evaluate", run, "--out", tmp_path / "x")
-    assert "exclude each other" in refused("evaluate", run, "--data", held_out, "--split", "tuning")
+    assert "out would do nothing without data" in refused("evaluate", run, "--out", tmp_path / "x")
+    assert "split would do nothing beside data" in refused("evaluate", run, "--data", held_out, "--split", "tuning")
 
 
 def test_other_records_of_one_name_do_not_replace_a_validation(run: Path, elsewhere: Path, tmp_path: Path) -> None:

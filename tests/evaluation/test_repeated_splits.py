@@ -188,13 +188,18 @@ def test_other_models_are_trained_anew(run: Path, tmp_path: Path, monkeypatch: p
         raise Made
 
     monkeypatch.setattr(module, "fit", fits)
+    mine = ["202611280050", "made-of-my-paper", "notes"]  # what somebody keeps there stays
+    for name in mine:
+        (folder / name / "run").mkdir(parents=True)
+        (folder / name / "run" / "mine.txt").write_text("mine")
     for models in (1, 1, 2):
         monkeypatch.setattr("ehrsequencing.core.made_of.FORMULAS", models)
         with pytest.raises(Made):
             module.one_split(records, folder, study=study, seed=5, settings=QUICK)
     first, again, other = trained
     assert first == again != other
-    assert [path.name for path in folder.iterdir()] == [other]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([other, *mine])
+    assert all((folder / name / "run" / "mine.txt").read_text() == "mine" for name in mine)
 
 
 def test_an_evaluation_in_python_holds_the_splits_of_its_run(run: Path, table: dict[str, object]) -> None:

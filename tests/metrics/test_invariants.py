@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.baselines.cox import CoxRegression, CoxRows
 from ehrsequencing.metrics import accuracy, plain
 from ehrsequencing.metrics.calibration import fit_logistic, spline_design, spline_knots
 from ehrsequencing.metrics.censoring import SubjectClock, aalen_johansen
 from ehrsequencing.metrics.hazards import expected_events, hazards_through
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import METRICS, values
+from ehrsequencing.predictors.cox import CoxRegression, CoxRows
 from helpers.settings import examples
 from reference.metrics_bruteforce import Sample, random_sample
 

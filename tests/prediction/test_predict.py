@@ -367,9 +367,9 @@ def test_options_that_do_not_fit_are_one_line(sim_run: Path, sim_data: Path, lab
     of_meds = ("--format", "meds-dev", "--labels", labels)
     for words, says in (
         (("--format", "csv"), "is not a choice"),
-        (("--labels", labels), "does not belong to the format share"),
+        (("--labels", labels), "labels would do nothing in the format share"),
         (("--format", "meds-dev"), "needs data and labels"),
-        ((*of_meds, "--license", "MIT"), "does not belong to the format meds-dev"),
+        ((*of_meds, "--license", "MIT"), "license would do nothing in the format meds-dev"),
         ((*of_meds, "--cause", "flu", "--horizon", "90d"), "is no cause of the run"),
         (of_meds, "one horizon"),
     ):

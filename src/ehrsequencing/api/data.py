@@ -12,9 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ehrsequencing.api.progress import bar
-from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, load_task, validated
+from ehrsequencing.config import (
+    DataConfig,
+    StudyConfig,
+    TaskConfig,
+    load_task,
+    refuse_unused,
+    validated,
+)
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, read_json, write_json
 from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
@@ -104,11 +111,18 @@ def tasks_of(task: Any) -> list[TaskConfig]:
 
 
 def study_of(study: StudyConfig | None, sections: Mapping[str, Any], *, where: str) -> StudyConfig:
-    """All settings: given as one, or by sections.
+    """All settings: given as one, or by sections that the command `where` uses.
 
     Raises:
-        EhrseqError: A setting is unknown or impossible.
+        EhrseqError: Both are given, or a setting is unknown, impossible or not used.
     """
+    refuse_idle(
+        sections,
+        "beside study, which holds all settings",
+        where=where,
+        when=study is not None,
+    )
+    refuse_unused(sections, where)
     return validated(StudyConfig, sections, where=where) if study is None else study
 
 

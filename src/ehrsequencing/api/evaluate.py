@@ -15,7 +15,7 @@ from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
 from ehrsequencing.audit.audit import audit as audit_run
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.core.outputs import altered, read_manifest
 from ehrsequencing.evaluation.context import read_tripod
@@ -37,14 +37,14 @@ def evaluate(
     *,
     bootstrap: int | None = None,
     baselines: str | None = None,
-    split: str = "held_out",
+    split: str | None = None,
     data: Any = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     facts: DataConfig | Mapping[str, Any] | None = None,
     prepared: str | os.PathLike[str] | None = None,
     splits: int | None = None,
-    split_seed: int = FIRST_SEED,
+    split_seed: int | None = None,
     report: bool = True,
     progress: bool = True,
     say: Callable[[str], None] = warn_of,
@@ -56,15 +56,15 @@ def evaluate(
         run: A run, or its folder.
         bootstrap: Resamples of subjects for the intervals; default: the run's setting.
         baselines: `fast` or `none`.
-        split: `held_out`, `tuning` or `train`.
+        split: Whose subjects of the run's own data are evaluated: `held_out` (default), `tuning` or `train`.
         data: Other MEDS data that the model has never seen (a folder or a frame): external validation. With `splits`:
             the folder of the run's own records, if it has moved.
         out: With `data`: the folder to make; default: `RUN/external-NAME`.
-        overwrite: Whether an earlier validation at `out` that nobody has changed is replaced.
-        facts: What the files of `data` do not tell, as in `{"extracted": "2026-03-01"}`.
+        overwrite: With `data`: whether an earlier validation at `out` that nobody has changed is replaced.
+        facts: With `data`: what its files do not tell, as in `{"extracted": "2026-03-01"}`.
         prepared: The prepared set that the run was trained on, if it has moved.
         splits: Also train and evaluate on so many random 80/20 splits of the subjects.
-        split_seed: Seed of the first of them.
+        split_seed: With `splits`: seed of the first of them; default: 1234.
         report: Whether to write `report.html`, and the table and the page of every outcome where the run has some.
         progress: Whether to show a bar.
         say: Called with remarks about `data`; default: warnings are raised as such.
@@ -74,7 +74,7 @@ def evaluate(
         The evaluation, with `metrics`, `differences`, `outcomes()` and plots.
 
     Raises:
-        EhrseqError: The run or the data cannot be used, or a setting is unknown.
+        EhrseqError: The run or the data cannot be used, a setting is unknown, or an argument would do nothing.
 
     Example:
         >>> import ehrsequencing as eh
@@ -82,11 +82,25 @@ def evaluate(
         >>> ev.metrics.metric.unique().tolist()[:4]
         ['c', 'auc', 'brier', 'ipa']
     """
+    is_external = data is not None and splits is None
+    refuse_idle(
+        {"out": out, "overwrite": overwrite, "facts": facts},
+        "without data for an external validation",
+        where="evaluate",
+        when=not is_external,
+    )
+    refuse_idle(
+        {"split": split},
+        "beside data, which is evaluated whole",
+        where="evaluate",
+        when=is_external,
+    )
+    refuse_idle({"split_seed": split_seed}, "without splits", where="evaluate", when=splits is None)
     opened = run if isinstance(run, Run) else Run(os.fspath(run))
     folder = opened.folder
     named = {"bootstrap": bootstrap, "baselines": baselines}
-    chosen = settings | {name: value for name, value in named.items() if value is not None}
-    values = opened.study.evaluation.model_dump() | chosen
+    settings |= {name: value for name, value in named.items() if value is not None}
+    values = opened.study.evaluation.model_dump() | settings
     given: dict[str, Any] = {
         "settings": validated(EvaluationConfig, values, where="evaluate"),
         "prepared": None if prepared is None else Path(prepared),
@@ -97,7 +111,7 @@ def evaluate(
         def stage(name: str) -> None:
             tick(0, 0, name)
 
-        if data is not None and splits is None:
+        if is_external:
             draw = partial(report_external, opened.folder) if report else _draw_nothing
             with meds_folder(data) as source:
                 result, folder = validate(
@@ -113,12 +127,13 @@ def evaluate(
                 )
         else:
             data_folder, data = None if data is None else Path(data), None
-            result = evaluate_run(folder, split=split, progress=stage, **given)
+            chosen = "held_out" if split is None else split
+            result = evaluate_run(folder, split=chosen, progress=stage, **given)
             if splits is not None:
                 repeated_splits(
                     folder,
                     splits=splits,
-                    first_seed=split_seed,
+                    first_seed=FIRST_SEED if split_seed is None else split_seed,
                     data=data_folder,
                     progress=tick,
                     **given,
@@ -126,7 +141,7 @@ def evaluate(
             result = add_splits(folder, result)
             if report:
                 report_evaluation(folder, result)
-                every_outcome = report_outcomes(folder, split=split, progress=tick, **given)
+                every_outcome = report_outcomes(folder, split=chosen, progress=tick, **given)
     return EvaluationResult(
         result,
         folder,
@@ -219,7 +234,7 @@ def score(
         out: The folder to make; needed for a frame; default for a file: `NAME-score` beside it.
         name: What the model is called; default: the file's name.
         split: Whose predictions are evaluated.
-        prepared: The prepared set of this data and task, if there is one.
+        prepared: The prepared set of this data and task, if there is one; its settings are those of the records.
         overwrite: Whether an earlier score there that nobody has changed is replaced.
         report: Whether to write `report.html`.
         study: All settings in one, in the place of sections.
@@ -243,7 +258,7 @@ def score(
         >>> ev.metrics.model.unique().tolist()
         ['mine']
     """
-    settings = study_of(study, sections, where="score")
+    settings = study_of(study, sections, where="score" if prepared is None else "score --prepared")
     if not is_path(predictions) and out is None:
         fix = "name a folder to make with out="
         raise EhrseqError("a frame has no place beside it", where="score", fix=fix)

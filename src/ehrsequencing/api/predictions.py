@@ -16,10 +16,10 @@ from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days, parse_days
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
-from ehrsequencing.explain.deletions import KINDS
+from ehrsequencing.explain.deletions import KINDS, OF_PART
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.metrics.censoring import aalen_johansen as cumulative_incidence
 from ehrsequencing.metrics.censoring import aalen_johansen_se
@@ -37,6 +37,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.share import share_run
 
 CURVE_POINTS = 60  # of a drawn risk curve
+MOST_SUBJECTS = 1000  # of a cohort that is explained
 
 
 def days_of(
@@ -163,6 +164,7 @@ class Explanation:
         table: The effects.
         visits: How many visits the subject has at its last prediction time.
         subjects: How many subjects of a cohort were explained.
+        warning: What was not explained, because a record is very long; empty where everything was.
     """
 
     question: str
@@ -170,6 +172,7 @@ class Explanation:
     table: pa.Table
     visits: int | None = None
     subjects: int | None = None
+    warning: str = ""
 
 
 def explained(
@@ -177,28 +180,48 @@ def explained(
     records: NewRecords,
     subject: int | None,
     *,
-    kind: str = "all",
-    subjects: int = 1000,
+    kind: str | None = None,
+    subjects: int | None = None,
     progress: Callable[[int, int], None] = lambda done, todo: None,
 ) -> Explanation:
     """The effects of one kind, or of all, on a subject's last risk, or the mean effects of a cohort.
 
     Raises:
-        EhrseqError: There is no such kind or subject, or the subject has no prediction time.
+        EhrseqError: There is no such kind or subject, the subject has no prediction time, or an argument would do
+            nothing.
     """
-    kinds = (*KINDS, CHANGE)
+    if subject is None:
+        refuse_idle({"kind": kind}, "without a subject", where="explain")
+        found = explain_cohort(
+            question,
+            records,
+            subjects=MOST_SUBJECTS if subjects is None else subjects,
+            progress=progress,
+        )
+        return Explanation(
+            question.text,
+            found.risk,
+            found.table,
+            subjects=found.subjects,
+            warning=f"warning: {OF_PART}" if found.is_part else "",
+        )
+    refuse_idle({"subjects": subjects}, "beside a subject", where="explain")
+    kinds, kind = (*KINDS, CHANGE), kind or "all"
     if kind not in (*kinds, "all"):
         fix = f"name one of {', '.join(kinds)}, or all"
         raise EhrseqError(f"no kind {kind!r}", where="explain", fix=fix)
-    if subject is None:
-        found = explain_cohort(question, records, subjects=subjects, progress=progress)
-        return Explanation(question.text, found.risk, found.table, subjects=found.subjects)
     record = subject_record(records, subject)
     of_subject, table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])
     if kind != "all":
         used = [name for name in table.column_names if table[name].null_count < max(len(table), 1)]
         table = table.select([name for name in used if name != "kind"])
-    return Explanation(question.text, of_subject.risk, table, visits=record.visits_before[-1])
+    return Explanation(
+        question.text,
+        of_subject.risk,
+        table,
+        visits=record.visits_before[-1],
+        warning=f"warning: {OF_PART}" if of_subject.is_part else "",
+    )
 
 
 def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Table:
@@ -350,10 +373,8 @@ def export(
         "horizon": horizon,
         "license": license,
     }
-    given = {name for name, value in values.items() if value is not None}
-    if other := sorted(given - _BELONGS[format]):
-        fix = "leave it out, or use the other format"
-        raise EhrseqError(f"does not belong to the format {format}", where=other[0], fix=fix)
+    others = {name: value for name, value in values.items() if name not in _BELONGS[format]}
+    refuse_idle(others, f"in the format {format}", where="export")
     if format == "share":
         with bar("exporting", show=progress):
             return share_run(folder, Path(out), license_id=license, overwrite=overwrite)

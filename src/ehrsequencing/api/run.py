@@ -109,7 +109,7 @@ class TrainedRun(Run):
         subject: int | None = None,
         horizon: str | float | None = None,
         cause: str | None = None,
-        kind: str = "code in visit",
+        kind: str | None = None,
         recalibrated: bool = False,
         facts: dict[str, Any] | None = None,
         progress: bool = True,
@@ -123,7 +123,8 @@ class TrainedRun(Run):
             subject: The `subject_id`; default: mean effects of each code over up to 1,000 subjects.
             horizon: As in `"1y"`, or a number of days; default: the task's middle one.
             cause: Default: the task's first outcome.
-            kind: Of a subject: `code`, `visit`, `code in visit`, `pair`, `since the prediction time before`, or `all`.
+            kind: Of a subject: `code`, `visit`, `code in visit` (default), `pair`, `since the prediction time before`,
+                or `all`.
             recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             facts: As in `predict`.
             progress: Whether to show a bar.
@@ -149,7 +150,13 @@ class TrainedRun(Run):
             recalibrated=recalibrated,
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:
-            found = explained(question, records, subject, kind=kind)
+            found = explained(
+                question,
+                records,
+                subject,
+                kind=kind if subject is None else kind or "code in visit",
+            )
+        warn_of(found.warning)
         return found.table.to_pandas()
 
     def attention(

@@ -33,7 +33,7 @@ from ehrsequencing.api.progress import Tick, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
-_NO_ROOM = {
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota or size limit of a file
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
 
@@ -227,13 +227,6 @@ def _say_last(line: str) -> None:
         say(line, err=True)
     except OSError:
         _drop(2)
-
-
-_NO_ROOM = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-}  # the disk, the quota or the limit of a file is full
 
 
 def _line_and_code(error: Exception) -> tuple[str, int]:

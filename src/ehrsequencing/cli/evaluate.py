@@ -18,7 +18,7 @@ from ehrsequencing.cli.options import (
     read_study,
     read_tasks,
 )
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 
@@ -37,8 +37,8 @@ def evaluate(
     run: RunFolder,
     overrides: Overrides = None,
     split: Annotated[
-        str, typer.Option("--split", hidden=True, help="train, tuning or held_out")
-    ] = "held_out",
+        str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
+    ] = None,
     prepared: MovedSet = None,
     baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
     data: Annotated[
@@ -63,8 +63,9 @@ def evaluate(
         typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
     ] = None,
     split_seed: Annotated[
-        int, typer.Option("--split-seed", hidden=True, help="Seed of the first of the --splits")
-    ] = 1234,
+        int | None,
+        typer.Option("--split-seed", hidden=True, help="Seed of the first of the --splits [1234]"),
+    ] = None,
     redraw: Annotated[
         bool,
         typer.Option("--redraw", help="Only draw the report of the last evaluation again"),
@@ -81,9 +82,6 @@ def evaluate(
     external = data is not None and splits is None
     command = "evaluate --data" if external else "evaluate"
     study = read_study(config, given, command)
-    if (out is not None and not external) or (external and split != "held_out"):
-        what = "--out needs --data" if not external else "--split and --data exclude each other"
-        raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
     from ehrsequencing.api.evaluate import evaluate as evaluate_run
     from ehrsequencing.api.evaluate import redraw as redraw_report
     from ehrsequencing.config import load_study
@@ -93,22 +91,22 @@ def evaluate(
 
     opened = open_run(run, study, command, config=config)
     if redraw:
+        of_settings = sorted(study.evaluation.model_fields_set - {"tripod"})
         others: dict[str, object] = {
-            "--split": split != "held_out",
+            "--split": split,
             "--prepared": prepared,
-            "--baselines": baselines,
             "--data": data,
             "--out": out,
             "--overwrite": overwrite,
-            "--recalibrate": recalibrate,
-            "--splits": splits is not None,
-            "--split-seed": split_seed != 1234,
-            **{one: not one.startswith("evaluation.tripod=") for one in overrides or ()},
+            "--splits": splits,
+            "--split-seed": split_seed,
+            **{f"evaluation.{name}": True for name in of_settings},
         }
-        if unused := [name for name, value in others.items() if value]:
-            what = f"--redraw only draws the last evaluation again, without {', '.join(unused)}"
-            fix = "leave out --redraw to evaluate again, or leave out the rest"
-            raise EhrseqError(what, where="ehrseq evaluate", fix=fix)
+        refuse_idle(
+            others,
+            "beside --redraw, which only draws the last evaluation again",
+            where="ehrseq evaluate",
+        )
         page = redraw_report(run, tripod=study.evaluation.tripod)
         finish(wrote={"report": page}, then=["predict", run, "DATA"])
         return
@@ -119,7 +117,7 @@ def evaluate(
         data=data,
         out=out,
         overwrite=overwrite,
-        facts=study.data,
+        facts=study.data if external else None,
         prepared=prepared,
         splits=splits,
         split_seed=split_seed,
@@ -255,11 +253,11 @@ def compare(
         typer.Argument(help="Two runs or more; with --pool: the metrics.json of each site"),
     ],
     split: Annotated[
-        str, typer.Option("--split", hidden=True, help="train, tuning or held_out")
-    ] = "held_out",
+        str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
+    ] = None,
     bootstrap: Annotated[
-        int, typer.Option("--bootstrap", hidden=True, help="Resamples of subjects")
-    ] = 500,
+        int | None, typer.Option("--bootstrap", hidden=True, help="Resamples of subjects [500]")
+    ] = None,
     pool: Annotated[
         bool, typer.Option("--pool", help="Instead, pool one run's evaluations at several sites")
     ] = False,
@@ -272,9 +270,12 @@ def compare(
     own records and sends its metrics.json. C, O/E, IPA and the calibration slope are pooled by random effects, with an
     interval for their mean and one for another site.
     """
-    if pool != (out is not None):
-        fix = "give both or neither"
-        raise EhrseqError("--pool and --out belong together", where="ehrseq compare", fix=fix)
+    of_pool, where = {"--out": out, "--overwrite": overwrite}, "ehrseq compare"
+    given = {"split": split, "bootstrap": bootstrap}
+    refuse_idle(of_pool, "without --pool", where=where, when=not pool)
+    refuse_idle(given, "beside --pool", where=where, when=pool)
+    if pool and out is None:
+        raise EhrseqError("--pool needs --out", where=where, fix="name a folder to make")
     if out is not None:
         _pool(runs, out, overwrite=overwrite)
         return
@@ -282,7 +283,8 @@ def compare(
 
     for run in runs:
         open_run(run)
-    found = compare_runs(runs, split=split, bootstrap=bootstrap, progress=shown())
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    found = compare_runs(runs, progress=shown(), **chosen)
     table = found.table()
     say(f"{table.caption}, {found.subjects} subjects")
     say(table.frame.to_string())

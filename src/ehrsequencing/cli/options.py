@@ -75,7 +75,7 @@ def open_run(
     """Open a run, and print a line if somebody has changed its files.
 
     Raises:
-        EhrseqError: There is no run, or the study file `config` contradicts it.
+        EhrseqError: There is no run, or the settings of the study file `config` contradict it.
     """
     from ehrsequencing.config import refuse_changes
     from ehrsequencing.prediction.run import Run
@@ -88,7 +88,7 @@ def open_run(
     for name in sorted(set(hidden) - set(run.altered)):
         note(f"note: {folder / name} is for its owner only, and is not needed")
     if study is not None:
-        refuse_changes(run.study, command, file=config, by=folder)
+        refuse_changes(study, run.study, command, file=config, by=folder)
     return run
 
 

@@ -17,7 +17,7 @@ from ehrsequencing.cli.options import (
     open_run,
     read_study,
 )
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import refuse_idle
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -67,9 +67,11 @@ def predict(
     given |= {"overwrite": overwrite, "say": remark}
     with bar("predicting") as tick:
         if outcome or top is not None:
-            if recalibrate:
-                what, fix = "--recalibrate is for the task's causes", "leave it out"
-                raise EhrseqError(what, where="ehrseq predict", fix=fix)
+            refuse_idle(
+                {"--recalibrate": recalibrate},
+                "beside --outcome and --top: it is for the task's causes",
+                where="ehrseq predict",
+            )
             count = predict_outcomes(
                 run, data, out, outcomes=outcome or (), top=top, progress=tick, **given
             )
@@ -99,8 +101,11 @@ def explain(
     ] = None,
     overwrite: Overwrite = False,
     subjects: Annotated[
-        int, typer.Option("--subjects", hidden=True, min=1, help="Subjects of the cohort at most")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            "--subjects", hidden=True, min=1, help="Subjects of the cohort at most [1000]"
+        ),
+    ] = None,
     recalibrate: Recalibrate = False,
     config: Config = None,
 ) -> None:
@@ -114,23 +119,28 @@ def explain(
     from ehrsequencing.core.files import refuse_overlap
     from ehrsequencing.core.outputs import EXPLANATION, refuse_existing
     from ehrsequencing.explain.record import Question
-    from ehrsequencing.explain.tables import require_suffix, write_table
+    from ehrsequencing.explain.tables import SUFFIXES, write_table
     from ehrsequencing.prediction.predict import NewRecords
+    from ehrsequencing.prediction.prediction_file import require_suffix
     from ehrsequencing.records.codes import read_descriptions
 
+    refuse_idle(
+        {"--overwrite": overwrite}, "without --out", where="ehrseq explain", when=out is None
+    )
     if out is not None:
         refuse_existing(out, EXPLANATION, overwrite=overwrite)
         refuse_overlap(out, data)
-        require_suffix(out)
+        require_suffix(out, SUFFIXES, what="tables")
     days = None if horizon is None else days_of(horizon, where="--horizon")[0]
     study = read_study(config, overrides, "explain")
-    question = Question.for_run(
-        open_run(run), cause=cause, horizon_days=days, recalibrated=recalibrate
-    )
+    opened = open_run(run, study, "explain", config=config)
+    question = Question.for_run(opened, cause=cause, horizon_days=days, recalibrated=recalibrate)
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
         found = explained(question, records, subject, subjects=subjects, progress=tick)
+    if found.warning:
+        remark(found.warning)
     show = _cohort_lines if subject is None else _subject_lines
     for line in show(found, read_descriptions(data)):
         say(line)

@@ -39,7 +39,7 @@ def train(
     from ehrsequencing.reporting.pages import transfer_advice, transfer_lines
 
     store = Prepared(prepared)
-    refuse_changes(store.study, "train", file=config, by=prepared)
+    refuse_changes(study, store.study, "train", file=config, by=prepared)
     if config is not None and study.task is not None:
         refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
         task = task or study.task.name
@@ -137,7 +137,7 @@ def pretrain(
     from ehrsequencing.reporting.report import ANSWER
 
     store = Prepared(prepared)
-    refuse_changes(store.study, "pretrain", file=config, by=prepared)
+    refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
     with unfinished(out):
         results = pretrain_model(
             store,

@@ -195,13 +195,13 @@ _OF_PREPARED = ("data", "visits", "values", "vocabulary", "splits")
 _OF_RUN = (*_OF_PREPARED, "model", "training")
 
 
-def refuse_unused(overrides: Iterable[str], command: str) -> None:
-    """Refuse `section.key=value` on the command line of a command that does not use the section.
+def refuse_unused(settings: Iterable[str], command: str) -> None:
+    """Refuse `section.key=value`, or a section by its name, for a command that does not use the section.
 
     Raises:
         EhrseqError: Names the commands that take the setting.
     """
-    for text in overrides:
+    for text in settings:
         name = text.partition("=")[0].strip()
         section = name.partition(".")[0]
         takers = [f"ehrseq {other}" for other, sections in COMMANDS.items() if section in sections]
@@ -213,38 +213,37 @@ def refuse_unused(overrides: Iterable[str], command: str) -> None:
             )
 
 
-def refuse_changes(settled: StudyConfig, command: str, *, file: Path | None, by: Path) -> None:
-    """Refuse a study file that contradicts what a prepared set or a run was made with.
+def refuse_changes(
+    given: StudyConfig, settled: StudyConfig, command: str, *, file: Path | None, by: Path
+) -> None:
+    """Refuse settings that contradict what a prepared set or a run was made with.
 
     Args:
+        given: Settings; those that were left out contradict nothing.
         settled: Settings that the prepared set or the run records. With a task it is a run's.
-        command: The command that reads the file, a key of `COMMANDS`: its own sections may differ.
-        file: The study file; without one there is nothing to contradict.
+        command: The command that takes the settings, a key of `COMMANDS`: its own sections may differ.
+        file: The study file that holds them; without one nothing else than the command's own sections is given.
         by: Folder of the prepared set or the run.
 
     Raises:
         EhrseqError: Names the setting, the file and the folder. What is equal or left out is fine.
     """
-    if file is None:
-        return
-    raw, is_run = read_yaml(file), settled.task is not None
-    named = validated(StudyConfig, raw, where=str(file))
     settings = list[tuple[str, Any, Any]]()
-    for section in _OF_RUN if is_run else _OF_PREPARED:
+    for section in _OF_PREPARED if settled.task is None else _OF_RUN:
         if section not in COMMANDS[command]:
-            ours, theirs = getattr(named, section), getattr(settled, section)
+            ours, theirs = getattr(given, section), getattr(settled, section)
             for key in sorted(ours.model_fields_set):
                 settings.append((f"{section}.{key}", getattr(ours, key), getattr(theirs, key)))
-    for name, given, made_with in settings:
-        if given != made_with:
-            shown = [one if isinstance(one, Settings) else repr(one) for one in (given, made_with)]
+    for name, ours, theirs in settings:
+        if ours != theirs:
+            shown = [one if isinstance(one, Settings) else repr(one) for one in (ours, theirs)]
             raise EhrseqError(
                 f"{name} is {shown[0]}, but {by} was made with {shown[1]}",
                 where=str(file),
                 fix="leave it out, or make that folder again with it",
             )
-    if is_run and named.task is not None and settled.task is not None:
-        refuse_other_task(named.task, settled.task, file=file, by=by)
+    if file is not None and given.task is not None and settled.task is not None:
+        refuse_other_task(given.task, settled.task, file=file, by=by)
 
 
 def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: Path) -> None:

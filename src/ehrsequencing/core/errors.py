@@ -1,7 +1,7 @@
 """The one error that users see: what went wrong, where, and how to fix it."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -60,3 +60,31 @@ class EhrseqError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the parts when the error goes from one process to another."""
         return partial(type(self), where=self.where, fix=self.fix), (self.what,)
+
+
+def refuse_idle(
+    arguments: Mapping[str, object], why: str, *, where: str, when: bool = True
+) -> None:
+    """Refuse arguments that were given to a call in which they would do nothing.
+
+    Args:
+        arguments: Name → value; those that are None or False were not given.
+        why: Beside or without what they would do nothing.
+        where: The function or the command.
+        when: Whether it is such a call.
+
+    Raises:
+        EhrseqError: Names those that were given.
+
+    Example:
+        >>> refuse_idle({"out": "there", "overwrite": False}, "without data", where="evaluate")
+        Traceback (most recent call last):
+        ehrsequencing.core.errors.EhrseqError: evaluate: out would do nothing without data (leave it out)
+    """
+    given = [name for name, value in arguments.items() if value is not None and value is not False]
+    if given and when:
+        raise EhrseqError(
+            f"{', '.join(given)} would do nothing {why}",
+            where=where,
+            fix="leave it out" if len(given) == 1 else "leave them out",
+        )

@@ -407,7 +407,7 @@ def evaluate(
     """
     run = Run(run_folder)
     evaluated = Evaluated.of_run(run)
-    require_room(run_folder, results.SHARED, INDIVIDUAL, "report.html", "report-details.html")
+    require_room(run_folder, results.SHARED, INDIVIDUAL, *results.DRAWN)
     store = run.prepared(prepared)
     settings = settings or run.study.evaluation
     population = Population.of_split(store, run.task, split).drawn(settings)

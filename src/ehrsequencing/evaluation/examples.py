@@ -18,6 +18,7 @@ from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, change, subject_records
 from ehrsequencing.explain.cohort import explain_cohort
+from ehrsequencing.explain.deletions import OF_PART
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
@@ -245,7 +246,8 @@ def code_effects(
         `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
         effects first: `code`, `description`, `against` (what it is compared with; None: its absence), rounded
         `share` of the subjects that have it, `effect` on the risk with its 95 % interval `low` and `high`. Where
-        nothing was measured, `codes` is empty and `reason` says why in words. None where nothing is asked for.
+        nothing was measured, `codes` is empty and `reason` says why in words; it also says so where a part was
+        measured. None where nothing is asked for.
     """
     subjects = settings.explained_subjects
     if run is None or not subjects:
@@ -272,7 +274,7 @@ def code_effects(
         "horizon_days": question.horizon_days,
         "subjects": subjects,
         "risk": found.risk,
-        "reason": None if kept else RARE,
+        "reason": (OF_PART if found.is_part else None) if kept else RARE,
         "codes": [
             {
                 "code": row["code"],

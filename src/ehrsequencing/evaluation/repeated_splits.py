@@ -297,9 +297,11 @@ def one_split(
         if stored.get("fingerprint") == fingerprint and stored == sealed(stored):
             return stored
     # other data, settings or models than before: what they left is neither taken nor continued
-    own = folder / digest(made_of(origin=origin, splits=study.splits.model_dump(mode="json")))[:12]
-    for other in folder.glob("*/"):
-        if other != own:
+    own = folder / (
+        "made-of-" + digest(made_of(origin=origin, splits=study.splits.model_dump(mode="json")))
+    )
+    for other in folder.glob(f"made-of-{'?' * 16}/"):
+        if other != own and not other.is_symlink():
             shutil.rmtree(other)
     set_folder, run_folder = own / "prepared", own / "run"
     stage("preparing")

@@ -85,6 +85,8 @@ def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 SHARED = "metrics.json"
+# made of an evaluation: they never stand beside the numbers of another one
+DRAWN = ("report.html", "report-details.html", "outcome-metrics.json", "outcomes.html")
 
 
 def _files(result: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Path], None]]]:
@@ -101,9 +103,9 @@ def write_result(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
-    """Write the files of a result into a finished run."""
+    """Write the files of a result into a finished run, from which pages of an earlier result go first."""
     for name, write in _files(result):
-        add_to_run(run_folder, name, write)
+        add_to_run(run_folder, name, write, outdates=DRAWN)
 
 
 def read_result(run_folder: Path) -> dict[str, Any] | None:

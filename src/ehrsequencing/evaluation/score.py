@@ -28,7 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import StudyConfig, TaskConfig, format_days, refuse_other_task
+from ehrsequencing.config import (
+    StudyConfig,
+    TaskConfig,
+    format_days,
+    refuse_changes,
+    refuse_other_task,
+)
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap, sha256
@@ -135,6 +141,7 @@ def score(
             prepare(data, temporary / _PREPARED, study=study, tasks=[task])
         store = Prepared(prepared or temporary / _PREPARED, verify=prepared is not None)
         if prepared is not None:
+            refuse_changes(study, store.study, "score --prepared", file=Path("study"), by=prepared)
             refuse_other_task(task, store.task(task.name), file=Path("--task"), by=prepared)
             require_made_of(store, data)
         whole = Population.of_split(store, task, split)

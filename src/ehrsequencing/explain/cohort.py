@@ -5,7 +5,7 @@ attribute with two values, such as sex, one with the other; of a code with a num
 percentile of the subjects' with that at the 10th.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,11 +49,13 @@ class CohortEffects:
         subjects: How many subjects were explained.
         risk: Their mean risk.
         table: With the columns of `COHORT_COLUMNS`: the largest mean effects first.
+        is_part: Whether a record is so long that not every code was removed.
     """
 
     subjects: int
     risk: float
     table: pa.Table
+    is_part: bool = False
 
 
 def explain_cohort(
@@ -93,6 +95,7 @@ def explain_cohort(
     has_numbers = question.run.study.values.mode != "none"
     ranges = _ranges(people) if has_numbers else {}
     risks: list[float] = []
+    is_part = False
     # one entry for each subject and code
     subject, code, effect = list[int](), list[Compared](), list[tuple[float, float]]()
     for record in people:
@@ -105,6 +108,7 @@ def explain_cohort(
         effect += effects.values()
         subject += [len(risks)] * len(effects)
         risks.append(found.risk)
+        is_part |= found.is_part
         progress(len(risks), len(chosen))
     weights = None
     if bootstrap:
@@ -113,7 +117,7 @@ def explain_cohort(
     table = _table(
         code, sizes, np.array(subject, dtype=np.int64), weights, len(risks), {*others, *ranges}
     )
-    return CohortEffects(len(risks), float(np.mean(risks)), table)
+    return CohortEffects(len(risks), float(np.mean(risks)), table, is_part)
 
 
 # ---- codes that are compared with another value ----------------------------------------------------------------------
@@ -182,13 +186,15 @@ def _contrasts(
     is_new = np.zeros(len(longer.record.events), dtype=bool)
     is_new[place] = True
     original = np.flatnonzero(~is_new)
-    kept = []
-    for row, new in zip(new_rows, place, strict=True):
-        copy: Bools = ~is_new
-        copy[original[row]] = False
-        copy[new] = True
-        kept.append(copy)
-    answers = question.of_copies(longer, kept, rows=[-1])[:, 0]
+
+    def copies() -> Iterator[Bools]:
+        for row, new in zip(new_rows, place, strict=True):
+            copy = ~is_new
+            copy[original[row]] = False
+            copy[new] = True
+            yield copy
+
+    answers = question.of_copies(longer, copies(), rows=[-1])[:, 0]
     change = answers[::2] - answers[1::2]
     return {name: (float(a), float(b)) for name, (a, b) in zip(names, change, strict=True)}
 

@@ -10,7 +10,7 @@ in which the new codes could have been added. No order is preferred, and the row
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,9 @@ KINDS = ("code", "visit", "code in visit", "pair")
 EXACT_CODES = 6  # so many new codes: all orders are averaged, from the risks of 64 subsets at most
 MOST_CODES = 24  # more new codes than that: those with the smallest effects share one row
 ORDERS = 32  # orders that are drawn beyond EXACT_CODES: 16 and their reverses
+# rows of all copies for one kind of deletion; beyond them some are not tried: of 10,000 rows all but 1,500 codes
+MOST_ROWS = 15_000_000
+OF_PART = "Not every code of a very long record was removed. Codes that the model knows come first, then the newest."
 _SEED = 0
 
 
@@ -64,10 +67,12 @@ class Deletion:
         risk: The risk with nothing removed.
         effects: By kind in the order of `KINDS`; within a kind the largest changes of the risk first, of pairs the
             largest interactions.
+        is_part: Whether the record is so long that some deletions were not tried.
     """
 
     risk: float
     effects: tuple[Effect, ...]
+    is_part: bool = False
 
     def of_kind(self, kind: str) -> list[Effect]:
         """The effects of one kind, the largest first."""
@@ -86,7 +91,8 @@ def deletion(
 
     Only what was known at the prediction time is removed. Pairs cost most, since there are many. All pairs of the
     `paired_codes` codes with the largest effect on the log hazard are removed, and all pairs at all where a record has
-    no more codes than that.
+    no more codes than that. Of a very long record a part of each kind is removed (`MOST_ROWS`): codes that the model
+    knows come first, then the newest.
 
     Args:
         question: Cause and horizon.
@@ -99,23 +105,30 @@ def deletion(
         The risk and the effects.
     """
     row = row % len(record.moments)
-    codes = (*record.known_codes(row), *record.static_codes)
-    known = set(codes)
+    every = (*record.known_codes(row), *record.static_codes)
+    visits = record.known_visits(row)
+    most = max(MOST_ROWS // len(record.record.events), 1)
+    words, number = question.run.vocabulary, record.code_number
+    is_unknown = words.is_unknown(words.ids(record.record.events.codes))
+    tried = set(sorted(every, key=lambda code: not is_unknown[number[code]])[-most:])
+    codes = [code for code in every if code in tried]
     singles = [Effect("code", Edit(codes=(code,)), code) for code in codes]
-    for visit in record.known_visits(row):
+    of_parts = list[Effect]()
+    for visit in visits[-most:]:
         if "visit" in kinds:
             singles.append(Effect("visit", Edit(visits=(visit,)), visit=visit))
         if "code in visit" in kinds:
             for code in dict.fromkeys(record.codes[visit]):
-                if code in known:
+                if code in tried:
                     edit = Edit(code_at=((visit, code),))
-                    singles.append(Effect("code in visit", edit, code, visit=visit))
-    risk, found = _measured(question, record, row, singles)
+                    of_parts.append(Effect("code in visit", edit, code, visit=visit))
+    risk, found = _measured(question, record, row, [*singles, *of_parts[-most:]])
     if "pair" in kinds:
         found += _pairs(question, record, row, found[: len(codes)], most=paired_codes)
     chosen = [effect for effect in found if effect.kind in kinds]
     chosen.sort(key=_by_kind_and_size)
-    return Deletion(risk, tuple(chosen))
+    is_part = max(len(every), len(visits), len(of_parts)) > most
+    return Deletion(risk, tuple(chosen), is_part)
 
 
 def _by_kind_and_size(effect: Effect) -> tuple[int, float]:
@@ -205,7 +218,8 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     """Divide the change of a risk since the prediction time before.
 
     With at most 6 new codes their Shapley values are exact. With more, they are averages over 32 orders drawn with a
-    fixed seed (16 and their reverses). Beyond 24 new codes those with the smallest effects share one row.
+    fixed seed (16 and their reverses). Beyond 24 new codes those with the smallest effects share one row. Of a very
+    long record fewer orders are drawn, and the oldest new codes share that row without being tried (`MOST_ROWS`).
 
     Args:
         question: Cause and horizon.
@@ -223,21 +237,23 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     new = record.known_rows(row) & ~record.known_rows(row - 1)
     rows_of = _new_codes(record, new)
 
-    def risk_now(kept: Sequence[Bools]) -> Floats:
+    def risk_now(kept: Iterable[Bools]) -> Floats:
         return question.of_copies(record, kept, rows=[row])[:, 0, 0]
 
-    names, masks = list(rows_of), list(rows_of.values())
-    if len(masks) > MOST_CODES:
+    most, every = max(MOST_ROWS // len(new), MOST_CODES), np.arange(len(new))
+    names = list(rows_of)[-most:]
+    masks: list[Bools] = [np.isin(every, rows_of[name]) for name in names]
+    if len(rows_of) > MOST_CODES:
         whole, *without = risk_now([np.ones_like(new), *(~mask for mask in masks)])
         order = np.argsort(-np.abs(whole - np.array(without)), kind="stable").tolist()
-        single, shared = order[: MOST_CODES - 1], order[MOST_CODES - 1 :]
-        names = [names[k] for k in single]
-        masks = [*(masks[k] for k in single), np.any([masks[k] for k in shared], axis=0)]
-    orders = _orders(len(masks))
+        names = [names[k] for k in order[: MOST_CODES - 1]]
+        masks = [masks[k] for k in order[: MOST_CODES - 1]]
+        masks.append(new & ~np.any(masks, axis=0))
+    orders = _orders(len(masks), most=most // MOST_CODES)
     subsets = list(
         dict.fromkeys(frozenset(order[:n]) for order in orders for n in range(len(masks) + 1))
     )
-    kept = [~new | np.any([new & False, *(masks[k] for k in own)], axis=0) for own in subsets]
+    kept = (~new | np.any([new & False, *(masks[k] for k in own)], axis=0) for own in subsets)
     risk = dict(zip(subsets, risk_now(kept).tolist(), strict=True))
     parts = np.zeros(len(masks))
     for order in orders:
@@ -259,21 +275,21 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     return Change(before, now, (passing, *table), len(masks) <= EXACT_CODES)
 
 
-def _new_codes(record: SubjectRecord, new: Bools) -> dict[tuple[int, str], Bools]:
+def _new_codes(record: SubjectRecord, new: Bools) -> dict[tuple[int, str], list[int]]:
     """The new codes of each visit, and the rows of each, in the order of their times."""
     events, visits = record.record.events, record.record.visits
-    rows_of: dict[tuple[int, str], Bools] = {}
+    rows_of: dict[tuple[int, str], list[int]] = {}
     for event, visit in zip(visits.event.tolist(), visits.visit.tolist(), strict=True):
         if new[event]:
             name = (visit, events.codes[events.code[event]])
-            rows_of.setdefault(name, np.zeros(len(new), dtype=bool))[event] = True
+            rows_of.setdefault(name, []).append(event)
     return rows_of
 
 
-def _orders(n: int) -> list[tuple[int, ...]]:
-    """All orders of n codes, or some that are drawn and their reverses: unbiased for the Shapley values."""
+def _orders(n: int, *, most: int) -> list[tuple[int, ...]]:
+    """All orders of n codes, or at most some that are drawn and their reverses: unbiased for the Shapley values."""
     if n <= EXACT_CODES:
         return list(itertools.permutations(range(n)))
     rng = np.random.default_rng(_SEED)
-    drawn = [tuple(rng.permutation(n).tolist()) for _ in range(ORDERS // 2)]
+    drawn = [tuple(rng.permutation(n).tolist()) for _ in range(max(min(ORDERS, most) // 2, 1))]
     return [*drawn, *(order[::-1] for order in drawn)]

@@ -12,7 +12,6 @@ import torch
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import EXPLANATION, output_file
 from ehrsequencing.explain.deletions import (
     KINDS,
@@ -167,16 +166,6 @@ def _batch_of(timelines: Timelines, *, code_types: Ints | None) -> VisitBatch:
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def require_suffix(out: Path) -> None:
-    """Refuse a file name whose ending is not that of a format for tables."""
-    if not out.name.endswith(SUFFIXES):
-        raise EhrseqError(
-            "does not end in a format for tables",
-            where=str(out),
-            fix="end its name with .parquet or .csv",
-        )
 
 
 def write_table(table: pa.Table, out: Path, *, overwrite: bool = False) -> None:

@@ -48,11 +48,13 @@ class Risks:
         return len(self.subject_id)
 
 
-def require_suffix(out: Path) -> None:
-    """Refuse a file name whose ending is not that of a format for predictions."""
-    if not out.name.endswith(SUFFIXES):
-        fix = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        raise EhrseqError("does not end in a format for predictions", where=str(out), fix=fix)
+def require_suffix(
+    out: Path, suffixes: tuple[str, ...] = SUFFIXES, *, what: str = "predictions"
+) -> None:
+    """Refuse a file name whose ending is not that of a format for predictions, or for something else."""
+    if not out.name.endswith(suffixes):
+        fix = f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        raise EhrseqError(f"does not end in a format for {what}", where=str(out), fix=fix)
 
 
 def without_formulas(text: pa.Array) -> pa.Array:

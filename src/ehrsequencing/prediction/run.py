@@ -4,7 +4,7 @@ A run folder is all that prediction needs: the model, the vocabulary, how visits
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -217,25 +217,39 @@ def saved_audit(folder: Path) -> dict[str, Any] | None:
     return result if result.get("fingerprint") == run.fingerprint else None
 
 
-def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
+def add_to_run(
+    folder: Path, name: str, write: Callable[[Path], None], *, outdates: Sequence[str] = ()
+) -> None:
     """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list.
 
     What the manifest says of the other files stays as it is: a file that somebody has edited does not become ours.
+
+    Args:
+        folder: Of the run.
+        name: Of the file.
+        write: Writes it.
+        outdates: Files that were made of an earlier one; they are removed before the new one stands.
     """
     with locked(folder, wait_seconds=_PATIENCE):
-        require_room(folder, name)
+        require_room(folder, name, *outdates)
         manifest = read_json(folder / MANIFEST)
         others = {
-            listed: known for listed, known in manifest.pop("files").items() if listed != name
+            listed: known
+            for listed, known in manifest.pop("files").items()
+            if listed not in (name, *outdates)
         }
         # of a killed command: it may have written them, so they are ours
         unsure = {
             *manifest.pop("writing", []),
             name,
+            *outdates,
         }
         save_manifest(folder, {**manifest, "writing": sorted(unsure), "files": others})
+        for old in outdates:
+            (folder / old).unlink(missing_ok=True)
         write(folder / name)
-        left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
+        unsure -= {name, *outdates}
+        left = {"writing": sorted(unsure)} if unsure else {}
         save_manifest(folder, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
 
 

@@ -301,5 +301,6 @@ def _group_rows(metrics: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         {**row, **row["oe"], "metric": "oe"}
         for row in metrics["subgroups"]
         if (row["cause"], row["landmark_days"], row["horizon_days"]) == place
+        and row["oe"] is not None
         and row["oe"]["value"] is not None
     ]

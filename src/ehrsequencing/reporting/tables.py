@@ -246,6 +246,7 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
         "question": f"{found['cause']} by {duration(found['horizon_days'])}",
         "subjects": found["subjects"],
         "risk": percent(found["risk"]),
+        "reason": found.get("reason"),
         "rows": rows,
         "raise": named[True][:MOST_NAMED],
         "lower": named[False][:MOST_NAMED],

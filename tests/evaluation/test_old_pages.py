@@ -1,0 +1,78 @@
+"""Pages of an earlier evaluation never stand beside the numbers of a new one, whatever happens in between."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ehrsequencing as eh
+from ehrsequencing.api import evaluate as module
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation import results
+from ehrsequencing.prediction.run import Run, add_to_run
+from helpers.command_line import ehrseq
+
+QUICK: dict[str, Any] = {"bootstrap": 0, "baselines": "none", "explained_subjects": 0, "progress": False}
+
+
+@pytest.fixture
+def run(sim_run: Path, tmp_path: Path) -> Path:
+    """A run with a report, and pages of outcomes whose content is not what is tested."""
+    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
+    eh.evaluate(run, **QUICK)
+    for name in ("outcome-metrics.json", "outcomes.html"):
+        add_to_run(run, name, lambda path: path.write_text("old") and None)
+    assert all((run / name).is_file() for name in results.DRAWN)
+    return run
+
+
+def pages_of(run: Path) -> list[str]:
+    return [name for name in results.DRAWN if (run / name).exists()]
+
+
+def test_an_evaluation_without_a_report_leaves_no_old_one(run: Path) -> None:
+    before = json.loads((run / "metrics.json").read_text())
+    eh.evaluate(run, split="tuning", report=False, **QUICK)
+    assert json.loads((run / "metrics.json").read_text()) != before
+    assert pages_of(run) == []
+    assert not Run(run).altered
+    eh.evaluate(run, **QUICK)
+    assert pages_of(run) == ["report.html", "report-details.html"]
+
+
+def test_a_report_that_cannot_be_drawn_leaves_no_old_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "pages", lambda metrics: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            eh.evaluate(run, split="tuning", **QUICK)
+    assert json.loads((run / "metrics.json").read_text())["split"] == "tuning"
+    assert pages_of(run) == []
+    assert ehrseq("evaluate", run, "--redraw").exit_code == 0
+    assert pages_of(run) == ["report.html", "report-details.html"]
+
+
+def test_a_stop_while_numbers_are_written_leaves_no_old_report(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(path: Path, value: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "write_shareable", stop)
+        with pytest.raises(KeyboardInterrupt):
+            eh.evaluate(run, split="tuning", **QUICK)
+    assert pages_of(run) == []
+    eh.evaluate(run, split="tuning", **QUICK)  # what the stop has left is still ours
+    assert pages_of(run) == ["report.html", "report-details.html"]
+    assert not Run(run).altered
+
+
+def test_a_page_that_somebody_changed_is_neither_removed_nor_replaced(run: Path) -> None:
+    for name in ("report.html", "outcomes.html"):
+        own = (run / name).read_text()
+        (run / name).write_text("mine")
+        with pytest.raises(EhrseqError, match="has changed since it was written"):
+            eh.evaluate(run, split="tuning", report=False, **QUICK)
+        assert (run / name).read_text() == "mine"
+        assert json.loads((run / "metrics.json").read_text())["split"] == "held_out"
+        (run / name).write_text(own)
