@@ -28,7 +28,7 @@ from ehrsequencing.evaluation.results import add_result, read_result, write_resu
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.model_cards import model_card
-from ehrsequencing.reporting.report import PAGES, pages, render
+from ehrsequencing.reporting.report import ANSWER, DETAILS, PAGES, render
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.disclosure import as_real
 from helpers.metrics_json import WIDE, complete
@@ -172,7 +172,8 @@ def shared_files(exact: dict[str, Any], run: Run) -> dict[str, str]:
     }
     return {
         "metrics.json": json.dumps(told),
-        **pages(exact),
+        ANSWER: render(exact, ANSWER),
+        DETAILS: render(told, DETAILS),  # drawn again where the exact result is gone
         "README.md": model_card(run, told, "The audit found no leak."),
         "terminal": "\n".join(metric_lines(told)),
         "table 2": accuracy_table(told["metrics"], place, title="Accuracy").to_markdown(),

@@ -14,9 +14,10 @@ from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import redact_rows
+from ehrsequencing.core.disclosure import redact_pooled, redact_rows
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_bytes, write_json
+from ehrsequencing.core.files import digest, write_shareable
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.pooling import pool, read_sites
@@ -181,9 +182,13 @@ def pool_sites(
     Raises:
         EhrseqError: A file is impossible, or the sites are of different models or tasks.
     """
-    result = pool(read_sites([Path(file) for file in files]))
+    sites = read_sites([Path(file) for file in files])
+    made = made_of(sites={name: site.model_dump(mode="json") for name, site in sites.items()})
+    is_simulated = all(site.data.get("simulated") for site in sites.values())
+    pooled = {**pool(sites), "made_of": digest(made)}
+    result = redact_pooled(pooled, is_simulated=is_simulated)
     with complete_folder(Path(out), POOLED, overwrite=overwrite) as folder:
-        write_json(folder / "pooled.json", result)
-        write_bytes(folder / "pooled.html", render_pooled(result).encode())
-        write_manifest(folder, POOLED.facts)
+        write_shareable(folder / "pooled.json", result)
+        write_shareable(folder / "pooled.html", result.drawn(render_pooled))
+        write_manifest(folder, {**POOLED.facts, "made_of": made})
     return result

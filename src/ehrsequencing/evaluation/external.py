@@ -259,7 +259,7 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
     if (rate or 0.0) > (there or 0.0) + MUCH_UNKNOWN:
-        what = f"{rate:.0%} of the tokens are unknown to the run"
+        what = "Far more tokens are unknown to the run than in training"
         warnings.append(f"{what}: it cannot use what it does not know.")
     warnings += [f"{text[0].upper()}{text[1:]}." for text in found.differences]
     if seen:
@@ -267,8 +267,8 @@ def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[st
         warnings.append(f"{people(seen)} {text} external validation.")
     if found.late is not None:
         warnings.append(
-            f"A few rows come after {found.late.gap_days:,} days without any row. They do not move "
-            "the data's end. Set data.extracted to state it."
+            "A few rows come long after all others. They do not move the data's end. Set data.extracted "
+            "to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
     common = [

@@ -96,6 +96,7 @@ class Site(BaseModel, strict=True):
     split: Literal["held_out", "external"]
     external: External | None
     weights: Text
+    made_of: Text | None = None
     task: dict[str, Any]
     data: dict[str, Any]
     models: Annotated[list[Text], Field(min_length=1)]

@@ -13,7 +13,13 @@ import numpy as np
 
 from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
-from ehrsequencing.core.files import read_json, write_json, write_shareable
+from ehrsequencing.core.files import (
+    Shareable,
+    read_json,
+    read_shareable,
+    write_json,
+    write_shareable,
+)
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.attrition import too_few
 
@@ -105,10 +111,20 @@ def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
         add_to_run(run_folder, name, write)
 
 
-def read_result(run_folder: Path) -> dict[str, Any] | None:
+def read_result(run_folder: Path) -> Shareable | None:
     """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
+    return read_shareable(run_folder / SHARED) if _is_own(run_folder, SHARED) else None
+
+
+def read_for_owner(run_folder: Path) -> dict[str, Any] | None:
+    """The exact result where it is there still; else `metrics.json`, as of `read_result`."""
+    shared = read_result(run_folder)
+    if _is_own(run_folder, INDIVIDUAL):
+        exact: dict[str, Any] = read_json(run_folder / INDIVIDUAL)
+        return exact if redact(exact) == shared else shared
+    return shared
+
+
+def _is_own(run_folder: Path, name: str) -> bool:
     run = Run(run_folder)
-    if SHARED not in run.manifest["files"] or SHARED in run.altered:
-        return None
-    result: dict[str, Any] = read_json(run_folder / SHARED)
-    return result
+    return name in run.manifest["files"] and name not in run.altered

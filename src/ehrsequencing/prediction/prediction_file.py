@@ -120,6 +120,12 @@ class PredictionWriter:
         self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
 
 
+def with_notes(schema: pa.Schema, made_by: Mapping[str, str]) -> pa.Schema:
+    """A schema whose metadata tells the version and what made the file, each under `ehrsequencing.NAME`."""
+    notes = {"version": __version__, **made_by}
+    return schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
+
+
 @contextmanager
 def prediction_file(
     out: Path,
@@ -143,9 +149,7 @@ def prediction_file(
         overwrite: As of `refuse_existing`.
     """
     require_suffix(out)
-    schema = pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS
-    notes = {"version": __version__, **(made_by or {})}
-    schema = schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
+    schema = with_notes(pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS, made_by or {})
     if not out.name.endswith(".parquet"):
         causes = without_formulas(pa.array(causes, pa.string())).to_pylist()
     with (

@@ -166,7 +166,7 @@ def _trained_on(metrics: Mapping[str, Any] | None) -> str:
 # ---- CHAI's applied model card --------------------------------------------------------------------------------------
 
 
-def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str) -> bytes:
+def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str) -> str:
     """The card as XML; arguments as of `model_card`."""
     rows, groups = _rows(metrics), _group_rows(metrics)
     people = _people(metrics)
@@ -250,7 +250,7 @@ def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str
     _append(root, list(content.items()))
     xml.indent(root)
     text = xml.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'.encode()
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
 def _append(parent: xml.Element, entries: list[tuple[str, Any]]) -> None:

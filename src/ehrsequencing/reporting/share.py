@@ -17,15 +17,19 @@ from ehrsequencing.config import (
     StudyConfig,
     TransferConfig,
 )
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, gathered
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
+    Page,
+    Shareable,
     digest,
     refuse_overlap,
     sha256,
     write_bytes,
     write_settings,
+    write_shareable,
 )
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import (
     MANIFEST,
     RUN_NEEDS,
@@ -78,13 +82,12 @@ def share_run(
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", settings_to_share(run.study))
-        metrics, audited = read_result(run.folder), _audited(run)
-        card = model_card(run, metrics, audited, license_id=license_id)
-        write_bytes(folder / CARD, card.encode())
-        write_bytes(folder / APPLIED_CARD, applied_model_card(run, metrics, audited))
+        content = gathered(metrics=read_result(run.folder), audit=saved_audit(run.folder))
+        for name, text in _cards(run, content, license_id=license_id).items():
+            write_shareable(folder / name, text)
         _require_no_place(run, folder)
         required = [*RUN_NEEDS, *names[len(_COPIED) :]]
-        write_manifest(folder, _manifest(run, folder), required=required)
+        write_manifest(folder, _manifest(run, folder, content), required=required)
         return sorted(path.name for path in folder.iterdir())
 
 
@@ -121,12 +124,13 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
     )
 
 
-def _manifest(run: Run, folder: Path) -> dict[str, Any]:
+def _manifest(run: Run, folder: Path, content: Shareable) -> dict[str, Any]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
     copied = ("excluded", "task", "parameters", "simulated")
     kept: dict[str, Any] = {name: run.manifest[name] for name in copied if name in run.manifest}
+    noted = {name: (part or {}).get("made_of") for name, part in content.items()}
     return {
         **SHARED_RUN.facts,
         "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
@@ -136,14 +140,23 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
         "labels": NOT_SHARED,
         "vocabulary": vocabulary,
         "fingerprint": own,
+        "made_of": digest(made_of(run=run.fingerprint, **noted)),
+        "import": {"known": run.manifest.get("import", {}).get("known", "latest")},
     }
 
 
-def _audited(run: Run) -> str:
-    audit = saved_audit(run.folder)
-    if audit is None:
-        return "The audit for leaks of the future has not been made."
-    return f"The audit for leaks of the future found {'a leak' if audit['leaks'] else 'no leak'}."
+def _cards(run: Run, content: Shareable, *, license_id: str | None) -> dict[str, Page]:
+    """The cards by the names of their files."""
+    audit, audited = content["audit"], "The audit for leaks of the future has not been made."
+    if audit is not None:
+        found = "a leak" if audit["leaks"] else "no leak"
+        audited = f"The audit for leaks of the future found {found}."
+    return {
+        CARD: content.drawn(
+            lambda m: model_card(run, m["metrics"], audited, license_id=license_id)
+        ),
+        APPLIED_CARD: content.drawn(lambda m: applied_model_card(run, m["metrics"], audited)),
+    }
 
 
 def _require_no_place(run: Run, folder: Path) -> None:
