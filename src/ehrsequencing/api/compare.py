@@ -14,7 +14,7 @@ from ehrsequencing.api.paper import PaperTable, accuracy_table
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import redact_pooled, redact_rows
+from ehrsequencing.core.disclosure import redact_rows
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
@@ -184,9 +184,11 @@ def pool_sites(
     """
     sites = read_sites([Path(file) for file in files])
     made = made_of(sites={name: site.model_dump(mode="json") for name, site in sites.items()})
-    is_simulated = all(site.data.get("simulated") for site in sites.values())
-    pooled = {**pool(sites), "made_of": digest(made)}
-    result = redact_pooled(pooled, is_simulated=is_simulated)
+    result = redact_rows(
+        {**pool(sites), "made_of": digest(made)},
+        is_pooled=True,
+        is_simulated=all(site.data.simulated for site in sites.values()),
+    )
     with complete_folder(Path(out), POOLED, overwrite=overwrite) as folder:
         write_shareable(folder / "pooled.json", result)
         write_shareable(folder / "pooled.html", result.drawn(render_pooled))

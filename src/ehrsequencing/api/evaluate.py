@@ -273,7 +273,8 @@ def score(
 
 def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
     """Write the report of an evaluation, with the audit that the run has."""
-    _add_pages(run, metrics | {"audit": saved_audit(run)})
+    require_room(run, *PAGES)
+    _add_drawn(run, pages({**metrics, "audit": saved_audit(run)}))
 
 
 def report_outcomes(
@@ -348,13 +349,8 @@ def redraw(run: Path, *, tripod: str | None = None) -> Path:
         )
     if tripod is not None:
         metrics = metrics | {"tripod": read_tripod(Path(tripod))}
-    _add_pages(run, {**metrics, "audit": saved_audit(run)})
+    report_evaluation(run, metrics)
     return run / ANSWER
-
-
-def _add_pages(run: Path, metrics: Mapping[str, Any]) -> None:
-    require_room(run, *PAGES)
-    _add_drawn(run, pages(metrics))
 
 
 def _add_drawn(run: Path, drawn: Mapping[str, str]) -> None:

@@ -104,8 +104,11 @@ class _People:
     def share(self, people: int) -> str:
         if not self.total:
             return "0"
-        exact = people / self.total
-        share = exact if self.is_simulated else shareable_rate(exact, self.total)
+        share = (
+            people / self.total
+            if self.is_simulated
+            else shareable_rate(people / self.total, self.total)
+        )
         if share is not None:
             return f"{self.count(people)} ({100 * share:.0f})"
         return count_text(people) if people < SMALLEST_COUNT else "–"

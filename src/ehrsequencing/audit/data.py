@@ -153,8 +153,7 @@ def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int])
     if not of:
         return Finding("not_tested", "there was nothing to look at", tested)
     if leaks:
-        number = shareable_count(leaks)
-        measured = float(number) if isinstance(number, int) else None
+        measured = float(shareable_count(leaks) or 0) if leaks >= SMALLEST_COUNT else None
         reason = f"{count_text(leaks)} of {count_text(of)} {what}"
         return Finding("leak", reason, tested, measured, 0.0)
     return Finding("passed", clean, tested, 0.0, 0.0)

@@ -31,11 +31,6 @@ _COUNTS = (  # of people, in the rows of a result
     "subjects", "evaluated", "events", "n", "at_risk", "seen_in_training", "new_codes", "without_record_before",
     "first_record_later",
 )  # fmt: skip
-_VALUES = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
-_TRAINED = ("history", "baselines", "blend", "codes")
-# split → likelihoods of its people
-_LIKELIHOODS = {"train": {"train_nll"}, "tuning": {"tuning_nll", "best_part"}}
-_CURVES = ("smooth_calibration", "decision", "incidence")
 _RATES = (  # of a split's inputs
     "prediction_times", "unknown_token_rate", "unknown_age_rate", "no_visit_before_rate", "codes_per_visit",
     "visits_per_subject", "numeric_value_rate",
@@ -112,7 +107,7 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
     inputs = _inputs(found) if (found := result.get("inputs")) else None
     parts: dict[str, Callable[[Row], Any]] = {
         "checks": lambda row: _counted({name: row.get(name) for name in _CHECKS}),
-        "external": partial(_external, inputs=inputs),
+        "external": partial(_external, rates=inputs["by_split"] if inputs else {}),
         "recalibration": partial(_recalibration, result=result, cells=cells),
         "repeated_splits": partial(_repeated, cells=cells),
     }
@@ -141,51 +136,49 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    rare = {
-        split: {cause for cause, had in events.items() if had < SMALLEST_COUNT}
-        for split, events in result["events"].items()
+    trained = {
+        name: result[name] for name in ("history", "baselines", "blend", "codes") if name in result
     }
-    # seconds × subjects a second are the training people, and so are steps × subjects a step
-    hidden = {"subjects_per_second", "steps"}
-    for split, names in _LIKELIHOODS.items():
-        hidden |= names if rare.get(split, set()) >= set(result["causes"]) else set()
-    trained = {name: result[name] for name in _TRAINED if name in result}
-    shown |= _changed(trained, partial(_learned, hidden=hidden, rare=rare.get("train", set())))
+    shown |= _changed(trained, partial(_learned, events=result["events"]))
     facts = {name: _changed(result[name], _file_names) for name in _FACTS if name in result}
     return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
 
 
-def _learned(row: Row, *, hidden: set[str], rare: set[str]) -> dict[str, Any]:
-    """What training tells, without the weights of a part for a cause that few training people had."""
-    weight = {"value", "low", "high"} if "part" in row and row["cause"] in rare else set[str]()
-    return {**row, **dict.fromkeys((hidden | weight) & row.keys())}
+def _learned(row: Row, *, events: Row) -> dict[str, Any]:
+    """What training tells, without the likelihoods and weights that few people's events decide."""
+    had = {
+        split: {name: n for name, n in counts.items() if name != "censored"}
+        for split, counts in events.items()
+    }
+    decided_by = {
+        # seconds × subjects a second are the training people, and so are steps × subjects a step
+        ("subjects_per_second", "steps"): 0,
+        ("tuning_nll", "best_part"): max(had.get("tuning", {}).values(), default=0),
+        ("train_nll",): max(had.get("train", {}).values(), default=0),
+        # of a part of a blend: its weight
+        ("value", "low", "high"): had.get("train", {}).get(row.get("cause"), SMALLEST_COUNT),
+    }
+    hidden = {name for names, n in decided_by.items() if n < SMALLEST_COUNT for name in names}
+    return {**row, **dict.fromkeys(hidden & row.keys())}
 
 
-def redact_rows(found: Row, *, is_simulated: bool) -> Shareable:
-    """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs."""
-    return Shareable(found if is_simulated else rounded(_changed(found, partial(_cell, cells={}))))
+def redact_rows(found: Row, *, is_simulated: bool, is_pooled: bool = False) -> Shareable:
+    """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs.
 
-
-def redact_pooled(found: Row, *, is_simulated: bool) -> Shareable:
-    """Redact what was made of files that were redacted at their sites: it has no exact count, and no new cell."""
-    return Shareable(found if is_simulated else rounded(_changed(found, _counted)))
-
-
-def gathered(**parts: Shareable | None) -> Shareable:
-    """Several redacted contents in one; None where there is none."""
-    return Shareable(parts)
-
-
-def with_exact_curves(result: Row) -> dict[str, Any] | None:
-    """What the owner's own page is drawn from: exact curves and single persons beside redacted numbers.
-
-    None where the result is redacted already, or of a simulation, which has no owner.
+    Args:
+        found: The exact result.
+        is_simulated: Whether nobody is a person; then nothing is redacted.
+        is_pooled: Whether it was made of files that were redacted at their sites, cell by cell.
     """
-    shown = redact(result, decimals=False)
-    if "individual" in result or "individual" not in shown:
-        return None
-    curves = {name: _changed(result.get(name) or [], _counted) for name in _CURVES}
-    return {**shown, **curves, "trajectories": result["trajectories"], "is_owners": True}
+    of_row = _counted if is_pooled else partial(_cell, cells={})
+    return Shareable(found if is_simulated else rounded(_changed(found, of_row)))
+
+
+def owners_part(result: Row) -> dict[str, Any]:
+    """What only the owner's page has of an exact result, in the place of what is redacted: exact curves, persons."""
+    curves = ("smooth_calibration", "decision", "incidence")
+    exact = {name: _changed(result.get(name) or [], _counted) for name in curves}
+    return {**exact, "trajectories": result["trajectories"], "is_owners": True}
 
 
 def redact_audit(result: Row) -> Shareable:
@@ -274,7 +267,8 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     """A row with its counts; without its metrics where too few people had the event, or had it not."""
     if _may_show(row, cells):
         return _counted(row)
-    gone = dict.fromkeys(_VALUES & row.keys())
+    values = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
+    gone = dict.fromkeys(values & row.keys())
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
 
@@ -303,7 +297,7 @@ def _data(data: Row) -> dict[str, Any]:
 
 
 def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each step without what else was counted there, as its indexes: of one index each they are people."""
+    # without the indexes, which are people where each has one
     return [
         {
             **{name: step[name] for name in ("step", "reason") if name in step},
@@ -342,9 +336,8 @@ def _inputs(found: Row) -> dict[str, Any]:
     return {"by_split": rates}
 
 
-def _external(found: Row, inputs: Row | None) -> dict[str, Any]:
+def _external(found: Row, rates: Row) -> dict[str, Any]:
     """What an external validation says of its data; rates of tokens are those of the inputs."""
-    rates = inputs["by_split"] if inputs else {}
     return {
         **_counted({name: found.get(name) for name in _EXTERNAL}),
         "unknown_token_rate": rates.get("external", {}).get("unknown_token_rate"),

@@ -296,8 +296,10 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
         name: [len(np.unique(rows.subject[side])) for side in (some, ~some)]
         for name, some in (("unknown_age_rate", ageless), ("no_visit_before_rate", first))
     }
-    for name, count in (("unknown_token_rate", unknown), ("numeric_value_rate", numeric)):
-        sides[name] = [int(np.sum(count > 0)), int(np.sum(end - begin > count))]
+    sides |= {
+        name: [int(np.sum(count > 0)), int(np.sum(end - begin > count))]
+        for name, count in (("unknown_token_rate", unknown), ("numeric_value_rate", numeric))
+    }
 
     def rate(part: int, whole: int) -> float | None:
         return part / whole if whole else None

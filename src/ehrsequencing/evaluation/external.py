@@ -25,7 +25,7 @@ from ehrsequencing.core.outputs import (
     is_json_of,
     write_manifest,
 )
-from ehrsequencing.evaluation.context import evaluation_made_of, input_rates
+from ehrsequencing.evaluation.context import evaluation_made_of
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, people
@@ -225,8 +225,8 @@ def validate(
             say(f"warning: {text}")
         found = replace(found, population=found.population.drawn(settings))
         evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
-        summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
+        summary, warnings = _summary(run, found, store, result["inputs"]["by_split"])
         result["made_of"] = evaluation_made_of(
             run, SPLIT, settings, data=found.made_of, baselines=store is not None
         )
@@ -245,17 +245,16 @@ def validate(
     return result, folder
 
 
-def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[str, Any], list[str]]:
-    """The `external` key of `metrics.json`, and what a reader must be warned of."""
-    population, task = found.population, run.task
-    rate = input_rates(population.records, run.vocabulary)["unknown_token_rate"]
-    there = seen = None
-    warnings = []
+def _summary(
+    run: Run, found: External, store: Prepared | None, inputs: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The `external` key of `metrics.json`, and what a reader must be warned of; `inputs` are rates by split."""
+    population, seen, warnings = found.population, None, list[str]()
+    rate, there = (inputs.get(split, {}).get("unknown_token_rate") for split in (SPLIT, "train"))
     if store is None:
         what = f"There are no baselines: {run.manifest['prepared']} is gone."
         warnings.append(f"{what} Name it with --prepared.")
     else:
-        there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
     if (rate or 0.0) > (there or 0.0) + MUCH_UNKNOWN:

@@ -119,10 +119,8 @@ def read_result(run_folder: Path) -> Shareable | None:
 def read_for_owner(run_folder: Path) -> dict[str, Any] | None:
     """The exact result where it is there still; else `metrics.json`, as of `read_result`."""
     shared = read_result(run_folder)
-    if _is_own(run_folder, INDIVIDUAL):
-        exact: dict[str, Any] = read_json(run_folder / INDIVIDUAL)
-        return exact if redact(exact) == shared else shared
-    return shared
+    exact = read_json(run_folder / INDIVIDUAL) if _is_own(run_folder, INDIVIDUAL) else None
+    return exact if exact and redact(exact) == shared else shared
 
 
 def _is_own(run_folder: Path, name: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ehrsequencing.core.disclosure import redact, with_exact_curves
+from ehrsequencing.core.disclosure import owners_part, redact
 from ehrsequencing.core.files import Page, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
@@ -196,9 +196,10 @@ def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
         metrics: The content of `metrics.json`.
         page: `report.html` or `report-details.html`.
     """
-    if page == DETAILS and (own := with_exact_curves(metrics)):
-        return _drawn(own, page)
-    return redact(metrics, decimals=False).drawn(partial(_drawn, page=page))
+    m = redact(metrics, decimals=False)
+    if page == DETAILS and m.keys() - metrics.keys() == {"individual"}:  # of real people, exact
+        return _drawn({**m, **owners_part(metrics)}, page)
+    return m.drawn(partial(_drawn, page=page))
 
 
 def _drawn(m: Mapping[str, Any], page: str) -> str:

@@ -17,7 +17,7 @@ from ehrsequencing.config import (
     StudyConfig,
     TransferConfig,
 )
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, gathered
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     Page,
@@ -82,12 +82,14 @@ def share_run(
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", settings_to_share(run.study))
-        content = gathered(metrics=read_result(run.folder), audit=saved_audit(run.folder))
-        for name, text in _cards(run, content, license_id=license_id).items():
+        metrics = read_result(run.folder) or Shareable()  # nothing tells of nobody
+        for name, text in _cards(run, metrics, license_id=license_id).items():
             write_shareable(folder / name, text)
         _require_no_place(run, folder)
         required = [*RUN_NEEDS, *names[len(_COPIED) :]]
-        write_manifest(folder, _manifest(run, folder, content), required=required)
+        made = {"run": run.fingerprint, "evaluation": metrics.get("made_of")}
+        facts = _manifest(run, folder) | {"made_of": digest(made_of(**made))}
+        write_manifest(folder, facts, required=required)
         return sorted(path.name for path in folder.iterdir())
 
 
@@ -124,38 +126,33 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
     )
 
 
-def _manifest(run: Run, folder: Path, content: Shareable) -> dict[str, Any]:
+def _manifest(run: Run, folder: Path) -> dict[str, Any]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
-    copied = ("excluded", "task", "parameters", "simulated")
-    kept: dict[str, Any] = {name: run.manifest[name] for name in copied if name in run.manifest}
-    noted = {name: (part or {}).get("made_of") for name, part in content.items()}
+    noted = run.manifest.get("import", {})  # its time zone would tell of the place
+    kept = run.manifest.keys() & {"excluded", "task", "parameters", "simulated"}
     return {
         **SHARED_RUN.facts,
         "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-        **kept,
+        **{name: run.manifest[name] for name in sorted(kept)},
         "prepared": NOT_SHARED,
         "data": NOT_SHARED,
         "labels": NOT_SHARED,
         "vocabulary": vocabulary,
         "fingerprint": own,
-        "made_of": digest(made_of(run=run.fingerprint, **noted)),
-        "import": {"known": run.manifest.get("import", {}).get("known", "latest")},
+        "import": {name: how for name, how in noted.items() if name == "known"},
     }
 
 
-def _cards(run: Run, content: Shareable, *, license_id: str | None) -> dict[str, Page]:
+def _cards(run: Run, metrics: Shareable, *, license_id: str | None) -> dict[str, Page]:
     """The cards by the names of their files."""
-    audit, audited = content["audit"], "The audit for leaks of the future has not been made."
+    audit, audited = saved_audit(run.folder), "The audit for leaks of the future has not been made."
     if audit is not None:
-        found = "a leak" if audit["leaks"] else "no leak"
-        audited = f"The audit for leaks of the future found {found}."
+        audited = f"The audit for leaks of the future found {'a' if audit['leaks'] else 'no'} leak."
     return {
-        CARD: content.drawn(
-            lambda m: model_card(run, m["metrics"], audited, license_id=license_id)
-        ),
-        APPLIED_CARD: content.drawn(lambda m: applied_model_card(run, m["metrics"], audited)),
+        CARD: metrics.drawn(lambda m: model_card(run, m or None, audited, license_id=license_id)),
+        APPLIED_CARD: metrics.drawn(lambda m: applied_model_card(run, m or None, audited)),
     }
 
 
