@@ -101,9 +101,10 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
     if result["data"].get("simulated") or "individual" in result:
         return Shareable(result)
     cells = _cells(result)
-    subjects = result["data"]["subjects"]
-    at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
-    at_risk[None] = subjects.get(result["split"], 0)
+    at_risk = {
+        None: result["data"]["subjects"].get(result["split"], 0),
+        **{row["landmark_days"]: row["subjects"] for row in result["at_risk"]},
+    }
     inputs = _inputs(found) if (found := result.get("inputs")) else None
     parts: dict[str, Callable[[Row], Any]] = {
         "checks": lambda row: _counted({name: row.get(name) for name in _CHECKS}),

@@ -252,35 +252,38 @@ def _summary(
     population, seen, warnings = found.population, None, list[str]()
     rate, there = (inputs.get(split, {}).get("unknown_token_rate") for split in (SPLIT, "train"))
     if store is None:
-        what = f"There are no baselines: {run.manifest['prepared']} is gone."
-        warnings.append(f"{what} Name it with --prepared.")
+        warnings.append(
+            "There are no baselines: the prepared set is gone. Name it with --prepared."
+        )
     else:
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
     if (rate or 0.0) > (there or 0.0) + MUCH_UNKNOWN:
-        what = "Far more tokens are unknown to the run than in training"
-        warnings.append(f"{what}: it cannot use what it does not know.")
+        warnings.append(
+            "Far more tokens are unknown to the run than in training: it cannot use what it does not know."
+        )
     warnings += [f"{text[0].upper()}{text[1:]}." for text in found.differences]
     if seen:
-        text = "subject ids also occur in the run's training data: if they are the same people, this is not"
-        warnings.append(f"{people(seen)} {text} external validation.")
+        warnings.append(
+            f"{people(seen)} subject ids also occur in the run's training data: if they are the same "
+            "people, this is not external validation."
+        )
     if found.late is not None:
         warnings.append(
             "A few rows come long after all others. They do not move the data's end. Set data.extracted "
             "to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
-    common = [
-        {"code": code, "subjects": count}
-        for code, count in found.unknown.items()
-        if count >= SMALLEST_COUNT
-    ]
     return {
         "data": population.data,
         "subjects": population.counts["steps"][-1]["subjects"],
         "unknown_token_rate": rate,
         "training_unknown_token_rate": there,
-        "new_codes": common[:MOST_CODES],
+        "new_codes": [
+            {"code": code, "subjects": count}
+            for code, count in found.unknown.items()
+            if count >= SMALLEST_COUNT
+        ][:MOST_CODES],
         "unmatched": found.unmatched,
         "seen_in_training": seen,
         "people": digest(found.made_of),

@@ -179,6 +179,7 @@ def read_sites(files: Sequence[Path]) -> dict[str, Site]:
     """
     sites: dict[str, Site] = {}
     for path in files:
+        name = path.resolve().parent.name.encode(errors="replace").decode()
         if (path.parent / MANIFEST).is_file():
             manifest = read_manifest(path.parent, what="an evaluation", verify=False)
             if path.name in altered(path.parent, {**manifest, "required": []}):
@@ -191,14 +192,14 @@ def read_sites(files: Sequence[Path]) -> dict[str, Site]:
             what = ", ".join([*parts, first["msg"].removeprefix("Value error, ")])
             fix = "evaluate again at this site"
             raise EhrseqError(f"is no metrics.json: {what}", where=str(path), fix=fix) from error
-        for name, other in sites.items():
+        for known, other in sites.items():
             if why := site.conflict(other):
-                what = f"cannot be pooled with {name}: {why}"
+                what = f"cannot be pooled with {known}: {why}"
                 raise EhrseqError(what, where=str(path), fix="evaluate one run at each site")
-            if name == path.resolve().parent.name:
-                what = f"has the name of {name}"
-                raise EhrseqError(what, where=str(path), fix="give each site a folder of its name")
-        sites[path.resolve().parent.name] = site
+        if name in sites:
+            what = f"has the name of {name}"
+            raise EhrseqError(what, where=str(path), fix="give each site a folder of its name")
+        sites[name] = site
     if len(sites) < 2:
         raise EhrseqError("needs two sites or more", where="--pool", fix="name their metrics.json")
     return sites

@@ -45,9 +45,13 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
         for e, cause in enumerate(run.task.causes)
         for m, part in enumerate(PARTS)
     ]
-    told = {name: number(value) for name, value in tuning_nll.items()}
-    facts = {"folds": settings.blend_folds, "parts": list(PARTS), "weights": rows}
-    return facts | {"tuning_nll": told, "best_part": next(iter(told), None)}
+    return {
+        "folds": settings.blend_folds,
+        "parts": list(PARTS),
+        "weights": rows,
+        "tuning_nll": {name: number(value) for name, value in tuning_nll.items()},
+        "best_part": next(iter(tuning_nll), None),
+    }
 
 
 def metric_row(
@@ -69,16 +73,20 @@ def metric_row(
     `subjects` were evaluated there, and `events` of them had the event by the horizon. With too few of either there is
     no interval, and `reason` says so, as it does where resampling biases the metric; elsewhere it is None.
     """
-    place = {
+    reason = TOO_FEW if too_few(events, subjects) else reason
+    return {
         "model": model,
         "landmark_days": landmark_days,
         "cause": cause,
         "horizon_days": number(horizon_days),
+        "metric": metric,
+        "value": number(value),
+        "low": None if reason else number(low),
+        "high": None if reason else number(high),
+        "subjects": int(subjects),
+        "events": int(events),
+        "reason": reason,
     }
-    reason = TOO_FEW if too_few(events, subjects) else reason
-    limits = {"low": None, "high": None} if reason else {"low": number(low), "high": number(high)}
-    counts = {"subjects": int(subjects), "events": int(events)}
-    return place | {"metric": metric, "value": number(value), **limits, **counts, "reason": reason}
 
 
 def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +126,7 @@ def score(
     _require_own_names([name or stem, *others])
     progress("reading the predictions")
     table = read_predictions(predictions)
+    tables = {path: read_predictions(path) for path in others.values()}
     with complete_folder(folder, SCORE, overwrite=overwrite or out is None) as temporary:
         if prepared is None:
             progress("preparing the records")
@@ -135,6 +135,12 @@ def score(
         if prepared is not None:
             refuse_other_task(task, store.task(task.name), file=Path("--task"), by=prepared)
             require_made_of(store, data)
+        for path, own in {predictions: table, **tables}.items():
+            if own.made_from not in (None, store.manifest["made_of"]["records"]):
+                fix = "predict from these records; if those risks are meant for these, write them as CSV"
+                raise EhrseqError(
+                    "its risks were predicted from other records", where=str(path), fix=fix
+                )
         whole = Population.of_split(store, task, split)
         found = match(table, whole.records, task, path=predictions)
         population, risk, notes = _evaluated(replace(whole, source=data), found, task, predictions)
@@ -154,7 +160,7 @@ def score(
             values=risk,
             labels=population.records,
         )
-        models = [_beside(source, label, path) for label, path in others.items()]
+        models = [_beside(source, label, path, tables[path]) for label, path in others.items()]
         evaluation = Evaluation(
             source, population, prepared=store, settings=study.evaluation, beside=models
         )
@@ -175,8 +181,7 @@ def score(
             tripod=result["tripod"],
         )
         result["made_of"] = digest(made)
-        with suppress(FileNotFoundError):
-            shutil.rmtree(temporary / _PREPARED)
+        shutil.rmtree(temporary / _PREPARED, ignore_errors=True)
         write_result(result, temporary)
         draw(result, temporary)
         write_manifest(temporary, {**SCORE.facts, "made_of": made})
@@ -299,13 +304,13 @@ def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]
     return merged, again[position]
 
 
-def _beside(source: FileRisks, name: str, path: Path) -> FileRisks:
+def _beside(source: FileRisks, name: str, path: Path, table: RiskTable) -> FileRisks:
     """Another model's file, at the prediction times of the first.
 
     Raises:
         EhrseqError: It cannot be used, or lacks some of these prediction times.
     """
-    found = match(read_predictions(path), source.labels, source.task, path=path)
+    found = match(table, source.labels, source.task, path=path)
     if not found.answered.all():
         what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
         raise EhrseqError(

@@ -187,6 +187,7 @@ class RiskTable:
         horizon_days: (n,).
         risk: (n,) as in the file, whatever it says.
         start_days: Risks are given no event for so long; None where the file does not tell.
+        made_from: Digest of the rows from which ehrseq predicted; None where the file does not tell.
     """
 
     subject_id: Ints
@@ -196,6 +197,7 @@ class RiskTable:
     horizon_days: Floats
     risk: Floats
     start_days: float | None
+    made_from: str | None = None
 
     def __len__(self) -> int:
         return len(self.risk)
@@ -240,6 +242,8 @@ def read_predictions(path: Path) -> RiskTable:
         columns["horizon_days"].to_numpy(),
         columns["risk"].to_numpy(),
         start,
+        (table.schema.metadata or {}).get(b"ehrsequencing.data", b"").decode(errors="replace")
+        or None,
     )
 
 
