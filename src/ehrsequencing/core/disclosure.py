@@ -358,7 +358,11 @@ def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
         )
     }
     fitted = found.get("fitted", {})
-    shown = {cause for cause, row in fitted.items() if not isinstance(row["events"], str)}
+    shown = {
+        cause
+        for cause, row in fitted.items()
+        if shareable_count(row["events"]) not in (f"<{SMALLEST_COUNT}", 0)
+    }
     kept = {"before": large, "after": large, "fitted": shown}
     return {
         **found,
