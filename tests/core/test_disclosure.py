@@ -28,13 +28,13 @@ from ehrsequencing.evaluation.results import add_result, read_result, write_resu
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.model_cards import model_card
-from ehrsequencing.reporting.report import PAGES, pages, render
+from ehrsequencing.reporting.report import ANSWER, DETAILS, PAGES, render
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.disclosure import as_real
 from helpers.metrics_json import WIDE, complete
 
 COUNTS = {"subjects", "events", "excluded", "n", "seen_in_training", "shared_subjects", "no_event", "unknown", "people"}
-COUNTS |= {"above", "events_above"}
+COUNTS |= {"above", "events_above", "indexes", "followed"}
 COUNTS |= {"evaluated", "at_risk", "prediction_times", "visits", "without_record_before", "first_record_later"}
 #: Whole numbers of a result that count no people: days, settings, models, checks, splits.
 NO_PEOPLE = {
@@ -51,7 +51,9 @@ NO_PEOPLE = {
     "splits",
     "dim",
     "seed",
+    "folds",
 }
+SETTINGS = {"config", "task", "versions", "horizons_days", "landmarks_days", "main", "baselines", "codes"}
 PRINTED_SO: dict[Any, list[int]] = {}
 for _people in range(200_000):
     PRINTED_SO.setdefault(shareable_count(_people), []).append(_people)
@@ -121,6 +123,15 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
         for at in landmarks
         for cause in exact["causes"]
     ]  # fmt: skip
+    exact["smallest_g"] = [{"landmark_days": at, "horizon_days": horizon, "g": 0.5, "thin": False} for at in landmarks]
+    exact["followed"] = 41  # whom the rows of `smallest_g` are of
+    for step in exact["attrition"]:
+        step["indexes"] = step["subjects"]
+    exact["recalibration"]["fitted"] = {
+        cause: {"intercept": 0.1, "slope": 0.9, "events": events}
+        for cause, events in zip(exact["causes"], (40, 3), strict=True)
+    }
+    exact["history"] = [{**row, "steps": subjects, "subjects_per_second": subjects / 3} for row in exact["history"]]
     exact["records_before"] = [
         {"landmark_days": at, "subjects": 60, "without_record_before": 7, "first_record_later": 3} for at in landmarks
     ]
@@ -157,6 +168,9 @@ def counted(exact: dict[str, Any]) -> dict[str, Any]:
         row["net_benefit"] = [(had - (above - had) * w) / row["n"] for had, above, w in counts]
         row["low"] = row["high"] = row["net_benefit"]
         row["treat_all"] = [(row["events"] - (row["n"] - row["events"]) * w) / row["n"] for w in odds]
+    at_risk = {row["landmark_days"]: row["subjects"] for row in exact["at_risk"]}
+    for row in exact["smallest_g"]:
+        row["g"] = exact["followed"] / max(at_risk[row["landmark_days"]], 1)
     for rates in exact["inputs"]["by_split"].values():
         rates["visits_per_subject"] = 9_876 / rates["subjects"]
     return exact
@@ -172,11 +186,17 @@ def shared_files(exact: dict[str, Any], run: Run) -> dict[str, str]:
     }
     return {
         "metrics.json": json.dumps(told),
-        **pages(exact),
+        ANSWER: render(exact, ANSWER),
+        DETAILS: render(told, DETAILS),  # drawn again where the exact result is gone
         "README.md": model_card(run, told, "The audit found no leak."),
         "terminal": "\n".join(metric_lines(told)),
         "table 2": accuracy_table(told["metrics"], place, title="Accuracy").to_markdown(),
     }
+
+
+def always(rate: float, people: int) -> float:
+    """A rate from rounded counts, also of few people."""
+    return disclosure._nearest(round(rate * people, 6)) / max(disclosure._nearest(people), 1)
 
 
 def integers(told: Any, key: str = "") -> Iterator[tuple[str, int]]:
@@ -210,7 +230,7 @@ def test_no_shareable_file_depends_on_an_exact_count(
     people = [(key, n) for key, n in integers(told) if key not in NO_PEOPLE]
     assert len(people) > 30
     assert [(key, n) for key, n in people if shareable_count(n) != n] == []
-    monkeypatch.setattr(disclosure, "shareable_rate", lambda rate, people: rate)
+    monkeypatch.setattr(disclosure, "shareable_rate", always)
     run = Run(sim_run)
     least, largest = (shared_files(counted(moved(exact, end)), run) for end in (0, -1))
     for name, text in least.items():
@@ -234,7 +254,7 @@ def test_the_reader_finds_one_place_that_is_left_as_it_is(
     sim_run: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disclosure, place, UNROUNDED[place])
-    monkeypatch.setattr(disclosure, "shareable_rate", lambda rate, people: rate)
+    monkeypatch.setattr(disclosure, "shareable_rate", always)
     exact = everything(700, 0, WIDE)
     least, largest = (json.dumps(redact(counted(moved(exact, end)))) for end in (0, -1))
     assert least != largest
@@ -284,6 +304,56 @@ def test_a_likelihood_needs_people_with_an_event_and_nobody_without_one(events: 
     assert [row["value"] is not None for row in told] == [is_told] * len(rows)
 
 
+@pytest.mark.parametrize(
+    "name", ["unknown_token_rate", "unknown_age_rate", "no_visit_before_rate", "numeric_value_rate"]
+)
+@pytest.mark.parametrize(("sides", "is_shown"), [((0, 90), True), ((7, 90), False), ((90, 7), False), ((30, 90), True)])
+def test_a_share_of_few_peoples_rows_is_no_number(name: str, sides: tuple[int, int], is_shown: bool) -> None:
+    exact = everything(700, 0, WIDE)
+    exact["inputs"]["by_split"]["held_out"]["people"][name] = list(sides)
+    assert (redact(exact)["inputs"]["by_split"]["held_out"][name] is not None) == is_shown
+
+
+@pytest.mark.parametrize(("subjects", "is_shown"), [(9, False), (40, True)])
+def test_an_external_validation_of_few_people_has_no_rate_of_tokens(subjects: int, is_shown: bool) -> None:
+    exact = everything(700, 0, WIDE)
+    rates = exact["inputs"]["by_split"]
+    rates["external"] = {**rates.pop("held_out"), "subjects": subjects}
+    told = redact(exact)["external"]
+    assert (told["unknown_token_rate"] is not None) == is_shown
+    assert told["training_unknown_token_rate"] == rates["train"]["unknown_token_rate"]
+
+
+@pytest.mark.parametrize("split", ["train", "tuning"])
+@pytest.mark.parametrize("few", [True, False])
+def test_what_few_peoples_events_decide_is_hidden(split: str, few: bool) -> None:
+    """Likelihoods of a split, and of each rare cause: the weights of a blend's parts, and a recalibration."""
+    exact = everything(700, 0, WIDE)
+    rare, often = exact["causes"][::-1][:2]
+    exact["events"][split] |= {rare: 4, often: 5 if few else 50}
+    row = {"train_nll": 1.2345, "tuning_nll": 1.2345}
+    exact |= {"history": [row], "baselines": [{"model": "a", **row}]}
+    weights = [{"cause": cause, "part": "network", "value": 0.5, "low": 0.4, "high": 0.6} for cause in (rare, often)]
+    exact["blend"] = {"folds": 5, "parts": ["network"], "weights": weights, "best_part": "network", **row}
+    told = redact(exact)
+    name = f"{'train' if split == 'train' else 'tuning'}_nll"
+    for one in (*told["history"], *told["baselines"], told["blend"]):
+        assert (one[name] is None) == few
+    values = {one["cause"]: one["value"] for one in told["blend"]["weights"]}
+    assert (values[rare] is None, values[often] is None) == ((True, few) if split == "train" else (False, False))
+    assert list(told["recalibration"]["fitted"]) == exact["causes"][:1]
+
+
+def test_a_path_of_this_machine_is_in_no_setting() -> None:
+    exact = everything(700, 0, WIDE)
+    exact["config"] |= {"task": {"index": {"file": "/home/somebody/index.parquet"}}}
+    exact["task"]["index"]["file"] = "/home/somebody/index.parquet"
+    exact["config"]["evaluation"] = {"tripod": "/home/somebody/tripod.yaml"}
+    told = redact({**exact, "run": "17"})
+    assert "somebody" not in json.dumps(told)
+    assert told["task"]["index"]["file"] == "index.parquet"
+
+
 def test_single_persons_and_unknown_keys_stay_behind() -> None:
     exact = complete() | {"a key of tomorrow": [1, 2, 3]}
     told = redact(exact)
@@ -313,6 +383,8 @@ def test_exact_counts_are_in_a_file_that_only_its_owner_reads_and_nothing_needs(
     told = json.loads((real_like / "metrics.json").read_text())
     assert told == json.loads(json.dumps(redact(result)))
     assert {INDIVIDUAL, "metrics.json"} <= set(Run(real_like).manifest["files"])
+    whole = integers({name: part for name, part in told.items() if name not in SETTINGS})
+    assert [(key, n) for key, n in whole if key not in NO_PEOPLE and shareable_count(n) != n] == []
     found = set(counts(exact, told))
     assert any(1 <= count <= 10 for count, _ in found)
     assert worked_out(found, shareable_count) == []

@@ -5,7 +5,10 @@ import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
+from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq
 from helpers.disclosure import as_real, records_of_people
 
@@ -56,7 +59,24 @@ def test_single_people_are_on_their_owners_page_alone(sim_run: Path, tmp_path: P
     assert "Do not share this page" not in (run / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_owners_page_keeps_exact_curves_as_long_as_the_exact_result_is_there(sim_run: Path, tmp_path: Path) -> None:
+    run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
+    assert ehrseq("evaluate", run, *QUICK).exit_code == 0
+    details = run / "report-details.html"
+    before = details.read_text(encoding="utf-8")
+    assert "Do not share this page" in before
+    exact = read_json(run / "metrics-individual.json")
+    assert before != render(redact(exact), details.name)
+    for command in (("evaluate", run, "--redraw"), ("audit", run, "--subjects", 5)):
+        assert ehrseq(*command).exit_code == 0
+        assert "Do not share this page" in details.read_text(encoding="utf-8")
+    (run / "metrics-individual.json").unlink()
+    assert ehrseq("evaluate", run, "--redraw").exit_code == 0
+    assert "Do not share this page" not in details.read_text(encoding="utf-8")
+
+
 def test_the_table_knows_both_kinds() -> None:
     kinds = table()
     assert kinds["metrics.json"] == kinds["report.html"] == "may leave"
+    assert kinds["report-details.html"] == "owner's"
     assert kinds["metrics-individual.json"] == kinds[MANIFEST] == "owner's"

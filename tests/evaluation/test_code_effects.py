@@ -45,6 +45,13 @@ def population(sim_prepared: Path) -> Population:
     return Population.of_split(store, store.task(store.only_task()), "held_out")
 
 
+def test_codes_of_records_that_changed_in_place_have_no_effects(sim_run: Path, population: Population) -> None:
+    assert population.made_from
+    other = replace(population, made_from="0" * 16)
+    found = code_effects(Run(sim_run), other, settings=asked(20), horizon_days=middle(Run(sim_run)))
+    assert found == {"codes": [], "reason": CHANGED}
+
+
 def test_the_answers_for_some_subjects_are_those_of_the_whole_data(sim_run: Path, sim_data: Path) -> None:
     run = Run(sim_run)
     whole = {one.subject_id: one for one in subject_records(NewRecords(run, sim_data))}

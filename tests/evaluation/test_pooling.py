@@ -1,6 +1,7 @@
 """Sites pooled by random effects: against published numbers, and files that are refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.disclosure import redact, rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import sha256
 from ehrsequencing.core.outputs import EXTERNAL, save_manifest
@@ -64,7 +65,7 @@ def test_intervals_hold_as_often_as_they_say(sites: int) -> None:
 def evaluation(seed: int = 0) -> dict[str, Any]:
     """`metrics.json` of real people at one site."""
     result = complete(seed=seed)
-    rows = [{"subjects": 312, "events": 47, **row} for row in result["metrics"]]
+    rows = [{"subjects": 282, "events": 47, **row} for row in result["metrics"]]
     for row in rows:
         if row["metric"] == "oe" and row["low"] is not None:  # as wide as so many events allow
             row |= {"low": row["value"] * 0.8, "high": row["value"] * 1.25}
@@ -108,7 +109,10 @@ def test_the_command_writes_a_page_with_a_forest_plot(files: list[Path], tmp_pat
     out = tmp_path / "pooled"
     done = ehrseq("compare", "--pool", *files, "--out", out)
     assert done.exit_code == 0, done.output
-    assert json.loads((out / "pooled.json").read_text())["sites"] == ["north", "south", "west"]
+    pooled = json.loads((out / "pooled.json").read_text())
+    assert pooled["sites"] == ["north", "south", "west"]
+    assert re.fullmatch("[0-9a-f]{16}", pooled["made_of"])
+    assert pooled == json.loads(json.dumps(rounded(pooled)))
     text = (out / "pooled.html").read_text()
     assert "north" in Page(text).text
     assert len(svgs(text)) >= 3
@@ -162,6 +166,32 @@ REFUSED = {
     "text": (changed(value="0.8"), "valid number"),
     "an exact count": (changed(events=13), "exact count"),
     "a small count": (changed(events=3), "exact count"),
+    "more people than there are": (changed(subjects=900), r"row \d+, subjects are more than there are"),
+    "more events than people without a value": (
+        changed(value=None, low=None, high=None, events=300),
+        "events are more than subjects",
+    ),
+    "people of nobody": (validated(subjects="<11"), "subjects are more than there are"),
+    "another cause": (changed(cause="cancer"), "place is none of the task"),
+    "a horizon before the prediction": (changed(horizon_days=-365.25), "place is none of the task"),
+    "another landmark": (changed(landmark_days=12.0), "place is none of the task"),
+    "an external split without its people": ({**evaluation(7), "external": None}, "external is missing"),
+    "held-out people beside an external validation": ({**evaluation(7), "split": "held_out"}, "beside another split"),
+    "no data": ({**evaluation(7), "data": None}, "data"),
+    "data that is a number": ({**evaluation(7), "data": {"subjects": 3}}, "data, subjects"),
+    "a baseline in the place of the model": (
+        {**evaluation(7), "models": evaluation(7)["models"][::-1]},
+        "models has another model first",
+    ),
+    "one evaluation twice": ({**evaluation(7), "made_of": "m" * 16}, "made_of is of the same evaluation"),
+    "simulated people beside real ones": (
+        {**evaluation(7), "data": {**evaluation(7)["data"], "simulated": True}},
+        "simulated differs",
+    ),
+    "a landmark without a number": (changed(landmark_days=float("inf")), "finite number"),
+    "a count with a decimal": (changed(events=45.0), "valid integer"),
+    "a count that is true": (changed(events=True), "valid integer"),
+    "no model": ({**evaluation(7), "models": []}, "models"),
     "a negative count": (changed(events=-20), "greater than or equal to 0"),
     "twice": ({**evaluation(7), "metrics": evaluation(7)["metrics"] * 2}, r"row \d+, metric stands twice"),
     "no rows": ({**evaluation(7), "metrics": None}, "valid list"),
@@ -175,7 +205,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_impossible_file_is_refused(name: str, tmp_path: Path) -> None:
     metrics, reason = REFUSED[name]
-    files = [write(tmp_path / "north", evaluation()), write(tmp_path / "south", metrics)]
+    first = evaluation() | ({"made_of": "m" * 16} if name == "one evaluation twice" else {})
+    files = [write(tmp_path / "north", first), write(tmp_path / "south", metrics)]
     with pytest.raises(EhrseqError, match=reason):
         read_sites(files)
 
@@ -211,5 +242,5 @@ def test_other_resamples_of_the_same_people_are_no_other_site(files: list[Path],
     with pytest.raises(EhrseqError, match="same people"):
         read_sites([write(tmp_path / f"own-{seed}", one) for seed, one in enumerate(own)])
     assert len(read_sites([files[0], write(tmp_path / "one", own[0])])) == 2
-    few = validated(seen_in_training="<11", subjects=100)  # at most a tenth
+    few = validated(seen_in_training="<11", subjects=300)  # at most a tenth
     assert len(read_sites([files[0], write(tmp_path / "few", few)])) == 2

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
+from ehrsequencing.prediction.predict import predict
 from ehrsequencing.predictors.fit import BASELINES
 from ehrsequencing.records.prepare import prepare
-from helpers.command_line import refused
+from helpers.command_line import ehrseq, refused
 from helpers.score import Score, first
 
 
@@ -78,6 +80,25 @@ def test_a_prepared_set_of_other_records_is_refused_whatever_its_name(
     prepare(other, tmp_path / "set", study=tiny_study, tasks=[task])
     with pytest.raises(EhrseqError, match=r"holds other records .*what differs: records"):
         scored(frame, prepared=tmp_path / "set")
+
+
+def test_risks_that_were_predicted_from_other_records_are_refused(
+    sim_run: Path, sim_data: Path, task_file: Path, tmp_path: Path
+) -> None:
+    """A file that ehrseq predict wrote knows its records; a CSV of any model does not."""
+    other = Path(shutil.copytree(sim_data, tmp_path / "other"))
+    (other / "manifest.json").unlink()
+    shard = sorted((other / "data").rglob("*.parquet"))[0]
+    table = pq.read_table(shard, partitioning=None)
+    place = table.schema.get_field_index("numeric_value")
+    doubled = pc.multiply(table["numeric_value"], 2).cast(table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), doubled), shard)
+    for name in ("p.parquet", "p.csv"):
+        predict(sim_run, other, tmp_path / name)
+    quick = ("--task", task_file, "--baselines", "none", "evaluation.bootstrap=0")
+    assert "predicted from other records" in refused("score", tmp_path / "p.parquet", sim_data, *quick)
+    assert ehrseq("score", tmp_path / "p.parquet", other, *quick, "--out", tmp_path / "own").exit_code == 0
+    assert ehrseq("score", tmp_path / "p.csv", sim_data, *quick, "--out", tmp_path / "any").exit_code == 0
 
 
 def test_names_and_files_that_do_not_fit_are_refused(

@@ -111,6 +111,29 @@ def test_no_byte_tells_of_people_or_of_this_machine(shared: Path, run: Path, sim
     assert not {"recalibration", "tuning_nll", "best_epoch", "seed", "codes", "values"} & set(manifest)
 
 
+@pytest.mark.parametrize("known", ["latest", "earliest", None])
+def test_the_copy_and_its_card_tell_how_the_records_were_imported(run: Path, tmp_path: Path, known: str | None) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    noted = {"time_zone": "Europe/Berlin"} | ({"known": known} if known else {})
+    save_manifest(copy, read_json(copy / MANIFEST) | {"import": noted})
+    share_run(copy, tmp_path / "shared")
+    manifest = read_json(tmp_path / "shared" / MANIFEST)
+    assert manifest["import"] == ({"known": known} if known else {})
+    text = (tmp_path / "shared" / CARD).read_text(encoding="utf-8")
+    assert (f"import.known={known}" in text) == bool(known)
+    assert "Berlin" not in text
+
+
+def test_a_copy_knows_what_made_it_and_tells_no_part(run: Path, shared: Path, tmp_path: Path) -> None:
+    made = read_json(shared / MANIFEST)["made_of"]
+    assert re.fullmatch("[0-9a-f]{16}", made)
+    again = Path(shutil.copytree(run, tmp_path / "run"))
+    quick = ("--baselines", "none", "evaluation.bootstrap=0", "evaluation.explained_subjects=0")
+    assert ehrseq("evaluate", again, *quick).exit_code == 0
+    share_run(again, tmp_path / "evaluated")
+    assert read_json(tmp_path / "evaluated" / MANIFEST)["made_of"] != made
+
+
 def test_the_card_is_what_hubs_read(shared: Path) -> None:
     text = (shared / CARD).read_text(encoding="utf-8")
     _, head, body = text.split("---\n", 2)

@@ -17,7 +17,8 @@ from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
 from ehrsequencing.core.disclosure import redact_rows
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_bytes, write_json
+from ehrsequencing.core.files import digest, write_shareable
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -203,9 +204,15 @@ def pool_sites(
     Raises:
         EhrseqError: A file is impossible, or the sites are of different models or tasks.
     """
-    result = pool(read_sites([Path(file) for file in files]))
+    sites = read_sites([Path(file) for file in files])
+    made = made_of(sites={name: site.model_dump(mode="json") for name, site in sites.items()})
+    result = redact_rows(
+        {**pool(sites), "made_of": digest(made)},
+        is_pooled=True,
+        is_simulated=all(site.data.simulated for site in sites.values()),
+    )
     with complete_folder(Path(out), POOLED, overwrite=overwrite) as folder:
-        write_json(folder / "pooled.json", result)
-        write_bytes(folder / "pooled.html", render_pooled(result).encode())
-        write_manifest(folder, POOLED.facts)
+        write_shareable(folder / "pooled.json", result)
+        write_shareable(folder / "pooled.html", result.drawn(render_pooled))
+        write_manifest(folder, {**POOLED.facts, "made_of": made})
     return result

@@ -23,7 +23,7 @@ from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import FIRST_SEED, add_splits, repeated_splits
-from ehrsequencing.evaluation.results import read_result
+from ehrsequencing.evaluation.results import read_for_owner
 from ehrsequencing.evaluation.score import score as score_file
 from ehrsequencing.prediction.run import Run, add_to_run, require_room, saved_audit
 from ehrsequencing.reporting.pages import render_outcomes
@@ -288,7 +288,8 @@ def score(
 
 def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
     """Write the report of an evaluation, with the audit that the run has."""
-    _add_pages(run, metrics | {"audit": saved_audit(run)})
+    require_room(run, *PAGES)
+    _add_drawn(run, pages({**metrics, "audit": saved_audit(run)}))
 
 
 def report_outcomes(
@@ -328,7 +329,8 @@ def report_audit(run: Path, audit: dict[str, Any]) -> str:
         A line that says so, or a warning if the metrics (of an earlier version, for example) cannot be drawn. Empty
         for a run without a report, or whose metrics or report somebody has edited: nothing is written.
     """
-    manifest, metrics = read_manifest(run, what="a finished run", verify=False), read_result(run)
+    manifest = read_manifest(run, what="a finished run", verify=False)
+    metrics = read_for_owner(run)
     if metrics is None or ANSWER not in set(manifest["files"]) - set(altered(run, manifest)):
         return ""
     try:
@@ -354,7 +356,7 @@ def redraw(run: Path, *, tripod: str | None = None) -> Path:
     Raises:
         EhrseqError: The run has no results, or somebody has edited them or the pages.
     """
-    metrics = read_result(run)
+    metrics = read_for_owner(run)
     if metrics is None:
         fix = f"run ehrseq evaluate {run}"
         raise EhrseqError(
@@ -362,13 +364,8 @@ def redraw(run: Path, *, tripod: str | None = None) -> Path:
         )
     if tripod is not None:
         metrics = metrics | {"tripod": read_tripod(Path(tripod))}
-    _add_pages(run, {**metrics, "audit": saved_audit(run)})
+    report_evaluation(run, metrics)
     return run / ANSWER
-
-
-def _add_pages(run: Path, metrics: Mapping[str, Any]) -> None:
-    require_room(run, *PAGES)
-    _add_drawn(run, pages(metrics))
 
 
 def _add_drawn(run: Path, drawn: Mapping[str, str]) -> None:

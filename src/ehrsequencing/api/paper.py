@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from ehrsequencing.config import DAYS_PER_YEAR, TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, enough_people
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.registry import in_columns, taken
@@ -105,8 +105,13 @@ class _People:
     def share(self, people: int) -> str:
         if not self.total:
             return "0"
-        if self.is_simulated or not people or enough_people(people, self.total):
-            return f"{self.count(people)} ({100 * people / self.total:.0f})"
+        share = (
+            people / self.total
+            if self.is_simulated
+            else shareable_rate(people / self.total, self.total)
+        )
+        if share is not None:
+            return f"{self.count(people)} ({100 * share:.0f})"
         return count_text(people) if people < SMALLEST_COUNT else "–"
 
     def quartiles(self, values: ArrayLike) -> str:

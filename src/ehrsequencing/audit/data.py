@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Ints, Ints32
-from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
+from ehrsequencing.core.disclosure import (
+    SMALLEST_COUNT,
+    count_text,
+    shareable_count,
+    shareable_rate,
+)
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
@@ -148,7 +153,7 @@ def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int])
     if not of:
         return Finding("not_tested", "there was nothing to look at", tested)
     if leaks:
-        measured = float(leaks) if leaks >= SMALLEST_COUNT else None
+        measured = float(shareable_count(leaks) or 0) if leaks >= SMALLEST_COUNT else None
         reason = f"{count_text(leaks)} of {count_text(of)} {what}"
         return Finding("leak", reason, tested, measured, 0.0)
     return Finding("passed", clean, tested, 0.0, 0.0)
@@ -297,7 +302,7 @@ def splits(data: AuditData) -> Finding:
         f"{count_text(int(judged.sum()))} of the {count_text(len(judged))} tuning and held-out people have the record "
         "of somebody in another split, the same codes in the same order; keep one of each, and prepare again",
         tested,
-        round(share, 3) if judged.sum() >= SMALLEST_COUNT else None,
+        shareable_rate(share, len(judged)),
         TOLERATED,
     )
 

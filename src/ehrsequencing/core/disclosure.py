@@ -19,49 +19,18 @@ INDIVIDUAL = "metrics-individual.json"
 
 # What `metrics.json` has of a result: facts as they are, numbers rounded.
 _FACTS = (
-    "title",
-    "run",
-    "weights",
-    "made_of",
-    "split",
-    "created",
-    "versions",
-    "task",
-    "question",
-    "causes",
-    "models",
-    "horizons_days",
-    "landmarks_days",
-    "main",
-    "strongest",
-    "config",
-    "warnings",
-    "score",
-    "tripod",
-    "recalibrated_in_training",
-    "audit",
-)
+    "title", "run", "weights", "made_of", "split", "created", "versions", "task", "question", "causes", "models",
+    "horizons_days", "landmarks_days", "main", "strongest", "config", "warnings", "score", "tripod",
+    "recalibrated_in_training", "audit",
+)  # fmt: skip
 _CHECKS = ("time_zero", "predictor_cutoff", "parameters", "tuning_trials", "seeds", "members")
 _EXTERNAL = (
-    "data",
-    "unmatched",
-    "unknown_token_rate",
-    "training_unknown_token_rate",
-    "subjects",
-    "seen_in_training",
-    "people",
-    "new_codes",
-)
+    "data", "unmatched", "subjects", "seen_in_training", "people", "new_codes",
+)  # fmt: skip
 _COUNTS = (  # of people, in the rows of a result
-    "subjects",
-    "evaluated",
-    "events",
-    "n",
-    "seen_in_training",
-    "new_codes",
-    "without_record_before",
+    "subjects", "evaluated", "events", "n", "at_risk", "seen_in_training", "new_codes", "without_record_before",
     "first_record_later",
-)
+)  # fmt: skip
 _RATES = (  # of a split's inputs
     "prediction_times", "unknown_token_rate", "unknown_age_rate", "no_visit_before_rate", "codes_per_visit",
     "visits_per_subject", "numeric_value_rate",
@@ -70,7 +39,7 @@ Row = Mapping[str, Any]
 Cells = Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
 
-def enough_people(events: int, subjects: int) -> bool:
+def enough_people(events: float, subjects: int) -> bool:
     """Whether at least 11 people had the event and 11 had not.
 
     >>> enough_people(11, 22), enough_people(10, 500), enough_people(490, 500)
@@ -90,9 +59,9 @@ def shareable_count(count: int | str | None) -> int | str | None:
     return _nearest(count) or f"<{SMALLEST_COUNT}"
 
 
-def _nearest(count: int) -> int:
+def _nearest(count: float) -> int:
     """A count of 11 people or more as it may be shared; 0 for fewer."""
-    return max(15, (count + 2) // 5 * 5) if count >= SMALLEST_COUNT else 0
+    return max(15, round(count + 2) // 5 * 5) if count >= SMALLEST_COUNT else 0
 
 
 def count_text(count: int | str | None) -> str:
@@ -105,14 +74,15 @@ def count_text(count: int | str | None) -> str:
 
 
 def shareable_rate(rate: float | None, people: int) -> float | None:
-    """A share of people with three decimals; None where it would stand for 1 to 10 people, or for all but so few.
+    """A share of people, from rounded counts; None where it would stand for 1 to 10 people, or for all but so few.
 
     >>> shareable_rate(0.1234, 300), shareable_rate(0.01, 300), shareable_rate(0.99, 300), shareable_rate(1.0, 300)
-    (0.123, None, None, 1.0)
+    (0.117, None, None, 1.0)
     """
     if rate is None or rate in (0.0, 1.0):
         return rate
-    return round(rate, 3) if min(rate, 1 - rate) * people >= SMALLEST_COUNT else None
+    some = round(rate * people, 6)
+    return round(_nearest(some) / _nearest(people), 3) if enough_people(some, people) else None
 
 
 # ---------------------------------------------------------------------------------------------------- an evaluation
@@ -131,9 +101,17 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
     if result["data"].get("simulated") or "individual" in result:
         return Shareable(result)
     cells = _cells(result)
-    subjects = result["data"]["subjects"]
-    at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
-    at_risk[None] = subjects.get(result["split"], 0)
+    at_risk = {
+        None: result["data"]["subjects"].get(result["split"], 0),
+        **{row["landmark_days"]: row["subjects"] for row in result["at_risk"]},
+    }
+    inputs = _inputs(found) if (found := result.get("inputs")) else None
+    parts: dict[str, Callable[[Row], Any]] = {
+        "checks": lambda row: _counted({name: row.get(name) for name in _CHECKS}),
+        "external": partial(_external, rates=inputs["by_split"] if inputs else {}),
+        "recalibration": partial(_recalibration, result=result, cells=cells),
+        "repeated_splits": partial(_repeated, cells=cells),
+    }
     shown = {
         "data": _data(result["data"]),
         "attrition": _attrition(result["attrition"]),
@@ -154,44 +132,54 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
             for row in result.get("incidence") or []
         ],
         "trajectories": [],
-        "inputs": _inputs(found) if (found := result.get("inputs")) else None,
-        "checks": _counted({name: found.get(name) for name in _CHECKS})
-        if (found := result.get("checks"))
-        else None,
-        "external": _counted({name: found.get(name) for name in _EXTERNAL})
-        if (found := result.get("external"))
-        else None,
-        "recalibration": _recalibration(found, result, cells)
-        if (found := result.get("recalibration"))
-        else None,
-        "repeated_splits": _repeated(found, cells)
-        if (found := result.get("repeated_splits"))
-        else None,
+        "inputs": inputs,
+        **{name: make(result[name]) if result.get(name) else None for name, make in parts.items()},
         "records_before": [_counted(row) for row in result.get("records_before") or []],
         "oracle": None,
     }
-    few = all(
-        had < SMALLEST_COUNT
-        for cause, had in result["events"].get("tuning", {}).items()
-        if cause != "censored"
-    )
-    # seconds × subjects a second are the training people
-    hidden = {"subjects_per_second", *(("tuning_nll", "best_part") if few else ())}
-    shown |= _changed(
-        {
-            name: result[name]
-            for name in ("history", "baselines", "blend", "codes")
-            if name in result
-        },
-        lambda row: row | dict.fromkeys(hidden & row.keys()),
-    )
+    trained = {
+        name: result[name] for name in ("history", "baselines", "blend", "codes") if name in result
+    }
+    shown |= _changed(trained, partial(_learned, events=result["events"]))
     facts = {name: _changed(result[name], _file_names) for name in _FACTS if name in result}
     return Shareable({"individual": INDIVIDUAL, **facts, **(rounded(shown) if decimals else shown)})
 
 
-def redact_rows(found: Row, *, is_simulated: bool) -> Shareable:
-    """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs."""
-    return Shareable(found if is_simulated else rounded(_changed(found, partial(_cell, cells={}))))
+def _learned(row: Row, *, events: Row) -> dict[str, Any]:
+    """What training tells, without the likelihoods and weights that few people's events decide."""
+    had = {
+        split: {name: n for name, n in counts.items() if name != "censored"}
+        for split, counts in events.items()
+    }
+    decided_by = {
+        # seconds × subjects a second are the training people, and so are steps × subjects a step
+        ("subjects_per_second", "steps"): 0,
+        ("tuning_nll", "best_part"): max(had.get("tuning", {}).values(), default=0),
+        ("train_nll",): max(had.get("train", {}).values(), default=0),
+        # of a part of a blend: its weight
+        ("value", "low", "high"): had.get("train", {}).get(row.get("cause"), SMALLEST_COUNT),
+    }
+    hidden = {name for names, n in decided_by.items() if n < SMALLEST_COUNT for name in names}
+    return {**row, **dict.fromkeys(hidden & row.keys())}
+
+
+def redact_rows(found: Row, *, is_simulated: bool, is_pooled: bool = False) -> Shareable:
+    """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs.
+
+    Args:
+        found: The exact result.
+        is_simulated: Whether nobody is a person; then nothing is redacted.
+        is_pooled: Whether it was made of files that were redacted at their sites, cell by cell.
+    """
+    of_row = _counted if is_pooled else partial(_cell, cells={})
+    return Shareable(found if is_simulated else rounded(_changed(found, of_row)))
+
+
+def owners_part(result: Row) -> dict[str, Any]:
+    """What only the owner's page has of an exact result, in the place of what is redacted: exact curves, persons."""
+    curves = ("smooth_calibration", "decision", "incidence")
+    exact = {name: _changed(result.get(name) or [], _counted) for name in curves}
+    return {**exact, "trajectories": result["trajectories"], "is_owners": True}
 
 
 def redact_audit(result: Row) -> Shareable:
@@ -271,9 +259,7 @@ def _may_show(row: Row, cells: Cells) -> bool:
     events, subjects = cells.get(_place(row), own) if None in own and cells else own
     if events is None or subjects is None:
         return True
-    if (
-        row.get("metric") == "nll"
-    ):  # of any event; who has none is censored, and in the mean as everybody is
+    if row.get("metric") == "nll":  # who has no event is censored, and in the mean as everybody is
         return bool(events >= SMALLEST_COUNT)
     return enough_people(events, subjects)
 
@@ -282,11 +268,8 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     """A row with its counts; without its metrics where too few people had the event, or had it not."""
     if _may_show(row, cells):
         return _counted(row)
-    gone = {
-        name: None
-        for name in ("value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier")
-        if name in row
-    }
+    values = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
+    gone = dict.fromkeys(values & row.keys())
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
 
@@ -315,14 +298,13 @@ def _data(data: Row) -> dict[str, Any]:
 
 
 def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
-    before = [step["subjects"] for step in [*steps[:1], *steps]]
-    left_out = [
-        step.get("excluded", count - step["subjects"])
-        for count, step in zip(before, steps, strict=False)
-    ]
+    # without the indexes, which are people where each has one
     return [
-        {**step, **_counts({"subjects": step["subjects"], "excluded": gone})}
-        for step, gone in zip(steps, left_out, strict=True)
+        {
+            **{name: step[name] for name in ("step", "reason") if name in step},
+            **_counts({name: step[name] for name in ("subjects", "excluded")}),
+        }
+        for step in steps
     ]
 
 
@@ -355,6 +337,15 @@ def _inputs(found: Row) -> dict[str, Any]:
     return {"by_split": rates}
 
 
+def _external(found: Row, rates: Row) -> dict[str, Any]:
+    """What an external validation says of its data; rates of tokens are those of the inputs."""
+    return {
+        **_counted({name: found.get(name) for name in _EXTERNAL}),
+        "unknown_token_rate": rates.get("external", {}).get("unknown_token_rate"),
+        "training_unknown_token_rate": rates.get("train", {}).get("unknown_token_rate"),
+    }
+
+
 def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
     """Calibration before and after, of causes with enough events by every horizon."""
     landmark = found["landmark_days"]
@@ -366,12 +357,20 @@ def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
             for days in result["horizons_days"]
         )
     }
-    for side in ("before", "after"):
-        found = {
-            **found,
-            side: {cause: found[side][cause] for cause in found[side] if cause in large},
-        }
-    return dict(found)
+    fitted = found.get("fitted", {})
+    shown = {
+        cause
+        for cause, row in fitted.items()
+        if shareable_count(row["events"]) not in (f"<{SMALLEST_COUNT}", 0)
+    }
+    kept = {"before": large, "after": large, "fitted": shown}
+    return {
+        **found,
+        **{
+            name: {cause: row for cause, row in found.get(name, {}).items() if cause in causes}
+            for name, causes in kept.items()
+        },
+    }
 
 
 def _repeated(found: Row, cells: Cells) -> dict[str, Any]:

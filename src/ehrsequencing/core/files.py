@@ -303,6 +303,11 @@ def write_shareable(path: Path, content: Shareable | Page) -> None:
     write_bytes(path, (content if isinstance(content, Page) else _as_json(content)).encode())
 
 
+def read_shareable(path: Path) -> Shareable:
+    """Read what `write_shareable` wrote; errors as of `read_json`."""
+    return Shareable(read_json(path))
+
+
 def write_settings(path: Path, settings: BaseModel, *, only: set[str] | None = None) -> None:
     """Write settings, or only some of their sections, as YAML with durations in days."""
     data = settings.model_dump(mode="json", include=only, exclude_none=True)

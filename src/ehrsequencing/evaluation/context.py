@@ -287,11 +287,19 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
     first_visit = lines.subject_offsets[subjects]
     stop_visit = first_visit + rows.visits_before[last]
     begin, end = lines.visit_offsets[first_visit], lines.visit_offsets[stop_visit]
-    unknown = numeric = 0
-    for start, stop in zip(begin.tolist(), end.tolist(), strict=True):
-        unknown += int(vocabulary.is_unknown(lines.codes[start:stop]).sum())
-        numeric += int((~np.isnan(lines.values[start:stop, 0])).sum())
+    unknown, numeric = np.zeros((2, len(subjects)), np.int64)
+    for k, (start, stop) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
+        unknown[k] = vocabulary.is_unknown(lines.codes[start:stop]).sum()
+        numeric[k] = (~np.isnan(lines.values[start:stop, 0])).sum()
     tokens, visits = int((end - begin).sum()), int((stop_visit - first_visit).sum())
+    sides = {
+        name: [len(np.unique(rows.subject[side])) for side in (some, ~some)]
+        for name, some in (("unknown_age_rate", ageless), ("no_visit_before_rate", first))
+    }
+    sides |= {
+        name: [int(np.sum(count > 0)), int(np.sum(end - begin > count))]
+        for name, count in (("unknown_token_rate", unknown), ("numeric_value_rate", numeric))
+    }
 
     def rate(part: int, whole: int) -> float | None:
         return part / whole if whole else None
@@ -299,17 +307,14 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
     return {
         "subjects": len(subjects),
         "prediction_times": len(rows),
-        "unknown_token_rate": rate(unknown, tokens),
+        "unknown_token_rate": rate(int(unknown.sum()), tokens),
         "unknown_age_rate": rate(int(ageless.sum()), len(rows)),
         "no_visit_before_rate": rate(int(first.sum()), len(rows)),
         "codes_per_visit": rate(tokens, visits),
         "visits_per_subject": rate(visits, len(subjects)),
-        "numeric_value_rate": rate(numeric, tokens),
-        # with such a prediction time, and with another one
-        "people": {
-            name: [len(np.unique(rows.subject[side])) for side in (some, ~some)]
-            for name, some in (("unknown_age_rate", ageless), ("no_visit_before_rate", first))
-        },
+        "numeric_value_rate": rate(int(numeric.sum()), tokens),
+        # with such a prediction time or token, and with another one
+        "people": sides,
     }
 
 

@@ -224,9 +224,7 @@ MOST_CODES = 15
 MOST_RESAMPLES = 200  # for the intervals of codes' effects
 # Why a run has no effects of codes. These texts may be shared, so that none repeats an error that may count people.
 GONE = "The records that the run was prepared from are no longer where they were."
-CHANGED = (
-    "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
-)
+CHANGED = "The records changed after the run was prepared. ehrseq explain RUN DATA explains them as they are."
 RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 
@@ -263,6 +261,8 @@ def code_effects(
         return {"codes": [], "reason": f"{error.what}."}
     try:
         records = NewRecords(run, population.source, only=frozenset(chosen.tolist()))
+        if population.made_from not in (None, records.made_by["data"]):
+            return {"codes": [], "reason": CHANGED}
         resamples = min(settings.bootstrap, MOST_RESAMPLES)
         found = explain_cohort(question, records, subjects=None, bootstrap=resamples)
     except EhrseqError:

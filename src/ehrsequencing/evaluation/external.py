@@ -25,7 +25,7 @@ from ehrsequencing.core.outputs import (
     is_json_of,
     write_manifest,
 )
-from ehrsequencing.evaluation.context import evaluation_made_of, input_rates
+from ehrsequencing.evaluation.context import evaluation_made_of
 from ehrsequencing.evaluation.estimates import before_and_after, recalibrate
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -229,8 +229,8 @@ def validate(
         evaluation = Evaluation(
             evaluated, found.population, prepared=store, settings=settings, fitted=rivals
         )
-        summary, warnings = _summary(run, found, store)
         result = evaluation.result(progress=progress)
+        summary, warnings = _summary(run, found, store, result["inputs"]["by_split"])
         result["made_of"] = evaluation_made_of(
             run, SPLIT, settings, data=found.made_of, baselines=store is not None
         )
@@ -249,43 +249,45 @@ def validate(
     return result, folder
 
 
-def _summary(run: Run, found: External, store: Prepared | None) -> tuple[dict[str, Any], list[str]]:
-    """The `external` key of `metrics.json`, and what a reader must be warned of."""
-    population, task = found.population, run.task
-    rate = input_rates(population.records, run.vocabulary)["unknown_token_rate"]
-    there = seen = None
-    warnings = []
+def _summary(
+    run: Run, found: External, store: Prepared | None, inputs: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The `external` key of `metrics.json`, and what a reader must be warned of; `inputs` are rates by split."""
+    population, seen, warnings = found.population, None, list[str]()
+    rate, there = (inputs.get(split, {}).get("unknown_token_rate") for split in (SPLIT, "train"))
     if store is None:
-        what = f"There are no baselines: {run.manifest['prepared']} is gone."
-        warnings.append(f"{what} Name it with --prepared.")
+        warnings.append(
+            "There are no baselines: the prepared set is gone. Name it with --prepared."
+        )
     else:
-        there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
     if (rate or 0.0) > (there or 0.0) + MUCH_UNKNOWN:
-        what = f"{rate:.0%} of the tokens are unknown to the run"
-        warnings.append(f"{what}: it cannot use what it does not know.")
+        warnings.append(
+            "Far more tokens are unknown to the run than in training: it cannot use what it does not know."
+        )
     warnings += [f"{text[0].upper()}{text[1:]}." for text in found.differences]
     if seen:
-        text = "subject ids also occur in the run's training data: if they are the same people, this is not"
-        warnings.append(f"{people(seen)} {text} external validation.")
+        warnings.append(
+            f"{people(seen)} subject ids also occur in the run's training data: if they are the same "
+            "people, this is not external validation."
+        )
     if found.late is not None:
         warnings.append(
-            f"A few rows come after {found.late.gap_days:,} days without any row. They do not move "
-            "the data's end. Set data.extracted to state it."
+            "A few rows come long after all others. They do not move the data's end. Set data.extracted "
+            "to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
-    common = [
-        {"code": code, "subjects": count}
-        for code, count in found.unknown.items()
-        if count >= SMALLEST_COUNT
-    ]
     return {
         "data": population.data,
         "subjects": population.counts["steps"][-1]["subjects"],
         "unknown_token_rate": rate,
         "training_unknown_token_rate": there,
-        "new_codes": common[:MOST_CODES],
+        "new_codes": [
+            {"code": code, "subjects": count}
+            for code, count in found.unknown.items()
+            if count >= SMALLEST_COUNT
+        ][:MOST_CODES],
         "unmatched": found.unmatched,
         "seen_in_training": seen,
         "people": digest(found.made_of),

@@ -63,6 +63,7 @@ class MetricRow(BaseModel, strict=True, allow_inf_nan=False):
             "low or high is missing": len(known) == 4,
             "value stands beside hidden or impossible subjects or events": len(known) > 2
             and not has_counts,
+            "events are more than subjects": len(counts) == 3 and counts[1] > counts[2],
             "low and high are too near to one another for these events": len(known) == 5
             and has_counts
             and _is_narrow(self.metric, known[1:4:2], counts),
@@ -89,15 +90,26 @@ class External(BaseModel, strict=True):
     people: str | None = None  # a digest: the same people give the same
 
 
-class Site(BaseModel, strict=True):
+class Data(BaseModel, strict=True):
+    """How many people each split has."""
+
+    simulated: bool | None = None
+    subjects: dict[str, Count]
+
+
+class Site(BaseModel, strict=True, allow_inf_nan=False):
     """The part of `metrics.json` that is pooled."""
 
     title: Text
     split: Literal["held_out", "external"]
     external: External | None
     weights: Text
+    made_of: Text | None = None
     task: dict[str, Any]
-    data: dict[str, Any]
+    data: Data
+    causes: list[Text]
+    landmarks_days: list[float | None]
+    horizons_days: list[float | None]
     models: Annotated[list[Text], Field(min_length=1)]
     metrics: list[MetricRow]
 
@@ -107,26 +119,35 @@ class Site(BaseModel, strict=True):
         own = [row for row in self.metrics if row.model == self.models[0] and row.metric in SCALES]
         return {row.place: row for row in own if None not in row.place}
 
+    @property
+    def people(self) -> int:
+        """How many can be evaluated."""
+        count = self.external.subjects if self.external else self.data.subjects.get(self.split)
+        return count if isinstance(count, int) else SMALLEST_COUNT - 1
+
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        exact = not self.data.get("simulated")
+        if (self.split == "external") != (self.external is not None):
+            raise ValueError("external is missing, or stands beside another split")
+        seen_before = self.external.seen_in_training if self.external else 0
+        most = SMALLEST_COUNT - 1 if isinstance(seen_before, str) else seen_before or 0
+        if most >= SMALLEST_COUNT or 10 * most > self.people:
+            raise ValueError("external, seen_in_training is too large for an external validation")
         seen = set[tuple[str, Place]]()
         for number, row in enumerate(self.metrics, start=1):
-            if (row.model, row.place) in seen:
-                raise ValueError(f"metrics, row {number}, metric stands twice")
-            if exact and any(shareable_count(n) != n for n in (row.subjects, row.events)):
-                raise ValueError(f"metrics, row {number}, subjects or events is an exact count")
+            faults = {
+                "metric stands twice": (row.model, row.place) in seen,
+                "place is none of the task": row.cause not in self.causes
+                or row.landmark_days not in (None, *self.landmarks_days)
+                or row.horizon_days not in (None, *self.horizons_days),
+                "subjects or events is an exact count": not self.data.simulated
+                and any(shareable_count(n) != n for n in (row.subjects, row.events)),
+                "subjects are more than there are": isinstance(row.subjects, int)
+                and row.subjects > self.people,
+            }
+            for what in (what for what, is_so in faults.items() if is_so):
+                raise ValueError(f"metrics, row {number}, {what}")
             seen.add((row.model, row.place))
-        if self.external is not None:
-            count = self.external.seen_in_training or 0
-            most = SMALLEST_COUNT - 1 if isinstance(count, str) else count
-            people = self.external.subjects
-            if most and (
-                most >= SMALLEST_COUNT or not isinstance(people, int) or 10 * most > people
-            ):
-                raise ValueError(
-                    "external, seen_in_training is too large for an external validation"
-                )
         return self
 
     def conflict(self, other: "Site") -> str | None:
@@ -139,6 +160,9 @@ class Site(BaseModel, strict=True):
         faults = {
             "weights is that of another model": self.weights != other.weights,
             "task differs": self.task != other.task,
+            "models has another model first": self.models[0] != other.models[0],
+            "data, simulated differs": bool(self.data.simulated) != bool(other.data.simulated),
+            "made_of is of the same evaluation": self.made_of == other.made_of is not None,
             "split or external, people is of the same people": len(people) == 1
             and None not in people,
             "metrics has the same results": ours == theirs,
@@ -155,6 +179,7 @@ def read_sites(files: Sequence[Path]) -> dict[str, Site]:
     """
     sites: dict[str, Site] = {}
     for path in files:
+        name = path.resolve().parent.name.encode(errors="replace").decode()
         if (path.parent / MANIFEST).is_file():
             manifest = read_manifest(path.parent, what="an evaluation", verify=False)
             if path.name in altered(path.parent, {**manifest, "required": []}):
@@ -167,14 +192,14 @@ def read_sites(files: Sequence[Path]) -> dict[str, Site]:
             what = ", ".join([*parts, first["msg"].removeprefix("Value error, ")])
             fix = "evaluate again at this site"
             raise EhrseqError(f"is no metrics.json: {what}", where=str(path), fix=fix) from error
-        for name, other in sites.items():
+        for known, other in sites.items():
             if why := site.conflict(other):
-                what = f"cannot be pooled with {name}: {why}"
+                what = f"cannot be pooled with {known}: {why}"
                 raise EhrseqError(what, where=str(path), fix="evaluate one run at each site")
-            if name == path.resolve().parent.name:
-                what = f"has the name of {name}"
-                raise EhrseqError(what, where=str(path), fix="give each site a folder of its name")
-        sites[path.resolve().parent.name] = site
+        if name in sites:
+            what = f"has the name of {name}"
+            raise EhrseqError(what, where=str(path), fix="give each site a folder of its name")
+        sites[name] = site
     if len(sites) < 2:
         raise EhrseqError("needs two sites or more", where="--pool", fix="name their metrics.json")
     return sites

@@ -58,6 +58,7 @@ class Population:
     only_landmarks: bool = False
     is_simulated: bool = False
     dataset_end_us: int = NEVER
+    made_from: str | None = None  # digest of the rows that a prepared set was made from
 
     @classmethod
     def of_split(cls, prepared: Prepared, task: TaskConfig, split: str) -> "Population":
@@ -84,6 +85,7 @@ class Population:
             source=None if source is None else Path(source),
             is_simulated=bool(prepared.manifest.get("simulated")),
             dataset_end_us=int(prepared.manifest["dataset_end_us"]),
+            made_from=prepared.manifest.get("made_of", {}).get("records"),
         )
 
     def drawn(self, settings: EvaluationConfig) -> "Population":

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.core.disclosure import INDIVIDUAL, TOO_FEW, redact
-from ehrsequencing.core.files import read_json, write_json, write_shareable
+from ehrsequencing.core.files import (
+    Shareable,
+    read_json,
+    read_shareable,
+    write_json,
+    write_shareable,
+)
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few
@@ -40,9 +46,13 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
         for e, cause in enumerate(run.task.causes)
         for m, part in enumerate(parts)
     ]
-    told = {name: number(value) for name, value in tuning_nll.items()}
-    facts = {"folds": FOLDS, "parts": parts, "weights": rows}
-    return facts | {"tuning_nll": told, "best_part": next(iter(told), None)}
+    return {
+        "folds": FOLDS,
+        "parts": parts,
+        "weights": rows,
+        "tuning_nll": {name: number(value) for name, value in tuning_nll.items()},
+        "best_part": next(iter(tuning_nll), None),
+    }
 
 
 def metric_row(
@@ -64,16 +74,20 @@ def metric_row(
     `subjects` were evaluated there, and `events` of them had the event by the horizon. With too few of either there is
     no interval, and `reason` says so, as it does where resampling biases the metric; elsewhere it is None.
     """
-    place = {
+    reason = TOO_FEW if too_few(events, subjects) else reason
+    return {
         "model": model,
         "landmark_days": landmark_days,
         "cause": cause,
         "horizon_days": number(horizon_days),
+        "metric": metric,
+        "value": number(value),
+        "low": None if reason else number(low),
+        "high": None if reason else number(high),
+        "subjects": int(subjects),
+        "events": int(events),
+        "reason": reason,
     }
-    reason = TOO_FEW if too_few(events, subjects) else reason
-    limits = {"low": None, "high": None} if reason else {"low": number(low), "high": number(high)}
-    counts = {"subjects": int(subjects), "events": int(events)}
-    return place | {"metric": metric, "value": number(value), **limits, **counts, "reason": reason}
 
 
 def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -108,10 +122,18 @@ def add_result(result: Mapping[str, Any], run_folder: Path) -> None:
         add_to_run(run_folder, name, write, outdates=DRAWN)
 
 
-def read_result(run_folder: Path) -> dict[str, Any] | None:
+def read_result(run_folder: Path) -> Shareable | None:
     """`metrics.json` of a run; None where there is none, or somebody has changed or removed it."""
+    return read_shareable(run_folder / SHARED) if _is_own(run_folder, SHARED) else None
+
+
+def read_for_owner(run_folder: Path) -> dict[str, Any] | None:
+    """The exact result where it is there still; else `metrics.json`, as of `read_result`."""
+    shared = read_result(run_folder)
+    exact = read_json(run_folder / INDIVIDUAL) if _is_own(run_folder, INDIVIDUAL) else None
+    return exact if exact and redact(exact) == shared else shared
+
+
+def _is_own(run_folder: Path, name: str) -> bool:
     run = Run(run_folder)
-    if SHARED not in run.manifest["files"] or SHARED in run.altered:
-        return None
-    result: dict[str, Any] = read_json(run_folder / SHARED)
-    return result
+    return name in run.manifest["files"] and name not in run.altered

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +134,7 @@ def score(
     _require_own_names([name or stem, *others])
     progress("reading the predictions")
     table = read_predictions(predictions)
+    tables = {path: read_predictions(path) for path in others.values()}
     with complete_folder(folder, SCORE, overwrite=overwrite or out is None) as temporary:
         if prepared is None:
             progress("preparing the records")
@@ -144,6 +144,12 @@ def score(
             refuse_changes(study, store.study, "score --prepared", file=Path("study"), by=prepared)
             refuse_other_task(task, store.task(task.name), file=Path("--task"), by=prepared)
             require_made_of(store, data)
+        for path, own in {predictions: table, **tables}.items():
+            if own.made_from not in (None, store.manifest["made_of"]["records"]):
+                fix = "predict from these records; if those risks are meant for these, write them as CSV"
+                raise EhrseqError(
+                    "its risks were predicted from other records", where=str(path), fix=fix
+                )
         whole = Population.of_split(store, task, split)
         found = match(table, whole.records, task, path=predictions)
         population, risk, notes = _evaluated(replace(whole, source=data), found, task, predictions)
@@ -174,7 +180,10 @@ def score(
             prepared=store,
             settings=study.evaluation,
             fitted=fit_rivals(evaluated, store, study.evaluation, progress),
-            beside={label: _beside(file, task, label, path) for label, path in others.items()},
+            beside={
+                label: _beside(file, task, label, path, tables[path])
+                for label, path in others.items()
+            },
         )
         result = evaluation.result(progress=progress)
         notes += [*found.warnings, *file.warnings()]
@@ -193,8 +202,7 @@ def score(
             tripod=result["tripod"],
         )
         result["made_of"] = digest(made)
-        with suppress(FileNotFoundError):
-            shutil.rmtree(temporary / _PREPARED)
+        shutil.rmtree(temporary / _PREPARED, ignore_errors=True)
         write_result(result, temporary)
         draw(result, temporary)
         write_manifest(temporary, {**SCORE.facts, "made_of": made})
@@ -317,13 +325,13 @@ def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]
     return merged, again[position]
 
 
-def _beside(file: FromFile, task: TaskConfig, name: str, path: Path) -> FromFile:
+def _beside(file: FromFile, task: TaskConfig, name: str, path: Path, table: RiskTable) -> FromFile:
     """Another model's file, at the prediction times of the first.
 
     Raises:
         EhrseqError: It cannot be used, or lacks some of these prediction times.
     """
-    found = match(read_predictions(path), file.labels, task, path=path)
+    found = match(table, file.labels, task, path=path)
     if not found.answered.all():
         what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
         raise EhrseqError(

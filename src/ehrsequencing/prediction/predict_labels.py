@@ -24,6 +24,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, output_file, refuse_existing
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
+from ehrsequencing.prediction.prediction_file import with_notes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
@@ -102,10 +103,10 @@ def predict_labels(
     )
     records = NewRecords(run, data, facts, progress)
     answers = predictor.answers(records, Moment("all"), force=force, say=say)
-    count = 0
+    count, schema = 0, with_notes(_SCHEMA, records.made_by)
     with (
         output_file(out, PREDICTIONS, overwrite=overwrite) as temporary,
-        pq.ParquetWriter(temporary, _SCHEMA) as file,
+        pq.ParquetWriter(temporary, schema) as file,
     ):
         for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
@@ -119,7 +120,7 @@ def predict_labels(
                         pa.array(risk >= 0.5),
                         pa.array(risk.astype(np.float32)).cast(pa.float64()),
                     ],
-                    schema=_SCHEMA,
+                    schema=schema,
                 )
             )
             count += len(risk)

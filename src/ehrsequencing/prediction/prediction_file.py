@@ -122,6 +122,12 @@ class PredictionWriter:
         self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
 
 
+def with_notes(schema: pa.Schema, made_by: Mapping[str, str]) -> pa.Schema:
+    """A schema whose metadata tells the version and what made the file, each under `ehrsequencing.NAME`."""
+    notes = {"version": __version__, **made_by}
+    return schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
+
+
 @contextmanager
 def prediction_file(
     out: Path,
@@ -145,9 +151,7 @@ def prediction_file(
         overwrite: As of `refuse_existing`.
     """
     require_suffix(out)
-    schema = pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS
-    notes = {"version": __version__, **(made_by or {})}
-    schema = schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
+    schema = with_notes(pa.schema([*_COLUMNS, *BANDS]) if banded else _COLUMNS, made_by or {})
     if not out.name.endswith(".parquet"):
         causes = without_formulas(pa.array(causes, pa.string())).to_pylist()
     with (
@@ -185,6 +189,7 @@ class RiskTable:
         horizon_days: (n,).
         risk: (n,) as in the file, whatever it says.
         start_days: Risks are given no event for so long; None where the file does not tell.
+        made_from: Digest of the rows from which ehrseq predicted; None where the file does not tell.
     """
 
     subject_id: Ints
@@ -194,6 +199,7 @@ class RiskTable:
     horizon_days: Floats
     risk: Floats
     start_days: float | None
+    made_from: str | None = None
 
     def __len__(self) -> int:
         return len(self.risk)
@@ -238,6 +244,8 @@ def read_predictions(path: Path) -> RiskTable:
         columns["horizon_days"].to_numpy(),
         columns["risk"].to_numpy(),
         start,
+        (table.schema.metadata or {}).get(b"ehrsequencing.data", b"").decode(errors="replace")
+        or None,
     )
 
 

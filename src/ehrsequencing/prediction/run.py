@@ -14,7 +14,7 @@ import numpy as np
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, locked, read_json, sha256
+from ehrsequencing.core.files import Shareable, digest, locked, read_json, read_shareable, sha256
 from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import (
     MANIFEST,
@@ -208,12 +208,12 @@ class Run:
         return CodeMatcher(self.manifest["excluded"], parents=read_parents(data))
 
 
-def saved_audit(folder: Path) -> dict[str, Any] | None:
+def saved_audit(folder: Path) -> Shareable | None:
     """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
     run = Run(folder)
     if AUDIT not in run.manifest["files"] or AUDIT in run.altered:
         return None
-    result: dict[str, Any] = read_json(folder / AUDIT)
+    result = read_shareable(folder / AUDIT)
     return result if result.get("fingerprint") == run.fingerprint else None
 
 

@@ -33,6 +33,14 @@ _PEOPLE = {
     "tuning": ("tuning people", "People who decided when training stopped: numbers are too good."),
     "train": ("training people", "People on whom the model was trained: numbers are too good."),
 }
+# what the import of the training data took of several dates of a row
+_KNOWN = {
+    known: f" Import them with `import.known={known}`, as the training data was: {what}."
+    for known, what in (
+        ("latest", "a row stands at the time at which its content was known"),
+        ("earliest", "a row stands at the earliest of its dates"),
+    )
+}
 _OF_CARD = ("c", "auc", "brier", "ipa", "oe")
 _LICENCE_UNKNOWN = "unknown"  # what hubs take for a licence that nobody has chosen
 LIMITS = "It is for research. It is no medical device, and its risks are associations, not effects of treatments."
@@ -60,7 +68,7 @@ def model_card(
     }
     head = yaml.safe_dump(front, sort_keys=False)
     fewest = run.study.vocabulary.min_subjects
-    parameters = run.manifest.get("parameters")
+    parameters, imported = run.manifest.get("parameters"), run.manifest.get("import", {})
     size = f" It has {parameters:,} parameters." if parameters else ""
     return f"""---
 {head}---
@@ -87,7 +95,7 @@ ehrseq predict THIS_FOLDER MEDS_DATA --at last --out risks.csv
 ```
 
 This needs ehrsequencing {__version__} or newer. Check its calibration on your own patients before you rely on it: \
-`ehrseq evaluate THIS_FOLDER --data MEDS_DATA --out RESULTS`.
+`ehrseq evaluate THIS_FOLDER --data MEDS_DATA --out RESULTS`.{_KNOWN.get(imported.get("known"), "")}
 
 ## What is inside
 
@@ -166,7 +174,7 @@ def _trained_on(metrics: Mapping[str, Any] | None) -> str:
 # ---- CHAI's applied model card --------------------------------------------------------------------------------------
 
 
-def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str) -> bytes:
+def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str) -> str:
     """The card as XML; arguments as of `model_card`."""
     rows, groups = _rows(metrics), _group_rows(metrics)
     people = _people(metrics)
@@ -250,7 +258,7 @@ def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str
     _append(root, list(content.items()))
     xml.indent(root)
     text = xml.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'.encode()
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
 def _append(parent: xml.Element, entries: list[tuple[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.disclosure import owners_part, redact
 from ehrsequencing.core.files import Page, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
@@ -180,7 +180,7 @@ def write_report(metrics: Mapping[str, Any], folder: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page of the report; one that shows single people is for its owner alone."""
+    """Write a page of the report; one with exact curves or single people is for its owner alone."""
     write_bytes(path, text.encode(), owner_only=not isinstance(text, Page))
 
 
@@ -197,9 +197,8 @@ def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
         page: `report.html` or `report-details.html`.
     """
     m = redact(metrics, decimals=False)
-    if page == DETAILS and metrics.get("trajectories") and not m["trajectories"]:
-        # somebody asked for single persons: this page is their owner's
-        return _drawn(m | {"trajectories": metrics["trajectories"]}, page)
+    if page == DETAILS and m.keys() - metrics.keys() == {"individual"}:  # of real people, exact
+        return _drawn({**m, **owners_part(metrics)}, page)
     return m.drawn(partial(_drawn, page=page))
 
 

@@ -19,12 +19,16 @@ from ehrsequencing.config import (
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
+    Page,
+    Shareable,
     digest,
     refuse_overlap,
     sha256,
     write_bytes,
     write_settings,
+    write_shareable,
 )
+from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import (
     MANIFEST,
     NETWORK_FILES,
@@ -81,13 +85,14 @@ def share_run(
         for name in names:
             write_bytes(folder / name, (run.folder / name).read_bytes())
         write_settings(folder / "config.yaml", settings_to_share(run.study))
-        metrics, audited = read_result(run.folder), _audited(run)
-        card = model_card(run, metrics, audited, license_id=license_id)
-        write_bytes(folder / CARD, card.encode())
-        write_bytes(folder / APPLIED_CARD, applied_model_card(run, metrics, audited))
+        metrics = read_result(run.folder) or Shareable()  # nothing tells of nobody
+        for name, text in _cards(run, metrics, license_id=license_id).items():
+            write_shareable(folder / name, text)
         _require_no_place(run, folder)
         required = [*sorted(needed), *names[copied:]]
-        write_manifest(folder, _manifest(run, folder), required=required)
+        made = {"run": run.fingerprint, "evaluation": metrics.get("made_of")}
+        facts = _manifest(run, folder) | {"made_of": digest(made_of(**made))}
+        write_manifest(folder, facts, required=required)
         return sorted(path.name for path in folder.iterdir())
 
 
@@ -128,25 +133,30 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
-    copied = ("excluded", "task", "parameters", "simulated")
-    kept: dict[str, Any] = {name: run.manifest[name] for name in copied if name in run.manifest}
+    noted = run.manifest.get("import", {})  # its time zone would tell of the place
+    kept = run.manifest.keys() & {"excluded", "task", "parameters", "simulated"}
     return {
         **SHARED_RUN.facts,
         "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-        **kept,
+        **{name: run.manifest[name] for name in sorted(kept)},
         "prepared": NOT_SHARED,
         "data": NOT_SHARED,
         "labels": NOT_SHARED,
         "vocabulary": vocabulary,
         "fingerprint": own,
+        "import": {name: how for name, how in noted.items() if name == "known"},
     }
 
 
-def _audited(run: Run) -> str:
-    audit = saved_audit(run.folder)
-    if audit is None:
-        return "The audit for leaks of the future has not been made."
-    return f"The audit for leaks of the future found {'a leak' if audit['leaks'] else 'no leak'}."
+def _cards(run: Run, metrics: Shareable, *, license_id: str | None) -> dict[str, Page]:
+    """The cards by the names of their files."""
+    audit, audited = saved_audit(run.folder), "The audit for leaks of the future has not been made."
+    if audit is not None:
+        audited = f"The audit for leaks of the future found {'a' if audit['leaks'] else 'no'} leak."
+    return {
+        CARD: metrics.drawn(lambda m: model_card(run, m or None, audited, license_id=license_id)),
+        APPLIED_CARD: metrics.drawn(lambda m: applied_model_card(run, m or None, audited)),
+    }
 
 
 def _require_no_place(run: Run, folder: Path) -> None:
