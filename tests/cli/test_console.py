@@ -1,5 +1,6 @@
 """The terminal: exit codes, lines without control characters, streams of any encoding, and outputs without a name."""
 
+import errno
 import os
 import pty
 import re
@@ -283,3 +284,16 @@ def test_the_kept_epoch_is_that_of_the_lowest_tuning_nll(sim_run: Path) -> None:
     (line,), facts = kept_epochs(sim_run)
     assert f"kept epoch {best['epoch']} of {len(history)}, whose tuning NLL is lowest" in line
     assert facts["kept"] == [{"epoch": best["epoch"], "epochs": len(history), "tuning_nll": best["tuning_nll"]}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "no-such-folder"]], ids=["help", "check"])
+def test_a_command_that_can_print_nothing_ends_with_2(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([*MAIN, *arguments], stdout=full, stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG, errno.ENOSPC])
+def test_an_output_without_room_is_no_unexpected_error(number: int) -> None:
+    found = failing(OSError(number, os.strerror(number)))
+    assert (found.exit_code, "the output cannot be written" in found.output) == (2, True)

@@ -102,4 +102,5 @@ def curves(reply: Reply) -> np.ndarray[Any, Any]:
 
 def small_limits(**changed: float) -> Limits:
     """Limits that a test can reach."""
-    return Limits(**{"body_bytes": 20_000, "rows": 50, "visits": 10, "seconds": 2.0, **changed})  # type: ignore[arg-type]
+    small = {"body_bytes": 20_000, "objects": 150, "values": 1_200, "rows": 50, "visits": 10, "seconds": 2.0}
+    return Limits(**{**small, **changed})  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ from ehrsequencing.api.progress import Tick, plain, print_line
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota or size limit of a file
 USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
 
@@ -183,12 +184,7 @@ def errors(debug: bool) -> Iterator[None]:
     """Turn an error into one line on stderr and an exit code; with `debug`, print the traceback instead."""
     try:
         yield
-    except (
-        typer.Exit,
-        typer.Abort,
-        typer.BadParameter,
-        BrokenPipeError,
-    ):  # BrokenPipeError: for `run`
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):  # the last for `run`
         raise
     except KeyboardInterrupt as error:
         number = number_of(error)
@@ -231,13 +227,6 @@ def _say_last(line: str) -> None:
         say(line, err=True)
     except OSError:
         _drop(2)
-
-
-_NO_ROOM = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-}  # the disk, the quota or the limit of a file is full
 
 
 def _line_and_code(error: Exception) -> tuple[str, int]:
@@ -433,11 +422,8 @@ def run(app: typer.Typer) -> None:
         if "--json" in sys.argv and isinstance(
             stop.__context__, _UsageError
         ):  # no command has begun
-            parts = {
-                "what": stop.__context__.format_message(),
-                "where": "",
-                "fix": "see ehrseq --help",
-            }
+            what = stop.__context__.format_message()
+            parts = {"what": what, "where": "", "fix": "see ehrseq --help"}
             typer.echo(Output(error=parts).as_json(USER_ERROR))
         if asked := getattr(stop.__context__, "option_name", ""):
             _name_setting(str(asked))

@@ -91,6 +91,8 @@ def serve(
     limits = Limits(
         body_bytes=max_body * 2**20,
         held_bytes=4 * max_body * 2**20,
+        objects=max_rows + 100,
+        values=8 * max_rows,
         rows=max_rows,
         visits=max_visits,
         seconds=timeout,

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 NO_HEADER = "its first line may be a patient's and is not shown: give it a header line"
-_KEY = re.compile(r"(?!.*\d{3})[\w ./()%\[\]-]{1,64}")
-_NAME = re.compile(rf"(?!\d){_KEY.pattern}")
+_NAME = re.compile(r"(?!.*\d{3})[\w ./()%\[\]-]{1,64}")
 # a name that no cell has: by its last word, as in patient_id, eventDate and sex
 _NAME_ALONE = re.compile(
     r"(?:\S*[_.])?(?i:ids?|subject|patient|person|age|sex|gender|event|status|start|stop|end|day|years?|value|unit|risk)"
@@ -39,7 +38,7 @@ def quoted(name: str) -> str:
     >>> quoted("training.dimm"), quoted("4711007")
     (" 'training.dimm'", '')
     """
-    return f" {name!r}" if _KEY.fullmatch(name) else ""
+    return f" {name!r}" if _NAME.fullmatch(name) else ""
 
 
 class EhrseqError(Exception):

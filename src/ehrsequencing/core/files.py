@@ -325,7 +325,8 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
-    require_file(path)
+    if path.exists() and not path.is_file():
+        raise EhrseqError("is no file", where=str(path), fix="make it one: a pipe cannot be read")
     try:
         with disk_errors("cannot be read", path):
             return parse(path.read_bytes())
@@ -384,19 +385,8 @@ def refuse_pipes(folder: Path) -> None:
             )
 
 
-def require_file(path: Path) -> None:
-    """Refuse a pipe, a socket or a device, which a reader would wait for.
-
-    Raises:
-        EhrseqError: There is one at this path.
-    """
-    if path.exists() and not path.is_file():
-        raise EhrseqError("is no file", where=str(path), fix="make it one: a pipe cannot be read")
-
-
 def sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    require_file(path)
     with disk_errors("cannot be read", path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -156,7 +156,7 @@ def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
         name = path.relative_to(folder).as_posix()
         if not is_temporary(path) and (name not in known or path.is_symlink()):
             return f"holds {name!r}, which ehrseq did not write"
-        if name in files and sha256(path) != files[name]:
+        if name in files and not (path.is_file() and sha256(path) == files[name]):
             return f"holds {name!r}, which has changed since it was written"
     return None
 

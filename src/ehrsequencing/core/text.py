@@ -11,6 +11,7 @@ import yaml
 from ehrsequencing.core.errors import quoted
 
 LONGEST_YAML = 1_000_000  # characters: PyYAML takes some seconds for as many
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 # PyYAML raises any of them for bad tags
 _INVALID = (
     yaml.YAMLError,
@@ -43,7 +44,9 @@ def parse_yaml(text: str) -> Any:
     if len(text) > LONGEST_YAML:
         raise BadText(f"is longer than {LONGEST_YAML:,} characters")
     with _bad_text("YAML"):
-        return yaml.load(text, Loader=_Strict)  # noqa: S506  # a SafeLoader
+        value = yaml.load(text, Loader=_Strict)  # noqa: S506  # a SafeLoader
+        _require_text(value)
+        return value
 
 
 def parse_json(text: str | bytes, *, distinct: bool = True) -> Any:
@@ -63,7 +66,8 @@ def parse_json(text: str | bytes, *, distinct: bool = True) -> Any:
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text))
         value = json.loads(text, object_pairs_hook=_distinct if distinct else None)
-        _require_text(text, _ESCAPES)
+        if _SURROGATE.search(text):
+            _require_text(value)
         return value
 
 
@@ -71,31 +75,9 @@ class HalfSurrogate(BadText):
     """JSON or YAML that holds half a surrogate pair, which is no text: no file can hold it in UTF-8."""
 
 
-def _require_text(text: str, pattern: re.Pattern[str], line: int = 1) -> None:
-    """Refuse text with half of a surrogate pair.
-
-    Args:
-        text: The text.
-        pattern: Finds halves, as its first group.
-        line: The number of the text's first line.
-
-    Raises:
-        HalfSurrogate: There is one.
-    """
-    if _HIGH_OR_LOW.search(text) is None:  # nearly always, and quickly
-        return
-    for found in pattern.finditer(text):
-        if found[1]:
-            line += text.count("\n", 0, found.start())
-            raise HalfSurrogate("holds half a surrogate pair, which is no text", line)
-
-
-_HIGH_OR_LOW = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-# in JSON that was parsed: an escape other than of a surrogate, a whole pair, or (group 1) half a pair
-_ESCAPES = re.compile(
-    r"\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F])|(\\u|[\ud800-\udfff])"
-)
-_CHARACTERS = re.compile(r"([\ud800-\udfff])")
+def _require_text(value: Any) -> None:
+    """Refuse a value with half a surrogate pair, by an error of Python."""
+    json.dumps(value, ensure_ascii=False).encode()
 
 
 @contextmanager
@@ -105,6 +87,8 @@ def _bad_text(language: str) -> Iterator[None]:
         yield
     except BadText:
         raise
+    except UnicodeEncodeError as error:
+        raise HalfSurrogate("holds half a surrogate pair, which is no text") from error
     except RecursionError as error:
         raise BadText("is nested too deeply") from error
     except _INVALID as error:
@@ -131,8 +115,6 @@ class _Strict(yaml.SafeLoader):
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
             raise BadText("has an alias (*), which may stand for any amount; write it out", line)
         node: yaml.Node | None = super().compose_node(parent, index)
-        if isinstance(node, yaml.ScalarNode):
-            _require_text(node.value, _CHARACTERS, node.start_mark.line + 1)
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

@@ -62,14 +62,15 @@ def import_csv(source: str, job: Import) -> None:
             # what must hold something that can be read
             counts.columns["no_person"] = subject
             counts.required |= {subject, *table_map.number_columns()}
-            for when in (table_map.time, *(event.time for event in table_map.events)):
+            date_columns = table_map.date_columns()
+            for when in {table_map.time, *(event.time for event in table_map.events)}:
                 named = {when.since, when.before} if isinstance(when, Elapsed) else {when}
-                counts.required |= {name for name in table_map.date_columns() if name in named}
+                counts.required |= set(date_columns) & named
             looked_at = [*table_map.id_columns(), *table_map.number_columns()]
             dates = job.survey(
                 [table],
                 counts,
-                table_map.date_columns(),
+                date_columns,
                 form.look,
                 looked_at,
                 decimal=table_map.decimal,
@@ -287,5 +288,6 @@ def _event(
     unit = pa.chunked_array([pa.array([event.unit] * n, pa.string())])
     unit = block.name(event.unit_from) if event.unit_from is not None else unit
     united = pc.if_else(pc.is_valid(number), joined(code, unit), NO_TEXT)
-    book.add(united, parent=code)
+    if united.null_count < n:  # of thousands of events most may have no unit
+        book.add(united, parent=code)
     return pc.coalesce(united, code), keep, number

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import disk_errors
 
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 # what imports write where a period under observation begins and ends
@@ -284,8 +283,7 @@ def keep(events: Events, path: Path, numbers: Ints) -> KeptRows:
     rows = np.empty(len(events), dtype)
     for name in dtype.names or ():
         rows[name] = getattr(events, name)
-    with disk_errors("cannot be written", path):
-        rows.tofile(path)
+    rows.tofile(path)
     subject_id, subject = events.subjects
     bounds = offsets(subject, len(subject_id))
     return KeptRows(path, dtype, subject_id, bounds, events.beyond, numbers)

@@ -1,6 +1,5 @@
 """The service: which path answers what, and an HTTP server (uvicorn) on an address of this machine."""
 
-import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +34,7 @@ from ehrsequencing.serve.schemas import (
     Row,
     problem_of_validation,
 )
-from ehrsequencing.serve.security import Access, Limits, access_to, bearer, guard
+from ehrsequencing.serve.security import LEFT, Access, Limits, access_to, bearer, guard
 from ehrsequencing.serve.service import Service
 
 _PATHS = ("/health", "/version", "/metrics", "/openapi.json", "/predict")
@@ -97,9 +96,7 @@ def create_app(
     app.state.limits = predictor.limits
     _add_own_paths(app, service)
     app.include_router(cds_hooks.router(service))
-    app.include_router(
-        page.landing(service) if explorer is None else page.router(explorer, service.bodies)
-    )
+    app.include_router(page.landing(service) if explorer is None else page.router(explorer))
     _answer_errors(app)
     guard(app, allowed, service.count_request)
     return app
@@ -205,43 +202,37 @@ class Connection(H11Protocol):
     `Limits.idle_seconds` and `Limits.seconds` are these times.
     """
 
-    _reads: asyncio.TimerHandle | None = None  # while an answer is not read
-
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._wait()
 
-    def pause_writing(self) -> None:
-        """Begin to wait until the client has read what was sent."""
-        super().pause_writing()
-        self._reads = self._reads or self._abort_later()
-
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         super().on_response_complete()
-        if self._reads is not None:
-            self._reads.cancel()
-            self._reads = None
         self._waits.cancel()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and start no work for who has left."""
         self._waits.cancel()
+        if self.scope is not None:
+            self.scope["state"][LEFT] = True
         super().connection_lost(exc)
-
-    def _abort_later(self) -> asyncio.TimerHandle:
-        seconds = self.config.app.state.limits.seconds  # type: ignore[union-attr]
-        return self.loop.call_later(seconds, self.transport.abort)
 
     def _wait(self) -> None:
         self._waits = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
 
+    def pause_writing(self) -> None:
+        """Begin to wait until the client has read what was sent."""
+        super().pause_writing()
+        self._waits.cancel()
+        seconds = self.config.app.state.limits.seconds  # type: ignore[union-attr]
+        self._waits = self.loop.call_later(seconds, self.transport.abort)
+
     def _close_if_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
-            self._abort_later()  # where the client does not read the rest
+            self.transport.abort()  # also where the client has not read the end of an answer
 
 
 def server(

@@ -22,7 +22,7 @@ from ehrsequencing.serve.schemas import Problem
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "ehrseq_token"
 SHORTEST_TOKEN = 16  # characters
-CLIENT_LEFT = 499  # counts in /metrics the requests whose client did not wait, as nginx does
+LEFT = "has_left"  # the state of a request whose client is gone
 HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -40,9 +40,10 @@ class Limits:
 
     Attributes:
         body_bytes: Size of a request's body.
-        held_bytes: Size of all bodies together: requests that arrive or wait, and answers that are being read.
-        rows: Rows of a record, and JSON objects of a body: a FHIR resource has about ten, of some 40 µs each.
-        values_a_row: JSON values of a body for each of these `rows`.
+        held_bytes: Size of all bodies together that arrive or wait; one alone may be larger.
+        objects: JSON objects of a body, which cost up to 40 µs each; a FHIR resource has about ten, a row is one.
+        values: JSON values of a body.
+        rows: Rows of a record.
         visits: Visits of a record.
         numbers: Risks in one answer: prediction times × causes × horizons.
         waiting: Requests that may wait for the model; further ones are told to come back, and their bodies not read.
@@ -55,8 +56,9 @@ class Limits:
 
     body_bytes: int = 16 * 2**20
     held_bytes: int = 64 * 2**20
+    objects: int = 50_100
+    values: int = 400_000
     rows: int = 50_000
-    values_a_row: int = 8
     visits: int = 10_000
     numbers: int = 500_000
     waiting: int = 64
@@ -166,7 +168,7 @@ def guard(app: FastAPI, access: Access, count: Callable[[str, str, int, float], 
         except Problem as problem:
             found = problem.response(request_id)
         except ClientDisconnect:
-            found = Response(status_code=CLIENT_LEFT)
+            found = Response(status_code=499)  # for /metrics, as nginx counts it
         except Exception:  # nothing of it is logged: its text may hold what the request held
             found = Problem(500, "an unexpected error").response(request_id)
         for name, value in {**HEADERS, "x-request-id": request_id}.items():

@@ -1,9 +1,8 @@
 """What all paths use: the thread of the model, the bodies that are held, and counts for Prometheus."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime
 from html import escape
 from typing import Any, TypeVar
@@ -15,16 +14,14 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from ehrsequencing.serve.predictor import Predictor
 from ehrsequencing.serve.schemas import Problem
-from ehrsequencing.serve.security import COOKIE, Limits
+from ehrsequencing.serve.security import COOKIE, LEFT, Limits
 
 Result = TypeVar("Result")
 JSON = "application/json"
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-_OBJECTS_BESIDE = 100  # of a body that are no rows
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -40,7 +37,7 @@ class ModelThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """What a function returns, called in the thread of the model. Cancelled before it begins, it is not called.
+        """What a function returns, called in the thread of the model.
 
         Raises:
             Problem: Too many requests wait, or the answer takes too long; or what the function raises.
@@ -76,87 +73,6 @@ def busy() -> Problem:
     return Problem(503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"})
 
 
-class Bodies:
-    """The bytes of all bodies that the server holds together.
-
-    Args:
-        most_bytes: How many it may hold. One body alone may have more.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.held_bytes = most_bytes, 0
-
-    @contextmanager
-    def holding(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that adds bytes of one body; at the end of the block they count no longer.
-
-        Raises:
-            Problem: By that function: there are too many.
-        """
-        own_bytes = 0
-
-        def add(size: int) -> None:
-            nonlocal own_bytes
-            own_bytes += size
-            self.held_bytes += size
-            if own_bytes < self.held_bytes > self.most_bytes:
-                raise busy()
-
-        try:
-            yield add
-        finally:
-            self.held_bytes -= own_bytes
-
-
-class HeldResponse(Response):
-    """An answer that counts among the bodies until its client has read it.
-
-    Args:
-        body: What is sent.
-        bodies: Where it counts.
-        settings: Of `Response`.
-    """
-
-    def __init__(self, body: bytes, bodies: Bodies, **settings: Any) -> None:
-        super().__init__(body, **settings)
-        self.bodies = bodies
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        with self.bodies.holding() as add:
-            add(len(self.body))
-            await super().__call__(scope, receive, send)
-
-
-async def body_of(request: Request, limits: Limits, add: Callable[[int], None]) -> bytearray:
-    """The body of a request.
-
-    Args:
-        request: The request.
-        limits: Of its size and time.
-        add: Called with the size of each part.
-
-    Raises:
-        Problem: It is too large, or it comes too slowly.
-        ClientDisconnect: The client left before its end.
-    """
-    what, body = f"the body is larger than {limits.body_bytes:,} bytes", bytearray()
-    too_large = Problem(413, what, fix="send a smaller one")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limits.body_bytes:
-        raise too_large
-    try:
-        async with asyncio.timeout(limits.seconds):
-            async for part in request.stream():
-                add(len(part))
-                body += part
-                if len(body) > limits.body_bytes:
-                    raise too_large
-    except TimeoutError:
-        raise Problem(408, "the body came too slowly", headers={"Connection": "close"}) from None
-    return body
-
-
 def refuse_costly(body: bytearray, limits: Limits) -> None:
     """Refuse a body for its number of JSON values, before any of them becomes a Python object.
 
@@ -167,39 +83,13 @@ def refuse_costly(body: bytearray, limits: Limits) -> None:
     """
     objects = body.count(b"{")
     values = objects + body.count(b"[") + body.count(b",")
-    for count, most, what in (
-        (objects, limits.rows + _OBJECTS_BESIDE, "objects"),
-        (values, limits.values_a_row * (limits.rows + _OBJECTS_BESIDE), "values"),
-    ):
-        if count > most:
-            raise Problem(
-                413,
-                f"more than {most:,} JSON {what}",
-                where="body",
-                fix="leave out rows or resources that the model does not read",
-            )
-
-
-async def unless_left(request: Request, answer: Coroutine[Any, Any, Result]) -> Result:
-    """What a coroutine returns; it is cancelled when the client of a request, whose body was read, leaves.
-
-    Raises:
-        ClientDisconnect: The client left.
-    """
-
-    async def leave() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answering, leaving = asyncio.create_task(answer), asyncio.create_task(leave())
-    try:
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            raise ClientDisconnect
-        return answering.result()
-    finally:
-        answering.cancel()
-        leaving.cancel()
+    if objects > limits.objects or values > limits.values:
+        raise Problem(
+            413,
+            f"more than {limits.objects:,} JSON objects or {limits.values:,} values",
+            where="body",
+            fix="leave out rows or resources that the model does not read",
+        )
 
 
 class Service:
@@ -215,7 +105,7 @@ class Service:
         self, predictor: Predictor, paths: tuple[str, ...], clock: Callable[[], datetime]
     ) -> None:
         self.predictor, self.model, self.paths = predictor, ModelThread(predictor.limits), paths
-        self.bodies = Bodies(predictor.limits.held_bytes)
+        self.held_bytes = 0  # of all bodies that arrive or wait
         self.clock = clock
         self._registry = prometheus.CollectorRegistry()
         self._requests = prometheus.Counter(
@@ -268,16 +158,21 @@ class Service:
         """
         shape_of_body, limits = TypeAdapter(body), self.predictor.limits
 
-        def answered(text: bytearray) -> bytes:
+        def answered(request: Request, text: bytearray) -> bytes:
+            if getattr(request.state, LEFT, False):
+                raise ClientDisconnect
             refuse_costly(text, limits)
             return to_json(answer(shape_of_body.validate_json(text)))
 
         async def handle(request: Request) -> Response:
             self.model.refuse_if_full()  # before its body is read
-            with self.bodies.holding() as add:
-                text = await body_of(request, limits, add)
-                sent = await unless_left(request, self.model.run(lambda: answered(text)))
-            return HeldResponse(sent, self.bodies, media_type=JSON)
+            text = bytearray()
+            try:
+                await self._receive(request, text)
+                sent = await self.model.run(lambda: answered(request, text))
+            finally:
+                self.held_bytes -= len(text)
+            return Response(sent, media_type=JSON)
 
         content = {JSON: {"schema": _inlined(shape_of_body.json_schema())}}
         shape = _inlined(TypeAdapter(reply).json_schema(mode="serialization"))
@@ -290,6 +185,33 @@ class Service:
             openapi_extra={"requestBody": {"required": True, "content": content}},
             **settings,
         )(handle)
+
+    async def _receive(self, request: Request, body: bytearray) -> None:
+        """Add the parts of a request's body to `body`, which counts as held.
+
+        Raises:
+            Problem: It is too large, it comes too slowly, or the server holds too much.
+            ClientDisconnect: The client left before its end.
+        """
+        limits = self.predictor.limits
+        what = f"the body is larger than {limits.body_bytes:,} bytes"
+        too_large = Problem(413, what, fix="send a smaller one")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limits.body_bytes:
+            raise too_large
+        try:
+            async with asyncio.timeout(limits.seconds):
+                async for part in request.stream():
+                    body += part
+                    self.held_bytes += len(part)
+                    if len(body) > limits.body_bytes:
+                        raise too_large
+                    if len(body) < self.held_bytes > limits.held_bytes:
+                        raise busy()
+        except TimeoutError:
+            raise Problem(
+                408, "the body came too slowly", headers={"Connection": "close"}
+            ) from None
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
@@ -341,7 +263,7 @@ def landing(service: Service) -> APIRouter:
     return routes
 
 
-def router(html: str, bodies: Bodies) -> APIRouter:
+def router(html: str) -> APIRouter:
     """The explorer's page, which says by itself what it may load."""
     routes = APIRouter()
     body = html.encode()
@@ -353,7 +275,6 @@ def router(html: str, bodies: Bodies) -> APIRouter:
             moved = RedirectResponse("/", status_code=303)
             moved.set_cookie(COOKIE, quote(token), httponly=True, samesite="strict")
             return moved
-        policy = {"Content-Security-Policy": "frame-ancestors 'none'"}
-        return HeldResponse(body, bodies, media_type="text/html", headers=policy)
+        return HTMLResponse(body, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
     return routes

@@ -6,7 +6,8 @@ A resource is JSON as Python reads it. Whatever has not the type that FHIR deman
 import re
 from calendar import monthrange
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -280,7 +281,7 @@ def entries_of(
     server: str = "",
     note: Resource | None = None,
     *,
-    renamed: Sequence[Mapping[str, str]] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Entry]:
     """The resources of a JSON document: a resource, a list of them, or a bundle, also of bundles.
 
@@ -292,20 +293,21 @@ def entries_of(
         document: The document.
         server: That of the document.
         note: The entry of a bundle that holds the document.
-        renamed: Reference → type and id, of each bundle around the document. A document is copied once only.
+        renamed: Reference → type and id, of the bundles around the document.
     """
     if isinstance(document, list):
         for item in document:
             yield from entries_of(item, server, note, renamed=renamed)
         return
     if kind_of(document) != "Bundle":
-        resource = _with_references(document, partial(_renamed, renamed)) if renamed else document
+        get = renamed.get
+        resource = _with_references(document, lambda x: get(x, x)) if renamed else document
         yield Entry(resource, server, note)
         return
     entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict)]
     if text(document, "type") == "history":
         entries.reverse()
-    given, own_names = [], {}
+    given, renamed = [], dict(renamed)
     for entry in entries:
         resource, url = entry.get("resource"), text(entry, "fullUrl")
         there = referred(url) if url is not None else None
@@ -314,8 +316,7 @@ def entries_of(
         given.append(resource)
         kind, name = kind_of(resource), text(resource, "id")
         if url and kind and name and there not in ((None, name), (kind, name)):
-            own_names[url] = f"{kind}/{name}"
-    renamed = [*renamed, own_names] if own_names else renamed
+            renamed[url] = f"{kind}/{name}"
     for entry, resource in zip(entries, given, strict=True):
         base = _server(text(entry, "fullUrl") or "") or server
         if text(entry, "request.method") == "DELETE":
@@ -329,10 +330,3 @@ def entries_of(
             yield Entry(deleted, _server(url) or server, entry, is_there=kind is None)
         elif resource:
             yield from entries_of(resource, base, entry, renamed=renamed)
-
-
-def _renamed(names: Sequence[Mapping[str, str]], reference: str) -> str:
-    """A reference by the names of the bundles around it, the outermost first."""
-    for inside in names:
-        reference = inside.get(reference, reference)
-    return reference

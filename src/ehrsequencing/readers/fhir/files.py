@@ -21,6 +21,7 @@ _SERVER = re.compile(
     rb'"(?:subject|patient)"\s*:\s*\{\s*"reference"\s*:\s*"(https?://[^"\s]+)/Patient/'
 )
 _LINES = (".ndjson", ".jsonl")
+_IN_UTF8 = "correct the text, or export it again in UTF-8"
 _BAD = (OSError, EOFError, zlib.error, ValueError, RecursionError)
 _FIX = "name a folder of FHIR R4: bulk export as .ndjson, or bundles as .json, plain or gz"
 
@@ -47,8 +48,10 @@ class FhirFile:
                 yield from self._of_lines()
             else:
                 yield from entries_of(
-                    _parsed(read_unpacked(self.path, where=self.where), self.where)
+                    parse_json(read_unpacked(self.path, where=self.where), distinct=False)
                 )
+        except HalfSurrogate as error:
+            raise EhrseqError(error.what, where=self.where, fix=_IN_UTF8) from error
         except _BAD as error:
             kind = "one resource a line" if self.is_lines else "JSON"
             raise EhrseqError(
@@ -64,7 +67,11 @@ class FhirFile:
                 if line.isspace():
                     continue
                 try:
-                    document = _parsed(line, self.where, number)
+                    document = parse_json(line.removeprefix(codecs.BOM_UTF8), distinct=False)
+                except HalfSurrogate as error:
+                    raise EhrseqError(
+                        error.what, where=f"{self.where}, line {number}", fix=_IN_UTF8
+                    ) from error
                 except ValueError:
                     self.bad_lines.append(number)
                     yield Entry(None, is_there=False)
@@ -73,23 +80,6 @@ class FhirFile:
                     yield from entries_of(document, self.server)
                 else:
                     yield Entry(document)
-
-
-def _parsed(text: bytes, where: str, line: int | None = None) -> Any:
-    """JSON, also after a byte-order mark; a line of a file must not hold what no file can hold.
-
-    Raises:
-        BadText: It is no JSON.
-        EhrseqError: It holds half a surrogate pair.
-    """
-    try:
-        return parse_json(text.removeprefix(codecs.BOM_UTF8), distinct=False)
-    except HalfSurrogate as error:
-        raise EhrseqError(
-            error.what,
-            where=f"{where}, line {line or error.line}",
-            fix="correct the text, or export it again in UTF-8",
-        ) from error
 
 
 def _opened(path: Path) -> Any:

@@ -3,7 +3,6 @@
 Every resource is counted under its type, and every cell that is read.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import timedelta, tzinfo
@@ -49,7 +48,6 @@ from ehrsequencing.readers.rows import (
 BLOCK = 5_000  # rows that are Python objects at once
 # the table under which JSON without a resource type, and what is no JSON, is counted
 UNTYPED = "unreadable"
-_TYPE = re.compile(r"[A-Z][A-Za-z]{1,60}")  # any other text is not shown
 # an import that loses all of these is refused
 _ESSENTIAL = ("Patient", "Encounter", "Condition", "Observation")
 _CLOCKS = {"utc": r"T.*(Z|[+-]00:?00)$", "local": r"T.*[+-](0[1-9]|1\d|00:?[1-9])"}
@@ -241,7 +239,7 @@ class Blocks:
     def _counted(self, resource: Any, found: Iterable[Row] | str) -> list[tuple[Any, ...]]:
         """The rows of a resource with its type and number; one without rows is counted."""
         kind = kind_of(resource) or ""
-        kind = kind if _TYPE.fullmatch(kind) else UNTYPED
+        kind = kind if kind.isalpha() else UNTYPED  # other texts are not shown
         counts = self._counts(kind)
         if isinstance(found, str):
             counts.fates.append(FATES[found])
