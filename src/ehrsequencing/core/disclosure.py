@@ -367,7 +367,11 @@ def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
     return {
         **found,
         **{
-            name: {cause: row for cause, row in found.get(name, {}).items() if cause in causes}
+            name: {
+                cause: _counted(row)
+                for cause, row in found.get(name, {}).items()
+                if cause in causes
+            }
             for name, causes in kept.items()
         },
     }
