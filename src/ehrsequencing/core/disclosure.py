@@ -166,10 +166,7 @@ def _learned(row: Row, *, events: Row) -> dict[str, Any]:
 def redact_rows(found: Row, *, is_simulated: bool, is_pooled: bool = False) -> Shareable:
     """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs.
 
-    Args:
-        found: The exact result.
-        is_simulated: Whether nobody is a person; then nothing is redacted.
-        is_pooled: Whether it was made of files that were redacted at their sites, cell by cell.
+    What `is_pooled` was made of files that were redacted at their sites, cell by cell.
     """
     of_row = _counted if is_pooled else partial(_cell, cells={})
     return Shareable(found if is_simulated else rounded(_changed(found, of_row)))
@@ -367,7 +364,11 @@ def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
     return {
         **found,
         **{
-            name: {cause: row for cause, row in found.get(name, {}).items() if cause in causes}
+            name: {
+                cause: _counted(row)
+                for cause, row in found.get(name, {}).items()
+                if cause in causes
+            }
             for name, causes in kept.items()
         },
     }
