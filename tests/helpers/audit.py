@@ -18,6 +18,7 @@ from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.run_folder import write_run_files
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 from helpers.training import NetworkTrainer as Trainer
 
@@ -120,7 +121,8 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     best: Any = trainer.training.best
     corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
     facts = {"best_epoch": 0, "tuning_nll": 0.0} | (trainer.recalibrate(best) if corrects else {})
-    trainer.write_run(best, [], facts)
+    facts |= {"seed": trainer.settings.seed, "fingerprint": trainer.plan.fingerprint, "made_of": trainer.plan.made_of}
+    write_run_files(out, store, trainer.plan.study, best.cpu(), [], facts)
     return out
 
 

@@ -41,7 +41,8 @@ def test_one_class_and_its_entry_bring_a_row_everywhere(
     assert {one["model"] for one in result["baselines"]} == {"rates", "age + sex"}
     rows = {(m["metric"], m["landmark_days"], m["cause"]): m for m in result["metrics"] if m["model"] == "rates"}
     assert {"c", "ipa", "nll", "oe"} <= {metric for metric, *_ in rows}
-    assert all(m["value"] == pytest.approx(0.5) for (metric, *_), m in rows.items() if metric == "c")
+    c = [m["value"] for (metric, *_), m in rows.items() if metric == "c" and m["value"] is not None]
+    assert c == [0.5] * len(c) != []
     assert "rates" in render(result)
 
 

@@ -37,7 +37,7 @@ SETTINGS = (  # a small model with dropout
     "training.learning_rate=1e-3",
     "training.subjects_per_step=24",
     "training.epochs=30",
-    "training.blend=false",  # four networks, and the trees of its folds, would take minutes
+    "training.blend=false",  # the trees of its folds would take a minute
     "evaluation.bootstrap=200",
 )
 
