@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Each sets up .venv first, once.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests bench docs
+SOURCES := src tests bench tools docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all test-faults soak notebooks coverage check bench bench-real bench-encoders bench-oracle docs site wheel clean

@@ -1,4 +1,4 @@
-"""Whether a change moved an output: `python bench/same_bytes.py SOURCE OUT`, then `… --compare OUT OTHER`.
+"""Whether a change moved an output: `python tools/same_bytes.py SOURCE OUT`, then `… --compare OUT OTHER`.
 
 Runs the demo, NAFLD (default settings, three epochs, evaluated and predicted) and an OMOP import with the package in
 SOURCE (a checkout's `src`), and writes `OUT/digests.json`: one SHA-256 for each file of every folder made. JSON and

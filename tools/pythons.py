@@ -1,4 +1,4 @@
-"""Whether several Pythons make the same bytes: `python bench/pythons.py OUT PYTHON [PYTHON …]`.
+"""Whether several Pythons make the same bytes: `python tools/pythons.py OUT PYTHON [PYTHON …]`.
 
 Each interpreter, with one thread, simulates, prepares, trains a small network for two epochs, predicts and evaluates. A
 table says for each kind of output whose files they are equal to, byte for byte (a run's JSON files less times, versions

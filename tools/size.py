@@ -1,4 +1,4 @@
-"""How large the source is: `python bench/size.py [FOLDER]` prints statements, files and tokens a code line, by room.
+"""How large the source is: `python tools/size.py [FOLDER]` prints statements, files and tokens a code line, by room.
 
 A statement is an `ast.stmt` node. Tokens are counted outside docstrings, comments and layout, and divided by the
 lines that hold any. Budgets are in statements, because a budget in lines is met by writing denser lines.
