@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
-
 from same_bytes import ROOT, digest
 
 SMALL = [

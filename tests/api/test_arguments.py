@@ -215,6 +215,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "bootstrap": (C, C.replace("3", "4")),
         "pool": ("compare a b --out there", "compare a b --out there --pool"),
         "out": ("compare a b --pool", "compare a b --pool --out there"),
+        "ablate": ("compare a --out there", "compare a --out there --ablate model.position=none,learned"),
+        "task": ("compare a b", "compare a b --task x"),
+        "seeds": ("compare a b", "compare a b --seeds 3"),
         "overwrite": (C, f"{C} --overwrite"),
     },
     "predict": {

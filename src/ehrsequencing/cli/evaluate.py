@@ -250,7 +250,9 @@ def score(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Two runs or more; with --pool: the metrics.json of each site"),
+        typer.Argument(
+            help="Two runs or more; with --pool: the metrics.json of each site; with --ablate: a prepared set"
+        ),
     ],
     split: Annotated[
         str | None, typer.Option("--split", hidden=True, help="train, tuning or [held_out]")
@@ -261,23 +263,43 @@ def compare(
     pool: Annotated[
         bool, typer.Option("--pool", help="Instead, pool one run's evaluations at several sites")
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="With --pool: folder to make")] = None,
+    ablate: Annotated[
+        str | None,
+        typer.Option("--ablate", help="Instead, train networks that differ in SETTING=ONE,OTHER"),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="With --ablate: task of the prepared set")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=2, help="With --ablate: trainings a value [5]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --pool or --ablate: folder to make")
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Compare runs on the same subjects, side by side and paired; or pool sites.
+    """Compare runs on the same subjects, side by side and paired; settings that differ; or pool sites.
 
     Differences are the first run minus each other one. With --pool, each site runs ehrseq evaluate RUN --data on its
     own records and sends its metrics.json. C, O/E, IPA and the calibration slope are pooled by random effects, with an
     interval for their mean and one for another site.
     """
-    of_pool, where = {"--out": out, "--overwrite": overwrite}, "ehrseq compare"
+    where, more = "ehrseq compare", pool or ablate is not None
     given = {"split": split, "bootstrap": bootstrap}
-    refuse_idle(of_pool, "without --pool", where=where, when=not pool)
-    refuse_idle(given, "beside --pool", where=where, when=pool)
-    if pool and out is None:
-        raise EhrseqError("--pool needs --out", where=where, fix="name a folder to make")
+    refuse_idle({"--out": out}, "without --pool or --ablate", where=where, when=not more)
+    refuse_idle({"--overwrite": overwrite}, "without --pool", where=where, when=not pool)
+    of_ablation = {"--task": task, "--seeds": seeds}
+    refuse_idle(of_ablation, "without --ablate", where=where, when=ablate is None)
+    refuse_idle(given, "beside --pool or --ablate", where=where, when=more)
+    refuse_idle({"--ablate": ablate}, "beside --pool", where=where, when=pool)
+    if more and out is None:
+        fix = "name a folder to make"
+        raise EhrseqError("--pool and --ablate need --out", where=where, fix=fix)
     if out is not None:
-        _pool(runs, out, overwrite=overwrite)
+        if pool:
+            _pool(runs, out, overwrite=overwrite)
+        else:
+            _ablate(runs, str(ablate), out, task=task, seeds=seeds or 5)
         return
     from ehrsequencing.api.compare import compare as compare_runs
 
@@ -294,6 +316,28 @@ def compare(
     say(gaps.to_string(index=False, float_format=lambda value: f"{value:+.4f}"))
     rows = {name: found.result[name] for name in ("metrics", "differences")}
     finish(wrote={}, then=["predict", runs[0], "DATA"], result=rows)
+
+
+def _ablate(sets: list[Path], asked: str, out: Path, *, task: str | None, seeds: int) -> None:
+    from ehrsequencing.api.ablate import RESULT, ablate
+    from ehrsequencing.records.prepared import Prepared
+
+    setting, _, values = asked.partition("=")
+    if len(sets) != 1 or not values:
+        fix = "write ehrseq compare PREPARED --ablate SETTING=ONE,OTHER --out DIR"
+        raise EhrseqError("takes one prepared set and one setting", where="--ablate", fix=fix)
+    table, result = ablate(
+        Prepared(sets[0]),
+        setting,
+        values.split(","),
+        out=out,
+        task=task,
+        seeds=seeds,
+        progress=shown(),
+        say=note,
+    )
+    say(table.to_string(float_format=lambda value: f"{value:.4f}"))
+    finish(wrote={"table": out / RESULT}, then=["compare", "--help"], result=result)
 
 
 def _pool(files: list[Path], out: Path, *, overwrite: bool) -> None:

@@ -1,0 +1,161 @@
+"""`compare --ablate`: one setting at several values, networks alone with the same seeds on the same people."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ehrsequencing.api.progress import stages, training_bar
+from ehrsequencing.config import EvaluationConfig, load_study
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.evaluated import Evaluated
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.metrics.bootstrap import mean_by_subject
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.fit import fit
+from ehrsequencing.training.plan import Plan
+
+ALONE = (
+    "training.blend=false",
+    "training.distillation=0",
+)  # no trees beside it, and none to learn from
+RESULT, SECONDS = "ablation.json", "seconds.json"
+_METRICS = ("c", "ipa")
+
+
+def ablate(
+    prepared: Prepared,
+    setting: str,
+    values: Sequence[str],
+    *,
+    out: Path,
+    task: str | None = None,
+    seeds: int = 5,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Train a network for each value and seed, and compare the values on the held-out people.
+
+    Args:
+        prepared: The data.
+        setting: Its name, as in `model.visit_encoder`.
+        values: As on the command line; differences are each minus the first.
+        out: Folder with a run for each value and seed, and `ablation.json`. What is finished there is kept.
+        task: Name of the task; the only one by default.
+        seeds: Of the training, from 0.
+        overrides: Other settings, the same for all.
+        progress: Whether to show bars.
+        say: Called with what is trained.
+
+    Returns:
+        A row for each value: mean and standard deviation over seeds of NLL, C and IPA at the main landmark and horizon,
+        the difference in NLL with its 95 % interval over people, and seconds of a training; and the content of the
+        file, with a row for each run.
+
+    Raises:
+        EhrseqError: There is one value or none, a setting is unknown, or a folder holds another training.
+    """
+    if len(set(values)) < 2 or len(set(values)) < len(values):
+        fix = f"write {setting}=ONE,OTHER"
+        raise EhrseqError("compares two different values or more", where="--ablate", fix=fix)
+    name = task or prepared.only_task()
+    places = [(value, seed) for value in values for seed in range(seeds)]
+    folders = [out / re.sub(r"[^\w.-]+", "-", value) / f"seed-{seed}" for value, seed in places]
+    kept = read_json(out / SECONDS) if (out / SECONDS).is_file() else {}
+    for (value, seed), folder in zip(places, folders, strict=True):
+        say(f"{setting}={value}, seed {seed}")
+        own = [*overrides, *ALONE, f"{setting}={value}", f"training.seed={seed}"]
+        key, started = folder.relative_to(out).as_posix(), time.monotonic()
+        was_done = (folder / "manifest.json").is_file()
+        try:
+            with training_bar(show=progress) as report:
+                plan = Plan.of(prepared, name, load_study(None, own))
+                fit(plan, folder, resume=True, on_progress=report)
+        finally:
+            if not was_done:
+                kept[key] = kept.get(key, 0.0) + time.monotonic() - started
+                out.mkdir(parents=True, exist_ok=True)
+                write_json(out / SECONDS, kept)
+    runs = [Run(folder) for folder in folders]
+    with stages("comparing", show=progress) as stage:
+        found, subject = _on_held_out(runs, prepared, name, progress=stage)
+    rows = [
+        {"value": value, "seed": seed, "seconds": kept.get(folder.relative_to(out).as_posix())}
+        | {metric: of_run[metric] for metric in ("nll", *_METRICS)}
+        for (value, seed), folder, of_run in zip(places, folders, found, strict=True)
+    ]
+    table = pd.DataFrame([_summary(value, rows) for value in values]).set_index("value")
+    of_value = [
+        np.mean([f["rows"] for f, (v, _) in zip(found, places, strict=True) if v == value], axis=0)
+        for value in values
+    ]
+    gaps = list(_gaps(of_value, subject))
+    for column, numbers in zip(
+        ("nll less the first", "low", "high"), zip(*gaps, strict=True), strict=True
+    ):
+        table[column] = numbers
+    result = {
+        "setting": setting,
+        "task": name,
+        "runs": rows,
+        "values": table.reset_index().to_dict("records"),
+    }
+    write_json(out / RESULT, result)
+    return table, result
+
+
+def _on_held_out(
+    runs: Sequence[Run], prepared: Prepared, task: str, *, progress: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], Floats]:
+    """Of each run its NLL by row, their mean, and its metrics at the main place; and whose rows they are."""
+    population = Population.of_split(prepared, prepared.task(task), "held_out")
+    evaluated = Evaluated.of_run(runs[0])
+    others = {f"run {number}": run.predictor for number, run in enumerate(runs[1:], start=2)}
+    evaluation = Evaluation(
+        evaluated,
+        population,
+        prepared=None,
+        settings=EvaluationConfig(baselines="none", bootstrap=0),
+        beside=others,
+    )
+    metrics, _, (landmark, horizon) = evaluation.tables(progress=progress)
+    cause = evaluated.task.causes[0]
+    at = {
+        (row["model"], row["metric"]): row["value"]
+        for row in metrics
+        if (row["landmark_days"], row["horizon_days"], row["cause"]) == (landmark, horizon, cause)
+    }
+    names = [evaluated.name, *others]
+    found = [
+        {"rows": evaluation.nll[name], "nll": float(evaluation.nll[name].mean())}
+        | {metric: at.get((name, metric)) for metric in _METRICS}
+        for name in names
+    ]
+    return found, np.asarray(population.records.rows.subject)
+
+
+def _summary(value: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    own = [row for row in rows if row["value"] == value]
+    found: dict[str, Any] = {"value": value, "seeds": len(own)}
+    for metric in ("nll", *_METRICS):
+        numbers = np.array([np.nan if row[metric] is None else row[metric] for row in own])
+        found[metric] = float(numbers.mean())
+        found[f"{metric} sd"] = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
+    seconds = [row["seconds"] for row in own if row["seconds"] is not None]
+    return found | {"seconds": float(np.median(seconds)) if seconds else None}
+
+
+def _gaps(of_value: Sequence[Floats], subject: Any) -> Iterator[tuple[float, float, float]]:
+    """Each value's NLL, mean over seeds, less that of the first, with its 95 % interval over people."""
+    for rows in of_value:
+        less, se = mean_by_subject(rows - of_value[0], subject)
+        yield less, less - 1.96 * se, less + 1.96 * se
