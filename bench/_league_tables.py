@@ -145,7 +145,7 @@ def verdict(metric: str, row: Row | None) -> str:
     if row is None or row["value"] is None or row["low"] is None:
         return "no interval"
     if row["low"] <= 0 <= row["high"]:
-        return "not distinguishable"
+        return "?"  # the interval holds 0
     return "better" if (row["low"] > 0) != (metric == "nll") else "worse"
 
 

@@ -99,7 +99,7 @@ def verdict(metric: str, found: tuple[float, float, float]) -> str:
     if math.isnan(low):
         return "no interval"
     if low <= 0 <= high:
-        return "not distinguishable"
+        return "?"  # the interval holds 0
     return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
 
 
