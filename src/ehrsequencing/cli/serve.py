@@ -133,6 +133,7 @@ def serve(
         limits=limits,
         explorer=explorer,
         on_start=on_start,
+        say=remark,
     )
     finish(wrote={}, then=["predict", run, data or "DATA"], result={"url": started[0]})
 

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.serve import cds_hooks
@@ -277,6 +278,7 @@ def serve(
     limits: Limits | None = None,
     explorer: Callable[[Run], str | None] = lambda _: None,
     on_start: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve a run until the process is interrupted.
 
@@ -291,6 +293,7 @@ def serve(
         limits: Of one request.
         explorer: Makes the explorer's page, where it is served.
         on_start: Called with the URL once the server listens.
+        say: Called with a warning where the run does not give its reference risks here.
 
     Raises:
         EhrseqError: Run, data or address cannot be used.
@@ -298,6 +301,8 @@ def serve(
     allowed = access_to(host, token=token, names=names)
     run = Run(run_folder)
     predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
+    for moved in check_reference(run):
+        say(f"warning: {moved}")
     with listener(host, port) as found:
         running = server(predictor, allowed, explorer(run))
         shown = f"[{host}]" if ":" in host else host
