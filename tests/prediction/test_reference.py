@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ehrsequencing as eh
@@ -97,33 +99,37 @@ def test_a_training_that_ended_before_them_writes_them_when_it_is_resumed(sim_pr
     assert (tmp_path / "run" / REFERENCE).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "settings", [("model.head=visit",), ("training.network=false", "training.blend=true"), ("training.members=2",)]
-)
+@pytest.mark.parametrize("settings", [("training.network=false", "training.blend=true"), ("training.members=2",)])
 def test_every_kind_of_run_has_them(sim_prepared: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
     train(sim_prepared, tmp_path / "run", "training.epochs=1", *settings)
-    write_reference(tmp_path / "run")
-    assert check_reference(Run(tmp_path / "run")) == []
-    assert np.isfinite(np.array(read_json(tmp_path / "run" / REFERENCE)["risk"])).all()
-    edit(tmp_path / "run", raise_risk)
-    assert len(check_reference(Run(tmp_path / "run"))) == 1
+    require_kept(tmp_path / "run")
 
 
-def test_visits_by_encounter_and_carried_numbers_have_them_too(
-    sim_data: Path, sim_task: TaskConfig, tmp_path: Path
-) -> None:
-    study = load_study(None, ["visits.by=encounter", "visits.column=encounter", "values.mode=bins"])
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def test_the_visit_head_has_them_at_ends_of_visits(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+    alone = sim_task.model_copy(update={"competing": {}})
+    prepare(sim_data, tmp_path / "set", study=load_study(None, []), tasks=[alone])
+    train(tmp_path / "set", tmp_path / "run", "training.epochs=1", "model.head=visit")
+    require_kept(tmp_path / "run")
 
+
+def test_visits_by_encounter_and_bins_of_numbers_have_them(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
     for path in (Path(shutil.copytree(sim_data, tmp_path / "data")) / "data").rglob("*.parquet"):
         table = pq.read_table(path)
-        pq.write_table(table.append_column("encounter", pa.nulls(len(table), pa.string())), path)
+        pq.write_table(table.append_column("stay", pa.nulls(len(table), pa.string())), path)
     (tmp_path / "data" / MANIFEST).unlink()
+    study = load_study(None, ["visits.by=encounter", "visits.column=stay", "values.mode=bins"])
     prepare(tmp_path / "data", tmp_path / "set", study=study, tasks=[sim_task])
     train(tmp_path / "set", tmp_path / "run", "training.epochs=1")
-    write_reference(tmp_path / "run")
-    assert check_reference(Run(tmp_path / "run")) == []
+    require_kept(tmp_path / "run")
+
+
+def require_kept(run: Path) -> None:
+    """A run gets the records, has their risks again, and warns where one is another."""
+    write_reference(run)
+    assert np.isfinite(np.array(read_json(run / REFERENCE)["risk"])).all()
+    assert check_reference(Run(run)) == []
+    edit(run, raise_risk)
+    assert len(check_reference(Run(run))) == 1
 
 
 # ---- where they are compared -----------------------------------------------------------------------------------------
