@@ -132,8 +132,10 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
                 422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
             ) from None
         until = None if request.until is None else np.datetime64(request.until, "us")
+        rows = table_of(request, predictor.encounter_column)
+        request.rows.clear()  # they would be held until the answer is sent
         answer = predictor.answer(
-            table_of(request, predictor.encounter_column),
+            rows,
             request.at,
             horizons_days=request.horizons_days,
             until_us=None if until is None else int(until.astype(np.int64)),
