@@ -22,6 +22,7 @@ from ehrsequencing.core.outputs import (
     remove_existing,
 )
 from ehrsequencing.core.signals import keep_freed_memory
+from ehrsequencing.prediction.reference import write_reference
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.plan import Plan
@@ -167,6 +168,8 @@ def train(
             on_progress=report,
             say=tell,
         )
+        if is_first:
+            write_reference(out)
         return is_first
 
 

@@ -49,12 +49,12 @@ def serve(
     max_rows: Annotated[
         int,
         typer.Option(
-            "--max-rows", hidden=True, min=1, help="Most rows of a record, and JSON objects"
+            "--max-rows", hidden=True, min=1, help="Most rows of a record; twice as many JSON objects"
         ),
-    ] = 50_000,
+    ] = 20_000,
     max_visits: Annotated[
         int, typer.Option("--max-visits", hidden=True, min=1, help="Most visits of a record")
-    ] = 10_000,
+    ] = 5_000,
     page: Annotated[
         bool, typer.Option("--page/--no-page", hidden=True, help="Show DATA in the explorer")
     ] = True,
@@ -91,8 +91,8 @@ def serve(
     limits = Limits(
         body_bytes=max_body * 2**20,
         held_bytes=4 * max_body * 2**20,
-        objects=max_rows + 100,
-        values=8 * max_rows,
+        objects=2 * max_rows,
+        values=20 * max_rows,
         rows=max_rows,
         visits=max_visits,
         seconds=timeout,
@@ -133,6 +133,7 @@ def serve(
         limits=limits,
         explorer=explorer,
         on_start=on_start,
+        say=remark,
     )
     finish(wrote={}, then=["predict", run, data or "DATA"], result={"url": started[0]})
 

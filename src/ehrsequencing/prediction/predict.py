@@ -24,6 +24,7 @@ from ehrsequencing.prediction.prediction_file import (
     prediction_file,
     require_suffix,
 )
+from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import visit_hazards
 from ehrsequencing.predictors.predictor import Predictor
@@ -194,7 +195,10 @@ class NewRecords:
         raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
 
     def require_known(self, *, force: bool) -> str:
-        """Refuse records of which the run knows hardly anything, unless `force`; else say how they differ."""
+        """Refuse records of which the run knows hardly anything, unless `force`; else say how they differ.
+
+        The same text warns where the run does not give its reference risks here.
+        """
         if not self.rows.tokens:
             return "no row has a code that makes a token"
         share = self.rows.unknown / self.rows.tokens
@@ -202,7 +206,7 @@ class NewRecords:
         if min(share, self.rows.unknown_of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
-        unlike = differences(self.rows, self.builder.cause_codes)
+        unlike = [*check_reference(self.run), *differences(self.rows, self.builder.cause_codes)]
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what

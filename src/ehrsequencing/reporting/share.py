@@ -40,6 +40,7 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
+from ehrsequencing.prediction.reference import REFERENCE
 from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
@@ -76,6 +77,8 @@ def share_run(
     _require_enough_people(run)
     needed = set(RUN_NEEDS) if run.study.training.network else set(RUN_NEEDS) - NETWORK_FILES
     names = [name for name in _COPIED if name in needed or name not in NETWORK_FILES]
+    if REFERENCE in run.manifest["files"] and REFERENCE not in run.altered:
+        names.append(REFERENCE)
     copied = len(names)
     if run.has_trees:
         names += [BLEND_FILE, ARRAYS_FILE]

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.serve import cds_hooks
@@ -131,8 +132,10 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
                 422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
             ) from None
         until = None if request.until is None else np.datetime64(request.until, "us")
+        rows = table_of(request, predictor.encounter_column)
+        request.rows.clear()  # they would be held until the answer is sent
         answer = predictor.answer(
-            table_of(request, predictor.encounter_column),
+            rows,
             request.at,
             horizons_days=request.horizons_days,
             until_us=None if until is None else int(until.astype(np.int64)),
@@ -277,6 +280,7 @@ def serve(
     limits: Limits | None = None,
     explorer: Callable[[Run], str | None] = lambda _: None,
     on_start: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve a run until the process is interrupted.
 
@@ -291,6 +295,7 @@ def serve(
         limits: Of one request.
         explorer: Makes the explorer's page, where it is served.
         on_start: Called with the URL once the server listens.
+        say: Called with a warning where the run does not give its reference risks here.
 
     Raises:
         EhrseqError: Run, data or address cannot be used.
@@ -298,6 +303,8 @@ def serve(
     allowed = access_to(host, token=token, names=names)
     run = Run(run_folder)
     predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
+    for moved in check_reference(run):
+        say(f"warning: {moved}")
     with listener(host, port) as found:
         running = server(predictor, allowed, explorer(run))
         shown = f"[{host}]" if ":" in host else host

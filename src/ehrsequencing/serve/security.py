@@ -36,12 +36,12 @@ bearer = HTTPBearer(auto_error=False)
 
 @dataclass(frozen=True)
 class Limits:
-    """All limits of the server. With the defaults no request costs more than 2 s of CPU and 100 MB.
+    """All limits of the server. With the defaults a network of the default size needs at most 2 s of CPU and 100 MB.
 
     Attributes:
         body_bytes: Size of a request's body.
         held_bytes: Size of all bodies together that arrive or wait; one alone may be larger.
-        objects: JSON objects of a body, which cost up to 40 µs each; a FHIR resource has about ten, a row is one.
+        objects: JSON objects of a body, which cost up to 40 µs each; a FHIR resource has about nine, a row is one.
         values: JSON values of a body.
         rows: Rows of a record.
         visits: Visits of a record.
@@ -56,11 +56,11 @@ class Limits:
 
     body_bytes: int = 16 * 2**20
     held_bytes: int = 64 * 2**20
-    objects: int = 50_100
+    objects: int = 40_000
     values: int = 400_000
-    rows: int = 50_000
-    visits: int = 10_000
-    numbers: int = 500_000
+    rows: int = 20_000
+    visits: int = 5_000
+    numbers: int = 200_000
     waiting: int = 64
     connections: int = 1024
     seconds: float = 30.0

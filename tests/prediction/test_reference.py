@@ -1,0 +1,211 @@
+"""The reference records of a run: written by training, compared once wherever the run is opened for new records."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ehrsequencing as eh
+from ehrsequencing.config import TaskConfig, load_study
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, save_manifest
+from ehrsequencing.prediction import reference
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.reference import REFERENCE, check_reference, write_reference
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.events import BIRTH
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.serve import app
+from helpers.command_line import ehrseq
+from helpers.training import TINY, train
+
+QUICK = {"epochs": 1, "blend": False, "distillation": 0}
+SMALL = {"dim": 16, "heads": 2, "layers": 1}
+
+
+@pytest.fixture
+def run(sim_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of this test's own with its reference records, and a cache of its own."""
+    monkeypatch.setenv("EHRSEQ_CACHE", str(tmp_path / "cache"))
+    folder = Path(shutil.copytree(sim_run, tmp_path / "run"))
+    write_reference(folder)
+    return folder
+
+
+def edit(run: Path, change: Callable[[dict[str, object]], object], *, listed: bool = False) -> None:
+    """Change the kept records; with `listed` the manifest goes along, as in the run of a stranger."""
+    content = json.loads((run / REFERENCE).read_text())
+    change(content)
+    (run / REFERENCE).write_text(json.dumps(content))
+    if listed:
+        manifest = read_json(run / MANIFEST)
+        save_manifest(run, {**manifest, "files": manifest["files"] | {REFERENCE: sha256(run / REFERENCE)}})
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files whose risks were computed."""
+    calls: list[Path] = []
+    true_one = reference._moved
+
+    def moved(run: Run, path: Path) -> float:
+        calls.append(path)
+        return true_one(run, path)
+
+    monkeypatch.setattr(reference, "_moved", moved)
+    return calls
+
+
+def raise_risk(content: dict[str, object]) -> None:
+    content["risk"][3][0][0] += 0.002  # type: ignore[index]
+
+
+# ---- what training keeps ---------------------------------------------------------------------------------------------
+
+
+def test_training_keeps_made_up_records_and_their_risks(sim_prepared: Path, tmp_path: Path) -> None:
+    made = eh.fit(sim_prepared, out=tmp_path / "run", model=SMALL, training=QUICK, seed=0, progress=False)
+    assert REFERENCE in made.manifest["files"]
+    assert REFERENCE not in made.manifest["required"]
+    kept = read_json(made.folder / REFERENCE)
+    assert len(set(kept["subject"])) == 20
+    assert kept["code"].count(BIRTH) == 20
+    unknown = set(kept["code"]) - set(Run(made.folder).vocabulary.codes) - {BIRTH}
+    assert len(unknown) == 1, "one code that the run does not know"
+    risk = np.array(kept["risk"])
+    assert risk.shape[1:] == (2, len(made.task.horizons))
+    assert risk.min() > 0
+    assert risk.std(axis=0).min() > 0
+    assert check_reference(Run(made.folder)) == []
+    before = (made.folder / REFERENCE).read_bytes()
+    eh.fit(sim_prepared, out=tmp_path / "run", model=SMALL, training=QUICK, seed=0, progress=False)
+    assert (made.folder / REFERENCE).read_bytes() == before
+
+
+def test_a_training_that_ended_before_them_writes_them_when_it_is_resumed(sim_prepared: Path, tmp_path: Path) -> None:
+    arguments = ("train", sim_prepared, "--out", tmp_path / "run", *TINY, "training.epochs=1")
+    assert ehrseq(*arguments).exit_code == 0
+    before = (tmp_path / "run" / REFERENCE).read_bytes()
+    manifest = read_json(tmp_path / "run" / MANIFEST)
+    del manifest["files"][REFERENCE]
+    save_manifest(tmp_path / "run", {**manifest, "writing": [REFERENCE]})
+    assert ehrseq(*arguments, "--resume").exit_code == 0
+    assert (tmp_path / "run" / REFERENCE).read_bytes() == before
+
+
+@pytest.mark.parametrize("settings", [("training.network=false", "training.blend=true"), ("training.members=2",)])
+def test_every_kind_of_run_has_them(sim_prepared: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    train(sim_prepared, tmp_path / "run", "training.epochs=1", *settings)
+    require_kept(tmp_path / "run")
+
+
+def test_the_visit_head_has_them_at_ends_of_visits(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+    alone = sim_task.model_copy(update={"competing": {}})
+    prepare(sim_data, tmp_path / "set", study=load_study(None, []), tasks=[alone])
+    train(tmp_path / "set", tmp_path / "run", "training.epochs=1", "model.head=visit")
+    require_kept(tmp_path / "run")
+
+
+def test_visits_by_encounter_and_bins_of_numbers_have_them(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+    for path in (Path(shutil.copytree(sim_data, tmp_path / "data")) / "data").rglob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.append_column("stay", pa.nulls(len(table), pa.string())), path)
+    (tmp_path / "data" / MANIFEST).unlink()
+    study = load_study(None, ["visits.by=encounter", "visits.column=stay", "values.mode=bins"])
+    prepare(tmp_path / "data", tmp_path / "set", study=study, tasks=[sim_task])
+    train(tmp_path / "set", tmp_path / "run", "training.epochs=1")
+    require_kept(tmp_path / "run")
+
+
+def require_kept(run: Path) -> None:
+    """A run gets the records, has their risks again, and warns where one is another."""
+    write_reference(run)
+    assert np.isfinite(np.array(read_json(run / REFERENCE)["risk"])).all()
+    assert check_reference(Run(run)) == []
+    edit(run, raise_risk)
+    assert len(check_reference(Run(run))) == 1
+
+
+# ---- where they are compared -----------------------------------------------------------------------------------------
+
+
+def test_an_edited_risk_warns(run: Path, sim_data: Path, tmp_path: Path) -> None:
+    edit(run, lambda content: content["risk"][3][0].__setitem__(0, content["risk"][3][0][0] + 0.0005))  # type: ignore[index]
+    assert check_reference(Run(run)) == []
+    edit(run, raise_risk)
+    (text,) = check_reference(Run(run))
+    assert "up to 0.0025" in text
+    said: list[str] = []
+    predict(run, sim_data, tmp_path / "risks.parquet", at="last", say=said.append)
+    assert said[0].startswith("warning: ")
+    assert text in said[0]
+
+
+def test_a_server_warns_before_it_answers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Running:
+        def run(self, **_: object) -> None:
+            said.append("listening")
+
+    said: list[str] = []
+    monkeypatch.setattr(app, "server", lambda *_: Running())
+    app.serve(run, port=0, say=said.append)
+    assert said == ["listening"]
+    edit(run, raise_risk)
+    app.serve(run, port=0, say=said.append)
+    assert said[1].startswith("warning: the risks of the run's made-up reference records differ")
+    assert said[2:] == ["listening"]
+
+
+def test_they_are_compared_once_for_each_version_and_file(
+    run: Path, computed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        assert check_reference(Run(run)) == []
+    assert len(computed) == 1
+    monkeypatch.setattr(reference, "__version__", "99.0")
+    check_reference(Run(run))
+    monkeypatch.setattr(reference.torch, "__version__", "99.0")
+    check_reference(Run(run))
+    monkeypatch.setattr(reference.torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    check_reference(Run(run))
+    assert len(computed) == 4
+    edit(run, raise_risk)
+    for _ in range(2):
+        assert len(check_reference(Run(run))) == 1, "a failure is remembered, and warns every time"
+    assert len(computed) == 5
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    run: Path, computed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EHRSEQ_CACHE", "/proc/nowhere")
+    for _ in range(2):
+        assert check_reference(Run(run)) == []
+    assert len(computed) == 2
+
+
+def test_a_run_without_them_is_not_compared(sim_run: Path, run: Path) -> None:
+    assert check_reference(Run(sim_run)) == []  # of an earlier version
+    os.remove(run / REFERENCE)
+    assert check_reference(Run(run)) == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"risk": [[1]]}, {"risk": "x"}, {"risk": float("nan")}, {"code": [1]}, {"code": [["A"]] * 320},
+        {"day": [1e30] * 320}, {"day": ["x"] * 320}, {"subject": [10**30] * 320}, {"subject": []}, {"value": None},
+    ],
+)  # fmt: skip
+def test_damaged_records_of_a_stranger_warn(run: Path, spoilt: dict[str, object]) -> None:
+    edit(run, lambda content: content.update(spoilt), listed=True)
+    assert len(check_reference(Run(run))) == 1
+    (run / REFERENCE).write_text("[")
+    assert len(check_reference(Run(run))) == 1
