@@ -162,7 +162,7 @@ def test_a_risk_and_what_a_code_adds_to_it(here: Path, tmp_path: Path) -> None:
 
     removals, horizon = explorer.removals, run.task.horizons.index(365.25)
     assert removals is not None
-    own, compared = explorer.codes_of(0), 0
+    own, compared = codes_of(explorer, 0), 0
     for edit in range(*removals.edit_offsets[:2]):
         codes = own.get(int(removals.target[edit]), ())
         if len(codes) == 1:

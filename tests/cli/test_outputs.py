@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.core.files import read_json
@@ -120,23 +121,37 @@ def test_simulate_replaces_a_simulation_and_nothing_else(tmp_path: Path) -> None
     assert "is not empty" in refused(tmp_path, "simulate", mine(tmp_path / "app"), *knobs, "--overwrite")
 
 
-@pytest.mark.parametrize("name", ["predict", "check", "explain", "explore"])
-def test_a_file_is_replaced_only_as_ehrseq_wrote_it(sim_run: Path, sim_data: Path, tmp_path: Path, name: str) -> None:
-    out = tmp_path / "a" / ("x.html" if name == "explore" else "x.csv")
+FILES = {
+    "predict": ("csv", "csv.gz", "parquet"),
+    "check": ("json",),
+    "explain --subjects": ("csv", "parquet"),
+    "explain --subject": ("csv", "parquet"),
+    "explore": ("html",),
+}
+
+
+@pytest.mark.parametrize(("name", "ending"), [(name, one) for name, endings in FILES.items() for one in endings])
+def test_a_file_is_replaced_only_by_one_of_its_kind(
+    sim_run: Path, sim_data: Path, tmp_path: Path, name: str, ending: str
+) -> None:
+    out = tmp_path / "a" / f"x.{ending}"
+    subject = pq.read_table(next((sim_data / "data").rglob("*.parquet")), partitioning=None)["subject_id"][0].as_py()
     words = {
         "predict": ("predict", sim_run, sim_data, "--at", "last"),
         "check": ("check", sim_data),
-        "explain": ("explain", sim_run, sim_data, "--subjects", "2"),
+        "explain --subjects": ("explain", sim_run, sim_data, "--subjects", "2"),
+        "explain --subject": ("explain", sim_run, sim_data, "--subject", subject),
         "explore": ("explore", sim_run, sim_data, "--patients", "2"),
     }
     make = (*words[name], "--out", out)
     done = ehrseq(*make)
     assert done.exit_code == 0, done.output
+    assert [path.name for path in out.parent.iterdir()] == [out.name], "nothing lies beside it"
     assert "add --overwrite" in refused(tmp_path, *make)
     done = ehrseq(*make, "--overwrite")
     assert done.exit_code == 0, done.output
     out.write_text("mine")
-    assert "has changed since it was written" in refused(tmp_path, *make, "--overwrite")
+    assert "that ehrseq wrote" in refused(tmp_path, *make, "--overwrite")
     if name == "predict":
         inside = sim_data / "data" / "p.parquet"
         assert "overlaps the input" in refused(sim_data, *words[name], "--out", inside)

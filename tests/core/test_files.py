@@ -1,6 +1,8 @@
 """The one writer: outputs are complete or absent, nothing of somebody else is touched, and a kill loses nothing."""
 
+import gzip
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,13 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ehrsequencing as eh
-from ehrsequencing.core import outputs
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import LOCK, atomic_path, locked, read_json, write_bytes, write_json
-from ehrsequencing.core.outputs import FORMAT, MANIFEST, complete_folder, output_file, save_manifest, write_manifest
+from ehrsequencing.core.outputs import (
+    FORMAT,
+    KIND_NOTE,
+    MANIFEST,
+    complete_folder,
+    output_file,
+    save_manifest,
+    write_manifest,
+)
 from helpers.command_line import refused
 from helpers.storage import SET, everything, in_a_process, make_set
 
@@ -81,21 +92,35 @@ def make_file(out: Path, content: bytes, *, overwrite: bool = True) -> None:
         temporary.write_bytes(content)
 
 
-def test_a_file_is_replaced_only_as_we_wrote_it(tmp_path: Path) -> None:
-    out = tmp_path / "a" / "x.csv"
-    make_file(out, b"one", overwrite=False)
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+def test_a_file_is_replaced_only_if_it_is_of_the_same_kind(tmp_path: Path, name: str) -> None:
+    packed = gzip.compress if name.endswith(".gz") else bytes
+    out = tmp_path / "a" / name
+    make_file(out, packed(b"a set of one"), overwrite=False)
     with pytest.raises(EhrseqError, match=r"is there already .*--overwrite"):
         make_file(out, b"two", overwrite=False)
-    make_file(out, b"two")
-    assert out.read_bytes() == b"two"
-    out.write_bytes(b"mine")
-    with pytest.raises(EhrseqError, match="has changed since it was written"):
+    make_file(out, packed(b"a set of two, " + b"2" * 10_000))
+    make_file(out, packed(b"a set of three"))
+    assert set(everything(tmp_path)) == {f"a/{name}"}, "nothing is written beside it"
+    for strange in (packed(b"mine"), packed(b"-" * 10_000 + b"a set of "), b"", packed(b"mine")[:-1] + b"?"):
+        out.write_bytes(strange)
+        with pytest.raises(EhrseqError, match="is not a set that ehrseq wrote"):
+            make_file(out, b"four")
+        assert out.read_bytes() == strange
+
+
+@pytest.mark.parametrize("notes", [None, {}, {"ehrsequencing.kind": "run"}, {"ehrsequencing.version": "2.0"}])
+def test_a_parquet_file_names_its_kind_in_its_metadata(tmp_path: Path, notes: dict[str, str] | None) -> None:
+    out, table = tmp_path / "x.parquet", pa.table({"a set of ": [1]})
+    pq.write_table(table.replace_schema_metadata({KIND_NOTE: SET.name}), out)
+    make_file(out, b"a set of no Parquet")
+    with pytest.raises(EhrseqError, match="is not a set that ehrseq wrote"):
         make_file(out, b"three")
-    (tmp_path / "b.csv").write_bytes(b"mine")
-    with pytest.raises(EhrseqError, match="is not a set that ehrseq wrote here"):
-        make_file(tmp_path / "b.csv", b"three")
-    assert {name for name in everything(tmp_path) if "/." not in name} == {"a/x.csv", "b.csv"}
-    assert out.read_bytes() == (tmp_path / "b.csv").read_bytes() == b"mine"
+    pq.write_table(table.replace_schema_metadata(notes), out)
+    before = everything(tmp_path)
+    with pytest.raises(EhrseqError, match="is not a set that ehrseq wrote"):
+        make_file(out, b"three")
+    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize("target", ["a set", "an empty folder", "nothing"])
@@ -131,15 +156,36 @@ def test_an_output_needs_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_disk_that_cannot_exchange_names_keeps_the_old_folder(
+def test_a_new_folder_that_cannot_get_its_name_brings_the_old_one_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_set(tmp_path / "set", b"one")
-    before = everything(tmp_path)
-    monkeypatch.setattr(outputs.ctypes, "CDLL", lambda *_, **__: object())
-    with pytest.raises(EhrseqError, match=r"cannot be replaced in one step .*remove it first"):
-        make_set(tmp_path / "set", b"two")
+    before, replace = everything(tmp_path), os.replace
+
+    def refuse_new(source: Path, target: Path) -> None:
+        if target.name == "set" and source.name.startswith(".tmp-"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse_new)
+    with pytest.raises(EhrseqError, match="No space left on device"):
+        make_set(tmp_path / "set", b"two", then=lambda: None)
     assert everything(tmp_path) == before
+
+
+def test_what_a_kill_left_aside_comes_back_or_goes(tmp_path: Path) -> None:
+    """The kill comes between the two renames, or before the old folder is removed."""
+    out, aside = tmp_path / "set", tmp_path / ".set.ehrseq-old"
+    make_set(out, b"one")
+    before = everything(tmp_path)
+    out.rename(aside)
+    with pytest.raises(EhrseqError, match="is there already"):
+        make_set(out, b"two", overwrite=False)
+    assert everything(tmp_path) == before
+    shutil.copytree(out, aside)
+    make_set(out, b"two")
+    assert everything(tmp_path).keys() == before.keys()
+    assert (out / "part" / "x.bin").read_bytes() == b"two"
 
 
 # ---- kills, orphans and locks ----------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_removals_are_what_predict_says_of_deleted_rows(
         patient = int(np.searchsorted(read.removals["edit_offsets"], edit, side="right")) - 1
         if target >= n_shown:
             continue
-        codes, subject = set(explorer.codes_of(patient)[target]), int(patients.subject_id[patient])
+        codes, subject = set(codes_of(explorer, patient)[target]), int(patients.subject_id[patient])
         if moves_a_visit(rows_of(sim_data, subject), codes):
             continue
         alone = struck(sim_data, tmp_path / "alone", subject, codes)
@@ -186,7 +186,7 @@ def test_codes_of_few_patients_have_no_name(explorer: Explorer, sim_data: Path) 
     names = {code["name"] for code in found.about["codes"]}
     carriers: dict[str, set[int]] = {}
     for patient in range(len(patients)):
-        for codes in few.codes_of(patient).values():
+        for codes in codes_of(few, patient).values():
             for code in codes:
                 carriers.setdefault(code, set()).add(patient)
         static = patients.static_code[slice(*patients.static_offsets[patient : patient + 2])]

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.explorer.collect import Explorer
+
 
 @dataclass(frozen=True)
 class ReadPage:
@@ -35,6 +37,15 @@ class ReadPage:
         shape = (-1, len(causes), len(self.about["curve_days"]))
         before = self.patients["risk"].reshape(shape)[row][:, points].astype(np.int64)
         return np.asarray((((before + change) % 65536) / 65535) ** 2)
+
+
+def codes_of(explorer: Explorer, patient: int) -> dict[int, list[str]]:
+    """The codes of the data behind each shown code that a patient has in a visit."""
+    patients, own = explorer.gathered.patients, dict[int, list[str]]()
+    items = slice(*patients.item_offsets[patients.visit_offsets[patient : patient + 2]])
+    for code in np.unique(patients.item_code[items]).tolist():
+        own.setdefault(int(explorer.shown.of_code[code]), []).append(explorer.gathered.codes[code])
+    return own
 
 
 def read_page(text: str) -> ReadPage:

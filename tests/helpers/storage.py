@@ -14,7 +14,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes
 from ehrsequencing.core.outputs import Kind, complete_folder, read_manifest, write_manifest
 
-SET = Kind("set", "a set")
+SET = Kind("set", "a set", (b"a set of ",))
 CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk
 
 
@@ -53,6 +53,8 @@ def kill_everywhere(folder: Path) -> int:
         if os.waitpid(child, 0)[1] == 0:
             return killed
         killed += 1
+        with pytest.raises(EhrseqError, match="is there already"):
+            make_set(folder / "set", b"none", overwrite=False)  # brings back what was put aside
         read_manifest(folder / "set", what="a set")
         assert (folder / "set" / "part" / "x.bin").read_bytes() in (b"one", b"two"), killed
         make_set(folder / "set", b"three")

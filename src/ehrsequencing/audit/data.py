@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Ints, Ints32
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
     count_text,
@@ -21,7 +21,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.events import STATIC, Events
+from ehrsequencing.records.events import SECOND_US, STATIC, Events, hash_u64
 from ehrsequencing.records.labels import IndexTimes
 from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader, last_row_us
 from ehrsequencing.records.prepared import Prepared
@@ -253,16 +253,7 @@ class AuditData:
 FEWEST_RARE = 3  # distinct visits that only the people with this very record have
 MOST_COPIES = 10  # people with one record; what more have is a schedule
 TOLERATED = 0.001  # share of a split: twins, and the odd person with two ids, are worth a warning
-SECOND_US = 1_000_000
 Hashes = NDArray[np.uint64]
-
-
-def _mixed(numbers: Ints | Ints32 | Hashes) -> Hashes:
-    """Spread numbers over 64 bits, so that their sums tell sets apart (the finaliser of SplitMix64)."""
-    x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _sums(numbers: Hashes, offsets: Ints) -> Hashes:
@@ -314,11 +305,12 @@ def _fingerprints(timelines: Timelines, *, timed: bool) -> tuple[Hashes, Bools]:
     """
     owner, start = timelines.owner, timelines.start_us
     place = np.arange(len(owner)) - timelines.subject_offsets[owner]
-    visit = _sums(_mixed(timelines.codes), timelines.visit_offsets)
+    visit = _sums(hash_u64(timelines.codes.astype(np.uint64)), timelines.visit_offsets)
     if timed:
         gap = np.where(place > 0, np.diff(start, prepend=0) // SECOND_US, -1)
-        visit = _mixed(visit + _mixed(gap))
-    record = _sums(_mixed(visit + _mixed(place)), timelines.subject_offsets)
+        visit = hash_u64(visit + hash_u64(gap.astype(np.uint64)))
+    placed = visit + hash_u64(place.astype(np.uint64))
+    record = _sums(hash_u64(placed), timelines.subject_offsets)
     _, same, alike = np.unique(record, return_inverse=True, return_counts=True)
     pairs = np.unique(np.stack([visit, owner.astype(np.uint64)]), axis=1)
     _, kind, people = np.unique(pairs[0], return_inverse=True, return_counts=True)

@@ -30,7 +30,8 @@ from ehrsequencing.core.text import BadText, parse_json
 
 UNPACKED_BYTES = 4 << 30  # that a gzip file may hold which is read at once
 LOCK = ".ehrseq-lock"  # in a folder that a command is writing
-_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}(\.lock)?")
+ASIDE = ".ehrseq-old"  # ends the name of a folder between the two renames that replace it
+_TEMPORARY = re.compile(rf"\.tmp-[0-9a-f]{{16}}(\.lock)?|\..+{re.escape(ASIDE)}")
 
 
 def is_temporary(path: Path) -> bool:

@@ -1,25 +1,27 @@
 """What ehrseq writes: the kinds of outputs, when one may be replaced, and folders with a manifest of hashes.
 
 A folder's `manifest.json` is written last. It names the folder's kind and lists the SHA-256 of every file and of
-itself; no folder is loaded without it. A single file has a note beside it, `.NAME.ehrseq`, with its kind and hash.
-An output that exists is refused, unless it may be overwritten: if it is of the same kind and still as it was written.
+itself; no folder is loaded without it. A single file says of itself what it is. An output that exists is refused,
+unless it may be overwritten: a folder if it is of the same kind and still as it was written, a file if it is of that
+kind.
 """
 
-import ctypes
-import errno
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
+    ASIDE,
     atomic_path,
     disk_errors,
     entries,
@@ -35,7 +37,7 @@ from ehrsequencing.core.files import (
     write_json,
 )
 
-FORMAT = 3  # of manifests and notes
+FORMAT = 3  # of manifests
 MANIFEST = "manifest.json"  # of a folder: its kind and the hash of each file
 HISTORY = "history.jsonl"  # of a run: one line per epoch
 # The files of a run that prediction needs. Its other files may be deleted or edited.
@@ -50,7 +52,8 @@ NETWORK_FILES = {"config.json", "model.safetensors"}  # those of them that hold 
 _AGAIN = "make the folder again"
 _HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux; RENAME_SWAP of macOS is 2 too
+_LOOKED_AT = 4096  # bytes at the beginning of a file that may hold the mark of its kind
+KIND_NOTE = b"ehrsequencing.kind"  # entry of a Parquet file's metadata: the kind's name
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,12 @@ class Kind:
     Attributes:
         name: `kind` in its manifest.
         what: The name in messages.
+        marks: Of a kind that is a file: what one of them holds within its first bytes, where it is not Parquet.
     """
 
     name: str
     what: str
+    marks: tuple[bytes, ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -88,15 +93,26 @@ EXTERNAL = Kind("external validation", "an external validation")
 POOLED = Kind("pooled sites", "a pooling of sites")
 SCORE = Kind("score", "a score of predictions")
 TASKS = Kind("tasks", "a folder of task files")
-CHECK = Kind("check", "a report of ehrseq check")
-PREDICTIONS = Kind("predictions", "predictions")
-EXPLORER = Kind("explorer", "an explorer")
-EXPLANATION = Kind("explanation", "a table of ehrseq explain")
+CHECK = Kind("check", "a report of ehrseq check", (b'"kind": "check"',))
+PREDICTIONS = Kind(
+    "predictions",
+    "predictions",
+    (b'"subject_id","prediction_time","cause","horizon_days","risk","start_days"',),
+)
+EXPLORER = Kind("explorer", "an explorer", (b"ehrsequencing explorer</title>",))
+EXPLANATION = Kind(
+    "explanation",
+    "a table of ehrseq explain",
+    (
+        b'"kind","code","with_code","visit","time","rows","change_in_risk"',
+        b'"code","against","carriers","change_in_risk"',
+    ),
+)
 KINDS = tuple(value for value in list(globals().values()) if isinstance(value, Kind))
 
 
 def is_json_of(path: Path, kind: Kind) -> bool:
-    """Whether a file is JSON of this kind, as a manifest or a note."""
+    """Whether a file is JSON of this kind, as a manifest."""
     try:
         return kind.is_of(read_json(path))
     except EhrseqError:
@@ -109,7 +125,8 @@ def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
     Args:
         out: The file or folder that the user names.
         kind: What will be written there.
-        overwrite: Whether something of this kind that is still as ehrseq wrote it may be replaced.
+        overwrite: Whether a folder of this kind that is still as ehrseq wrote it, or a file of this kind, may be
+            replaced.
 
     Raises:
         EhrseqError: It may not be replaced. Links, mount points and devices never are.
@@ -126,21 +143,24 @@ def refuse_existing(out: Path, kind: Kind, *, overwrite: bool = False) -> None:
         raise EhrseqError(
             "is there already",
             where=str(out),
-            fix=f"name another output, or add --overwrite, which replaces {kind.what} that nobody has changed",
+            fix=f"name another output, or add --overwrite, which replaces {kind.what}"
+            + (" that nobody has changed" if out.is_dir() else ""),
         )
     if why := (_why_foreign_folder if out.is_dir() else _why_foreign_file)(out, kind):
         raise EhrseqError(why, where=str(out), fix=fix)
 
 
 def _why_foreign_file(path: Path, kind: Kind) -> str | None:
-    note = _note(path)
-    if not is_json_of(note, kind):
-        return f"is not {kind.what} that ehrseq wrote here"
-    return None if sha256(path) in read_json(note)["sha256"] else "has changed since it was written"
-
-
-def _note(path: Path) -> Path:
-    return path.with_name(f".{path.name}.ehrseq")
+    """Parquet names its kind in its metadata, and another file has a mark at its beginning."""
+    says = b""
+    with suppress(OSError, pa.ArrowException):
+        if path.suffix == ".parquet":
+            says = (pq.read_schema(path).metadata or {}).get(KIND_NOTE, b"")
+        else:
+            says = pa.input_stream(path).read(_LOOKED_AT)
+    if says == kind.name.encode() or any(mark in says for mark in kind.marks):
+        return None
+    return f"is not {kind.what} that ehrseq wrote"
 
 
 def _why_foreign_folder(folder: Path, kind: Kind) -> str | None:
@@ -192,8 +212,6 @@ def output_file(
     with atomic_path(out, owner_only=owner_only) as temporary:
         yield temporary
         refuse_existing(out, kind, overwrite=overwrite)  # it may have changed meanwhile
-        hashes = [sha256(path) for path in (temporary, out) if path.is_file()]  # new, earlier
-        write_json(_note(out), {**kind.facts, "sha256": hashes})
 
 
 @contextmanager
@@ -203,13 +221,16 @@ def complete_folder(folder: Path, kind: Kind, *, overwrite: bool = False) -> Ite
     Args:
         folder: The output; its parents are made.
         kind: Its kind, which its manifest names.
-        overwrite: As of `refuse_existing`. The old folder and the new one exchange their names in one step.
+        overwrite: As of `refuse_existing`. The old folder is removed when the new one has its name.
 
     Raises:
         EhrseqError: As of `refuse_existing`, or the disk refused.
     """
-    refuse_existing(folder, kind, overwrite=overwrite)
+    aside = folder.parent / f".{folder.name}{ASIDE}"
     with disk_errors("cannot be written", folder):
+        if aside.is_dir() and not folder.exists():  # a kill came between the renames
+            os.replace(aside, folder)
+        refuse_existing(folder, kind, overwrite=overwrite)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_in(folder.parent, is_folder=True) as temporary:
             yield temporary
@@ -218,28 +239,23 @@ def complete_folder(folder: Path, kind: Kind, *, overwrite: bool = False) -> Ite
             refuse_existing(folder, kind, overwrite=overwrite)  # it may have changed meanwhile
             temporary.chmod(mode_for(folder, 0o777))
             if folder.exists() and entries(folder):
-                _exchange(temporary, folder)
+                _swap(temporary, folder, aside)
             else:
                 os.replace(temporary, folder)
             fsync(folder.parent)
 
 
-def _exchange(first: Path, second: Path) -> None:
-    """Exchange the names of two folders, so that both exist at every moment.
-
-    Raises:
-        EhrseqError: The file system cannot do that.
-    """
-    library = ctypes.CDLL(None, use_errno=True)
-    here = -2 if sys.platform == "darwin" else _HERE
-    call = getattr(library, "renameatx_np" if sys.platform == "darwin" else "renameat2", None)
-    if call is None or call(here, os.fsencode(first), here, os.fsencode(second), _EXCHANGE) != 0:
-        code = ctypes.get_errno() or errno.ENOSYS
-        raise EhrseqError(
-            "cannot be replaced in one step",
-            where=str(second),
-            fix=f"remove it first: {os.strerror(code)}",
-        )
+def _swap(new: Path, folder: Path, aside: Path) -> None:
+    """Put a folder aside, and a new one in its place; an error brings the old one back."""
+    if aside.is_dir():  # a kill came after the renames
+        remove_folder(aside)
+    os.replace(folder, aside)
+    try:
+        os.replace(new, folder)
+    except OSError:
+        os.replace(aside, folder)
+        raise
+    remove_folder(aside)
 
 
 def write_manifest(

@@ -22,7 +22,7 @@ from ehrsequencing.explain.deletions import (
     deletion,
 )
 from ehrsequencing.explain.record import Edit, Question, SubjectRecord, encode_copies, kept_rows
-from ehrsequencing.prediction.prediction_file import without_formulas
+from ehrsequencing.prediction.prediction_file import with_notes, without_formulas
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import Timelines
 
@@ -172,7 +172,8 @@ def write_table(table: pa.Table, out: Path, *, overwrite: bool = False) -> None:
     """Write a table as Parquet or CSV. It appears when it is complete; `overwrite` as of `refuse_existing`."""
     with output_file(out, EXPLANATION, overwrite=overwrite) as temporary:
         if out.name.endswith(".parquet"):
-            pq.write_table(table, temporary)
+            notes = with_notes(table.schema, {}, kind=EXPLANATION).metadata
+            pq.write_table(table.replace_schema_metadata(notes), temporary)
         else:
             for number, field in enumerate(table.schema):
                 if pa.types.is_string(field.type):

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.explorer.codes import (
     Removals,
@@ -52,16 +50,6 @@ class Explorer:
     removals: Removals | None = None
     removed: Floats32 | None = None
     latest_only: bool = False
-
-    def codes_of(self, patient: int) -> dict[int, list[str]]:
-        """The codes of the data behind each shown code that a patient has in a visit."""
-        patients = self.gathered.patients
-        visits = patients.visit_offsets[patient : patient + 2]
-        items = slice(*patients.item_offsets[visits])
-        own: dict[int, list[str]] = {}
-        for code in np.unique(patients.item_code[items]).tolist():
-            own.setdefault(int(self.shown.of_code[code]), []).append(self.gathered.codes[code])
-        return own
 
 
 def collect(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
-from ehrsequencing.core.outputs import PREDICTIONS, output_file
+from ehrsequencing.core.outputs import PREDICTIONS, Kind, output_file
 from ehrsequencing.core.version import __version__
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
@@ -122,9 +122,11 @@ class PredictionWriter:
         self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
 
 
-def with_notes(schema: pa.Schema, made_by: Mapping[str, str]) -> pa.Schema:
-    """A schema whose metadata tells the version and what made the file, each under `ehrsequencing.NAME`."""
-    notes = {"version": __version__, **made_by}
+def with_notes(
+    schema: pa.Schema, made_by: Mapping[str, str], *, kind: Kind = PREDICTIONS
+) -> pa.Schema:
+    """A schema whose metadata tells kind, version and what made the file, each under `ehrsequencing.NAME`."""
+    notes = {"kind": kind.name, "version": __version__, **made_by}
     return schema.with_metadata({f"ehrsequencing.{name}": note for name, note in notes.items()})
 
 

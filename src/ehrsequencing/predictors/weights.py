@@ -126,26 +126,17 @@ class BlendRows:
             parts[0].edges_days,
         )
 
-    def _terms(self, cause: int, weights: Floats) -> tuple[Floats, Floats]:
-        """Value (R,) and gradient (R, M) of each row's NLL by the weights of one cause."""
-        value, gradient = _cumulative(
-            self.at_duration, self.edges_days, self.duration_days, cause, weights
-        )
-        if np.any(self.entry_days > 0):
-            entry = np.asarray(self.entry_days, dtype=np.float64)
-            before = _cumulative(self.at_entry, self.edges_days, entry, cause, weights)
-            value, gradient = value - before[0], gradient - before[1]
-        had = np.flatnonzero(self.cause == cause)
-        log = _log_hazard(
-            self.at_duration[:, had], self.edges_days, self.duration_days[had], cause, weights
-        )
-        value[had] -= log[0]
-        gradient[had] -= log[1]
-        return value, gradient
-
     def score(self, cause: int, weight: float) -> Floats:
         """(R,) slope of each row's NLL by the weight of the first of two models."""
-        gradient = self._terms(cause, np.array([weight, 1 - weight]))[1]
+        w = np.array([weight, 1 - weight])
+        gradient = _of_cumulative(self.at_duration, self.edges_days, self.duration_days, cause, w)
+        if np.any(self.entry_days > 0):
+            entry = np.asarray(self.entry_days, dtype=np.float64)
+            gradient = gradient - _of_cumulative(self.at_entry, self.edges_days, entry, cause, w)
+        had = np.flatnonzero(self.cause == cause)
+        gradient[had] -= _of_log_hazard(
+            self.at_duration[:, had], self.edges_days, self.duration_days[had], cause, w
+        )
         return np.asarray(gradient[:, 0] - gradient[:, 1])
 
 
@@ -157,35 +148,30 @@ def _place(edges: Sequence[float], days: Floats) -> tuple[Bools, Bools, Floats, 
     return at == 0, at == len(edges), days - start, width
 
 
-def _cumulative(
+def _of_cumulative(
     points: Floats, edges: Sequence[float], days: Floats, cause: int, w: Floats
-) -> tuple[Floats, Floats]:
-    """H(t) of the blend, with its gradient by w."""
+) -> Floats:
+    """Gradient (R, M) by w of the blend's H(t)."""
     first, last, since, width = _place(edges, days)
     a, b, r = points[:, :, cause - 1]
     part = np.where(last, 0.0, since / width)
     low = np.where(first, 0.0, np.exp(a @ w)) * (1 - part)
     high = np.where(last, 0.0, np.exp(b @ w)) * part
     more = np.where(last, low * since, 0.0)  # after the last edge: days × slope
-    slope = r @ w
-    gradient = (low + more * slope)[:, None] * a + high[:, None] * b + more[:, None] * r
-    return low + high + more * slope, gradient
+    gradient = (low + more * (r @ w))[:, None] * a + high[:, None] * b + more[:, None] * r
+    return np.asarray(gradient)
 
 
-def _log_hazard(
+def _of_log_hazard(
     points: Floats, edges: Sequence[float], days: Floats, cause: int, w: Floats
-) -> tuple[Floats, Floats]:
-    """Logarithm of λ(t) of the blend, with its gradient by w."""
-    first, last, _, width = _place(edges, days)
+) -> Floats:
+    """Gradient (R, M) by w of the logarithm of the blend's λ(t)."""
+    first, last, _, _ = _place(edges, days)
     a, b, r = points[:, :, cause - 1]
     low, high = np.where(first, 0.0, np.exp(a @ w)), np.where(last, 0.0, np.exp(b @ w))
     rise = np.where(last, 1.0, np.maximum(high - low, _LEAST))
     inside = (high[:, None] * b - low[:, None] * a) / rise[:, None]
-    slope = r @ w
-    return (
-        np.where(last, a @ w + np.log(slope), np.log(rise) - np.log(np.where(last, 1.0, width))),
-        np.where(last[:, None], a + r / slope[:, None], inside),
-    )
+    return np.where(last[:, None], a + r / (r @ w)[:, None], inside)
 
 
 @dataclass(frozen=True)

@@ -215,13 +215,18 @@ def _codes_below(patterns: Sequence[str], parents: Mapping[str, list[str]]) -> d
     found = {}
     for pattern in patterns:
         root = pattern.removeprefix("under:")
-        below, queue = {root}, [root]
-        while queue:
-            fresh = [code for code in children.get(queue.pop(), ()) if code not in below]
-            below.update(fresh)
-            queue.extend(fresh)
-        found[pattern] = below
+        found[pattern] = {root} | reachable(root, children)
     return found
+
+
+def reachable(code: str, links: Mapping[str, list[str]]) -> set[str]:
+    """Everything that can be reached from a code, without itself."""
+    queue, seen = [code], {code}
+    while queue:
+        fresh = [other for other in links.get(queue.pop(), ()) if other not in seen]
+        seen.update(fresh)
+        queue.extend(fresh)
+    return seen - {code}
 
 
 def excluded_codes(

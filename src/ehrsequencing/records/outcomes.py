@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, spans
+from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, ragged
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.records.codes import CodeMatcher
@@ -109,8 +109,7 @@ def outcome_labels(events: OutcomeEvents, rows: TaskRows, chosen: Ints) -> Liste
         chosen: (r,) rows asked about; with labels.
     """
     subject = np.searchsorted(rows.row_offsets, chosen, side="right") - 1
-    start = events.outcome_offsets[subject]
-    item, bounds = spans(start, events.outcome_offsets[subject + 1] - start)
+    item, bounds = ragged(events.outcome_offsets, subject)
     row = np.repeat(np.arange(len(chosen)), np.diff(bounds))
     of_row = chosen[row]
     days = (events.outcome_us[item] - rows.prediction_us[of_row]) / DAY_US
@@ -143,9 +142,7 @@ def with_outcome_events(records: TaskRecords) -> tuple[Floats, NDArray[np.int8],
 
 def already_had(events: OutcomeEvents, rows: TaskRows) -> tuple[Ints, Ints]:
     """Pairs (row, outcome) whose outcome was recorded at or before the prediction time; needs no labels."""
-    subject = rows.subject
-    start = events.outcome_offsets[subject]
-    item, bounds = spans(start, events.outcome_offsets[subject + 1] - start)
+    item, bounds = ragged(events.outcome_offsets, rows.subject)
     row = np.repeat(np.arange(len(rows)), np.diff(bounds))
     had = np.flatnonzero(events.outcome_us[item] <= rows.prediction_us[row])
     return row[had], events.outcome_codes[item[had]].astype(np.int64)

@@ -19,6 +19,7 @@ from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes, write_json
 from ehrsequencing.core.outputs import SIMULATION, complete_folder, write_manifest
+from ehrsequencing.records.events import hash_u64
 from ehrsequencing.simulate.codes import (
     DEATH_CODE,
     END_OF_FOLLOW_UP,
@@ -133,10 +134,7 @@ def simulation_facts(
 
 def split_of(subject_id: Ints) -> Ints:
     """Number of each subject's split in `SPLITS`: 70, 15 and 15 % by a hash of the id (splitmix64)."""
-    x = subject_id.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    percent = (x ^ (x >> np.uint64(31))) % np.uint64(100)
+    percent = hash_u64(subject_id.astype(np.uint64)) % np.uint64(100)
     return np.searchsorted(np.array([70, 85]), percent.astype(np.int64), side="right")
 
 

@@ -101,10 +101,6 @@ int rename(const char *from, const char *to) {
     REAL(rename);
     return is_below(to) && fails(1) ? -1 : real(from, to);
 }
-int renameat2(int a, const char *from, int b, const char *to, unsigned int flags) {
-    REAL(renameat2);
-    return is_below(to) && fails(1) ? -1 : real(a, from, b, to, flags);
-}
 int link(const char *from, const char *to) { REAL(link); return is_below(to) && fails(1) ? -1 : real(from, to); }
 int mkdir(const char *path, mode_t mode) { REAL(mkdir); return is_below(path) && fails(1) ? -1 : real(path, mode); }
 int unlink(const char *path) { REAL(unlink); return is_below(path) && fails(0) ? -1 : real(path); }

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
-from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.core.arrays import Bools, Floats, Ints, ragged
+from ehrsequencing.records.codes import CodeMatcher, reachable, read_parents
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
@@ -81,8 +81,7 @@ def visit_rows(timelines: Timelines) -> TaskRows:
 
 def codes_of_visits(timelines: Timelines, visits: Ints, codes: TargetCodes) -> tuple[Ints, Ints]:
     """Target codes of some visits, each once a visit: place of the visit among these, and the code."""
-    start = timelines.visit_offsets[visits]
-    items, offsets = spans(start, timelines.visit_offsets[visits + 1] - start)
+    items, offsets = ragged(timelines.visit_offsets, visits)
     code = codes.number[timelines.codes[items]]
     row = np.repeat(np.arange(len(visits)), np.diff(offsets))
     is_target = code >= 0
@@ -123,7 +122,7 @@ def times_to_codes(
 
     # every code of these subjects, sorted by subject, code and visit
     owners, local = np.unique(subject, return_inverse=True)
-    seen, seen_offsets = spans(offsets[owners], offsets[owners + 1] - offsets[owners])
+    seen, seen_offsets = ragged(offsets, owners)
     place, code = codes_of_visits(timelines, seen, codes)
     owner = np.searchsorted(seen_offsets, place, side="right") - 1
     width = len(timelines.end_us) + 1
@@ -132,7 +131,7 @@ def times_to_codes(
     # for each visit, all codes of its subject, and the first entry of each after the visit
     subject_code = np.unique(entry // width)
     first = np.searchsorted(subject_code, np.arange(len(owners) + 1) * n)
-    candidates, bounds = spans(first[local], np.diff(first)[local])
+    candidates, bounds = ragged(first, local)
     row = np.repeat(np.arange(len(visits)), np.diff(bounds))
     key = subject_code[candidates]
     at = np.searchsorted(entry, key * width + visits[row], side="right")
@@ -168,8 +167,7 @@ def training_rates(timelines: Timelines, codes: TargetCodes, *, seed: int) -> Ra
     order = np.random.default_rng([seed, len(timelines)]).permutation(len(timelines))
     total = np.cumsum(np.diff(timelines.subject_offsets)[order])
     subjects = np.sort(order[: max(1, int(np.searchsorted(total, MOST_SAMPLED)))])
-    start = timelines.subject_offsets[subjects]
-    visits, _ = spans(start, timelines.subject_offsets[subjects + 1] - start)
+    visits, _ = ragged(timelines.subject_offsets, subjects)
     _, code = codes_of_visits(timelines, visits, codes)
     counts = np.bincount(code, minlength=len(codes)) + 0.5
     return Rates(
@@ -244,12 +242,12 @@ def _by_ontology(
     matcher = CodeMatcher(patterns, parents=parents)
     own = [code for code in vocabulary.codes if matcher(code)]
     named = {code for code in (*parents, *vocabulary.codes) if matcher(code)}
-    ancestors = set().union(*(_closure(code, parents) for code in named)) if named else set()
+    ancestors = set().union(*(reachable(code, parents) for code in named)) if named else set()
     children: dict[str, list[str]] = {}
     for code, up in parents.items():
         for parent in up:
             children.setdefault(parent, []).append(code)
-    below = set().union(*(_closure(code, children) for code in named)) if named else set()
+    below = set().union(*(reachable(code, children) for code in named)) if named else set()
     rolled = {vocabulary.rolled_up(code) for code in named}
     found = ancestors | below | {code for code in rolled if code is not None}
     return _tokens(vocabulary, own), _tokens(vocabulary, found)
@@ -259,16 +257,6 @@ def _tokens(vocabulary: Vocabulary, codes: Iterable[str]) -> Ints:
     return np.array(
         sorted(vocabulary.index[code] for code in codes if code in vocabulary.index), dtype=np.int64
     )
-
-
-def _closure(code: str, links: Mapping[str, list[str]]) -> set[str]:
-    """Everything that can be reached from a code, without itself."""
-    queue, seen = [code], {code}
-    while queue:
-        fresh = [other for other in links.get(queue.pop(), ()) if other not in seen]
-        seen.update(fresh)
-        queue.extend(fresh)
-    return seen - {code}
 
 
 def near_synonyms(records: TaskRecords, vocabulary: Vocabulary, *, causes: int) -> Ints:
@@ -327,14 +315,12 @@ def _around(
     """
     timelines = records.timelines
     subject, moment = pairs[:, 0], pairs[:, 1]
-    start = timelines.subject_offsets[subject]
-    visits, visit_offsets = spans(start, timelines.subject_offsets[subject + 1] - start)
+    visits, visit_offsets = ragged(timelines.subject_offsets, subject)
     pair = np.repeat(np.arange(len(pairs)), np.diff(visit_offsets))
     near = (timelines.start_us[visits] - DAY_US <= moment[pair]) & (
         moment[pair] <= timelines.end_us[visits] + DAY_US
     )
-    first = timelines.visit_offsets[visits]
-    items, offsets = spans(first, timelines.visit_offsets[visits + 1] - first)
+    items, offsets = ragged(timelines.visit_offsets, visits)
     owner = np.repeat(np.arange(len(visits)), np.diff(offsets))
     tokens = vocabulary.base[timelines.codes[items]]
     key = pair[owner] * len(vocabulary) + tokens
