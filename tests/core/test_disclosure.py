@@ -321,7 +321,7 @@ def test_an_external_validation_of_few_people_has_no_rate_of_tokens(subjects: in
     rates["external"] = {**rates.pop("held_out"), "subjects": subjects}
     told = redact(exact)["external"]
     assert (told["unknown_token_rate"] is not None) == is_shown
-    assert told["training_unknown_token_rate"] == rates["train"]["unknown_token_rate"]
+    assert told["training_unknown_token_rate"] == pytest.approx(rates["train"]["unknown_token_rate"], abs=5e-4)
 
 
 @pytest.mark.parametrize("split", ["train", "tuning"])

@@ -42,7 +42,8 @@ def test_one_class_and_its_entry_bring_a_row_everywhere(
     rows = {(m["metric"], m["landmark_days"], m["cause"]): m for m in result["metrics"] if m["model"] == "rates"}
     assert {"c", "ipa", "nll", "oe"} <= {metric for metric, *_ in rows}
     c = [m["value"] for (metric, *_), m in rows.items() if metric == "c" and m["value"] is not None]
-    assert c == [0.5] * len(c) != []
+    assert c == pytest.approx([0.5] * len(c))
+    assert c
     assert "rates" in render(result)
 
 

@@ -345,7 +345,7 @@ def test_records_of_unknown_codes_only_are_answered_and_the_rate_is_told(data: P
     done(ehrseq("evaluate", run, *external))
     told = json.loads((tmp_path / "external" / "metrics.json").read_text())["external"]
     assert told["unknown_token_rate"] == 1.0
-    assert told["training_unknown_token_rate"] < 0.1
+    assert told["training_unknown_token_rate"] is None  # fewer than 11 training people have such a row
 
 
 def test_a_vocabulary_that_is_not_the_models_is_refused(clean: Path, run: Path, tmp_path: Path) -> None:

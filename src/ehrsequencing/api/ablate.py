@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from ehrsequencing.api.progress import stages, training_bar
 from ehrsequencing.config import EvaluationConfig, load_study
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.evaluation.evaluate import Evaluation
@@ -93,16 +93,22 @@ def ablate(
         | {metric: of_run[metric] for metric in ("nll", *_METRICS)}
         for (value, seed), folder, of_run in zip(places, folders, found, strict=True)
     ]
-    table = pd.DataFrame([_summary(value, rows) for value in values]).set_index("value")
-    of_value = [
-        np.mean([f["rows"] for f, (v, _) in zip(found, places, strict=True) if v == value], axis=0)
-        for value in values
-    ]
-    gaps = list(_gaps(of_value, subject))
-    for column, numbers in zip(
-        ("nll less the first", "low", "high"), zip(*gaps, strict=True), strict=True
-    ):
-        table[column] = numbers
+    by_value = (
+        pd.DataFrame(rows)
+        .astype({metric: float for metric in _METRICS})
+        .groupby("value", sort=False)
+    )
+    columns = {metric: by_value[metric].mean() for metric in ("nll", *_METRICS)}
+    columns |= {f"{metric} sd": by_value[metric].std() for metric in ("nll", *_METRICS)}
+    table = pd.DataFrame(columns | {"seconds": by_value["seconds"].median()})
+    nll = np.reshape([of_run["rows"] for of_run in found], (len(values), seeds, -1)).mean(axis=1)
+    for value, less in zip(values, nll - nll[0], strict=True):
+        gap, se = mean_by_subject(less, subject)
+        table.loc[value, ["nll less the first", "low", "high"]] = (
+            gap,
+            gap - 1.96 * se,
+            gap + 1.96 * se,
+        )
     result = {
         "setting": setting,
         "task": name,
@@ -115,7 +121,7 @@ def ablate(
 
 def _on_held_out(
     runs: Sequence[Run], prepared: Prepared, task: str, *, progress: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], Floats]:
+) -> tuple[list[dict[str, Any]], Ints]:
     """Of each run its NLL by row, their mean, and its metrics at the main place; and whose rows they are."""
     population = Population.of_split(prepared, prepared.task(task), "held_out")
     evaluated = Evaluated.of_run(runs[0])
@@ -141,21 +147,3 @@ def _on_held_out(
         for name in names
     ]
     return found, np.asarray(population.records.rows.subject)
-
-
-def _summary(value: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    own = [row for row in rows if row["value"] == value]
-    found: dict[str, Any] = {"value": value, "seeds": len(own)}
-    for metric in ("nll", *_METRICS):
-        numbers = np.array([np.nan if row[metric] is None else row[metric] for row in own])
-        found[metric] = float(numbers.mean())
-        found[f"{metric} sd"] = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
-    seconds = [row["seconds"] for row in own if row["seconds"] is not None]
-    return found | {"seconds": float(np.median(seconds)) if seconds else None}
-
-
-def _gaps(of_value: Sequence[Floats], subject: Any) -> Iterator[tuple[float, float, float]]:
-    """Each value's NLL, mean over seeds, less that of the first, with its 95 % interval over people."""
-    for rows in of_value:
-        less, se = mean_by_subject(rows - of_value[0], subject)
-        yield less, less - 1.96 * se, less + 1.96 * se
