@@ -112,7 +112,7 @@ def test_the_visit_head_has_them_at_ends_of_visits(sim_data: Path, sim_task: Tas
     require_kept(tmp_path / "run")
 
 
-def test_visits_by_encounter_and_bins_of_numbers_have_them(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+def test_visits_by_encounter_and_bins_have_them(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
     for path in (Path(shutil.copytree(sim_data, tmp_path / "data")) / "data").rglob("*.parquet"):
         table = pq.read_table(path)
         pq.write_table(table.append_column("stay", pa.nulls(len(table), pa.string())), path)
