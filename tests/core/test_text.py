@@ -66,10 +66,14 @@ def test_a_long_file_reads_the_same_with_and_without_libyaml(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("- {a: &x 1, b: *x}", "has an alias"), ("- {a: 1, a: 2}", "has the key 'a' twice"), ("- [", "is not valid"),
-        ("- !!python/object:x {}", "is not valid"), ('- "\\ud800"', "half a surrogate"), ("- " + "[" * 5000, "too deeply"),
+        ("- {a: &x 1, b: *x}", "has an alias"),
+        ("- {a: 1, a: 2}", "has the key 'a' twice"),
+        ("- [", "is not valid"),
+        ("- !!python/object:x {}", "is not valid"),
+        ('- "\\ud800"', "half a surrogate"),
+        ("- " + "[" * 5000, "too deeply"),
     ],
-)  # fmt: skip
+)
 def test_a_long_file_is_as_strict(line: str, what: str) -> None:
     with pytest.raises(BadText, match=what) as raised:
         parse_yaml(f"{LONG}{line}\n")
