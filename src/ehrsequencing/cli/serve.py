@@ -49,7 +49,10 @@ def serve(
     max_rows: Annotated[
         int,
         typer.Option(
-            "--max-rows", hidden=True, min=1, help="Most rows of a record, and half the JSON objects"
+            "--max-rows",
+            hidden=True,
+            min=1,
+            help="Most rows of a record, and half the JSON objects",
         ),
     ] = 20_000,
     max_visits: Annotated[
