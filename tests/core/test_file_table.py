@@ -8,6 +8,7 @@ from pathlib import Path
 from ehrsequencing.core.disclosure import redact
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
+from ehrsequencing.prediction.reference import REFERENCE, write_reference
 from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq
 from helpers.disclosure import as_real, records_of_people
@@ -33,6 +34,7 @@ def unlisted(folder: Path) -> list[str]:
 
 def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
     run = as_real(Path(shutil.copytree(sim_run, tmp_path / "run")))
+    write_reference(run)
     people = records_of_people(sim_data, tmp_path / "hospital")
     for command in (
         ("evaluate", run, *QUICK, "--recalibrate"),
@@ -44,6 +46,7 @@ def test_every_file_of_a_run_is_in_the_table(sim_run: Path, sim_data: Path, tmp_
         done = ehrseq(*command)
         assert done.exit_code == 0, done.output
     written = {path.name for path in run.rglob("*") if path.is_file()}
+    assert REFERENCE in written
     assert written >= {"metrics.json", "report-details.html", "audit.json", "recalibration.json", "predictions.parquet"}
     assert unlisted(run) == unlisted(tmp_path / "shared") == []
     (run / "secret.json").write_text("{}")

@@ -21,6 +21,7 @@ from ehrsequencing.prediction.reference import REFERENCE, check_reference, write
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import BIRTH
 from ehrsequencing.records.prepare import prepare
+from ehrsequencing.reporting.share import share_run
 from ehrsequencing.serve import app
 from helpers.command_line import ehrseq
 from helpers.training import TINY, train
@@ -112,9 +113,7 @@ def test_the_visit_head_has_them_at_ends_of_visits(sim_data: Path, sim_task: Tas
     require_kept(tmp_path / "run")
 
 
-def test_visits_by_encounter_and_bins_of_numbers_have_them(
-    sim_data: Path, sim_task: TaskConfig, tmp_path: Path
-) -> None:
+def test_visits_by_encounter_and_bins_have_them(sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
     for path in (Path(shutil.copytree(sim_data, tmp_path / "data")) / "data").rglob("*.parquet"):
         table = pq.read_table(path)
         pq.write_table(table.append_column("stay", pa.nulls(len(table), pa.string())), path)
@@ -132,6 +131,18 @@ def require_kept(run: Path) -> None:
     assert check_reference(Run(run)) == []
     edit(run, raise_risk)
     assert len(check_reference(Run(run))) == 1
+
+
+def test_a_shared_copy_has_them_unless_somebody_edited_them(run: Path, tmp_path: Path) -> None:
+    share_run(run, tmp_path / "shared")
+    assert (tmp_path / "shared" / REFERENCE).read_bytes() == (run / REFERENCE).read_bytes()
+    assert REFERENCE not in read_json(tmp_path / "shared" / MANIFEST)["required"]
+    assert check_reference(Run(tmp_path / "shared")) == []
+    edit(tmp_path / "shared", raise_risk)
+    assert len(check_reference(Run(tmp_path / "shared"))) == 1
+    edit(run, raise_risk)
+    share_run(run, tmp_path / "edited")
+    assert not (tmp_path / "edited" / REFERENCE).exists()
 
 
 # ---- where they are compared -----------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def serve(
             "--max-rows",
             hidden=True,
             min=1,
-            help="Most rows of a record; twice as many JSON objects",
+            help="Most rows of a record, and half the JSON objects",
         ),
     ] = 20_000,
     max_visits: Annotated[

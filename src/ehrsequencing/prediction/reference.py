@@ -52,11 +52,12 @@ def check_reference(run: Run) -> list[str]:
         return []
     here = [__version__, torch.__version__, torch.backends.cpu.get_cpu_capability()]
     moved = remembered([run.fingerprint, sha256(path), *here], lambda: _moved(run, path))
-    text = (
+    if moved <= TOLERANCE:
+        return []
+    return [
         f"the risks of the run's made-up reference records differ by up to {moved:.2g} from those at its training: "
         "use the versions of ehrsequencing and torch that its manifest names, or train again"
-    )
-    return [text] if moved > TOLERANCE else []
+    ]
 
 
 def _moved(run: Run, path: Path) -> float:
