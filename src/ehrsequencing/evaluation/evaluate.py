@@ -201,10 +201,6 @@ class Evaluation:
 
     # ---- from the rows to the numbers ------------------------------------------------------------------------------
 
-    def metric_rows(self, *, progress: Say = lambda _: None) -> Rows:
-        """Only the long rows of `metrics`, also of few people, without the indices of the smooth curves."""
-        return self.tables(progress=progress)[0]
-
     def tables(
         self, *, progress: Say = lambda _: None
     ) -> tuple[Rows, Rows, tuple[float | None, float]]:

@@ -348,7 +348,7 @@ def _judge(
     )
     splits = parts.attrition(run.task.name)["splits"]
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
-    rows = evaluation.metric_rows(progress=stage)
+    rows, _, _ = evaluation.tables(progress=stage)
     own = run.predictor.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
     tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}

@@ -21,13 +21,6 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def write_model(folder: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
-    """Write both files, each in one rename."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
-    write_bytes(folder / CONFIG_FILE, (config.model_dump_json(indent=2) + "\n").encode())
-
-
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a saved model."""
     path = folder / CONFIG_FILE
@@ -261,7 +254,11 @@ class SurvivalModel(HazardModel):
         Raises:
             EhrseqError: The folder cannot be written.
         """
-        write_model(Path(path), self.config, self.state_dict())
+        folder, state = Path(path), self.state_dict()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        config = self.config.model_dump_json(indent=2) + "\n"
+        write_bytes(folder / CONFIG_FILE, config.encode())
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:

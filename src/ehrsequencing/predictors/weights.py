@@ -171,7 +171,7 @@ def _of_log_hazard(
     low, high = np.where(first, 0.0, np.exp(a @ w)), np.where(last, 0.0, np.exp(b @ w))
     rise = np.where(last, 1.0, np.maximum(high - low, _LEAST))
     inside = (high[:, None] * b - low[:, None] * a) / rise[:, None]
-    return np.where(last[:, None], a + r / (r @ w)[:, None], inside)
+    return np.asarray(np.where(last[:, None], a + r / (r @ w)[:, None], inside))
 
 
 @dataclass(frozen=True)
