@@ -85,7 +85,7 @@ def judged_risks(run: Run, judged: Population) -> Array:
     settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     column = np.searchsorted(evaluation.knots, evaluation.horizons)
-    return evaluation.risks([evaluation.source])[OURS][:, :, column]
+    return evaluation.risks({OURS: evaluation.source.predictor})[OURS][:, :, column]
 
 
 def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:
@@ -152,7 +152,9 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
             np.testing.assert_allclose(value[e], np.array(told[cause][name], dtype=np.float64), rtol=1e-3, atol=1e-4)
     plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
     assert np.abs(plain - risk).max() > 1e-4
-    assert_band(out, judged, run.task, member_risks(run, judged, *run.recalibrated.members))
+    horizons, start = run.task.horizons, run.task.blanking
+    of_members = [one.risk(judged.records, horizons, start_days=start) for one in run.recalibrated.members]
+    assert_band(out, judged, run.task, np.stack(of_members))
 
 
 @pytest.mark.parametrize(
