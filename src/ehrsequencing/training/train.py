@@ -16,7 +16,6 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.predictors.network import labelled_log_hazards
 from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
-from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.training.hazards_objective import HazardsObjective
 from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
@@ -70,14 +69,7 @@ class Trainer:
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config.model_copy(update={"members": 1}))
         if self.config.head == "horizon":
-            rows = plan.train.rows
-            hazards = cohort_hazards(
-                self.config.edges_days,
-                rows.entry_days,
-                rows.duration_days,
-                rows.cause,
-                n_causes=self.config.causes,
-            )
+            hazards = plan.fitting_data().cohort_hazards()
             self.model.head.set_bias(torch.from_numpy(hazards))
         if self.model.table is not None:
             self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
