@@ -24,6 +24,7 @@ from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.loop import make_optimizer
+from ehrsequencing.training.masked_codes import CLIP_NORM
 
 CASES = {  # visits, codes of each
     "1 k visits": (1_000, 10),
@@ -70,7 +71,7 @@ def train_step(model: SurvivalModel, records: TaskRecords) -> int:
     for step in loader.steps(loader.subjects, visit_budget=settings.visit_budget):
         model.loss(step.batch, divisor=float(settings.visit_budget)).backward()  # type: ignore[no-untyped-call]
         parts += 1
-    torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
     optimizer.step()
     return parts
 

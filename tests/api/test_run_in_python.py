@@ -23,6 +23,7 @@ from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepare import content_of
 from helpers.command_line import ehrseq
+from helpers.explorer_page import codes_of
 
 
 class Stream:

@@ -202,7 +202,7 @@ ARGUMENTS = {
 SETTINGS = (
     "data.extracted=2020-01-01", "dialect.time=t", "visits.by=window", "values.mode=none", "vocabulary.min_subjects=9",
     "splits.by=hash", "task.name=x", "model.dim=64", "training.seed=3", "evaluation.seed=3",
-    "pretraining.masked_share=0.3", "transfer.mode=frozen",
+    "pretraining.exclude=none", "transfer.mode=frozen",
 )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_differences_are_paired() -> None:
         assert row["high"] == pytest.approx(high[0, h])
         # The mutant that draws other subjects for the rival has a far wider interval.
         a, b = estimates["outcome"]["right"]["brier"], estimates["outcome"]["dull"]["brier"]
-        apart = a.minus(replace(b, samples=np.roll(b.samples, 1, axis=0))).interval()
+        apart = a.minus(replace(b, samples=np.roll(b.samples, 1, axis=0))).interval
         assert apart[1][0, h] - apart[0][0, h] > 2 * (row["high"] - row["low"])
 
 

@@ -128,7 +128,7 @@ def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: 
     from ehrsequencing.metrics.censoring import censoring_survival
 
     judged = Population.of_split(prepared, run.task, "held_out")
-    rows = Evaluation(run, judged, prepared=prepared, settings=PLAIN, train_censoring=True).metric_rows()
+    rows = Evaluation(run, judged, prepared=prepared, settings=PLAIN, train_censoring=True).tables()[0]
     found = {(m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"]): m["value"] for m in rows}
     held_out, train = prepared.records("simulated", "held_out").rows, prepared.records("simulated", "train").rows
     risk = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons).astype(float)
@@ -156,7 +156,7 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     assert (np.asarray(judged.records.rows.duration_days) > 60).all()
     settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
     rivals = fit_rivals(Evaluated.of_run(run), store, settings)
-    found = Evaluation(run, judged, prepared=store, settings=settings, fitted=rivals).metric_rows()
+    found = Evaluation(run, judged, prepared=store, settings=settings, fitted=rivals).tables()[0]
     at = judged.records.rows.at_landmark(0.0)
     horizons = run.task.horizons
     f = risk_of_rows(run.model, judged.records, horizons_days=[60.0, *horizons])[at].astype(float)

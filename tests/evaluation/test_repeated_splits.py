@@ -119,7 +119,7 @@ def test_each_split_is_the_whole_way_anew(
         rows = Evaluation(
             member, Population.of_split(again, member.task, "held_out"), prepared=again, settings=QUICK,
             train_censoring=True, fitted=fit_rivals(Evaluated.of_run(member), again, QUICK),
-        ).metric_rows()  # fmt: skip
+        ).tables()[0]  # fmt: skip
         stored = json.loads((folder / "rows.json").read_text())
         assert stored["metrics"] == rows
         values = Split.of(stored).values

@@ -71,7 +71,7 @@ def test_observed_over_expected_before_a_recalibration_is_that_of_the_evaluation
     evaluation = Evaluation(run, population, prepared=None, settings=SETTINGS)
     rows = {
         (row["cause"], row["horizon_days"], row["metric"]): row
-        for row in evaluation.metric_rows()
+        for row in evaluation.tables()[0]
         if row["landmark_days"] == 0.0
     }
     shape = (len(run.task.causes), 1)

@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.core.arrays import hash_u64
 from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -26,7 +27,6 @@ from ehrsequencing.explain.record import encode_copies
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.command_line import ehrseq

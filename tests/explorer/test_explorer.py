@@ -25,7 +25,7 @@ from ehrsequencing.explorer.page import differences, hundredths, pack, quantised
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from helpers.command_line import ehrseq
-from helpers.explorer_page import ReadPage, read_page, unpacked
+from helpers.explorer_page import ReadPage, codes_of, read_page, unpacked
 from helpers.report_page import Page
 from helpers.settings import examples
 

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.predictors import network
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training import recalibration
 
 EDGES = (100.0, 400.0)
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ def world(n: int, *, seed: int) -> tuple[Floats, Floats, NDArray[np.int64], Floa
 def log_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: NDArray[np.int64] | None = None) -> Floats:
     """(R, causes, bins) at every prediction time, in the order of the rows."""
     loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    row, eta = recalibration.log_hazards(model, loader, visit_budget=2048, device=torch.device("cpu"))
+    row, eta = network.log_hazards(model, loader, visit_budget=2048, device=torch.device("cpu"))
     out = np.empty((len(records), *eta.shape[1:]))
     out[row] = eta
     return out

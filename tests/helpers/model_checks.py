@@ -297,8 +297,9 @@ def check_changes_in_training_only(model: SurvivalModel) -> None:
 
 def check_table_dropout() -> None:
     """A row loses or keeps all columns of a code together, another row by another draw, at the asked rate."""
-    model = make_model(vocab_size=8, table_dim=3, table_dropout=0.25)
+    model = make_model(vocab_size=8, table_dim=3)
     assert model.table is not None
+    model.table.table_dropout = 0.25
     model.table.set_columns(np.arange(8), np.array([0, 1, 2, 2, 2, 5, 5, 5]))  # 3, 4 and 6, 7 are summaries
     codes = (2, 3, 4, 5, 6, 7)
     rows = tuple(Visit(codes, ((0.5, 0.5),) * 6) for _ in range(4000))

@@ -20,7 +20,7 @@ def ensemble(seed: int) -> Ensemble:
     """Members that differ, with outcomes."""
     torch.manual_seed(seed)
     model = Ensemble(ModelConfig(
-        vocab_size=9, dim=DIM, heads=2, layers=1, members=MEMBERS, outcomes=CODES, outcome_rank=3, edges_days=EDGES,
+        vocab_size=9, dim=DIM, heads=2, layers=1, members=MEMBERS, outcomes=CODES, edges_days=EDGES,
         causes=2, wide_head=True,
     )).double().eval()  # fmt: skip
     with torch.no_grad():

@@ -119,7 +119,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not valid JSON"),
-        ("[]", "must hold a mapping"),
+        ("[]", "must hold settings"),
         ('{"dim": 8, "dim": 16}', "has the key 'dim' twice"),
         ("[" * 100_000, "is nested too deeply"),
         ('{"vocab_size": 12, "dims": 8}', "unknown setting 'dims'"),

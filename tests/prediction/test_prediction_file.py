@@ -152,8 +152,8 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
             np.testing.assert_allclose(value[e], np.array(told[cause][name], dtype=np.float64), rtol=1e-3, atol=1e-4)
     plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
     assert np.abs(plain - risk).max() > 1e-4
-    given: dict[str, Any] = {"start_days": run.task.blanking}
-    of_members = [one.risk(judged.records, run.task.horizons, **given) for one in run.recalibrated.members]
+    horizons, start = run.task.horizons, run.task.blanking
+    of_members = [one.risk(judged.records, horizons, start_days=start) for one in run.recalibrated.members]
     assert_band(out, judged, run.task, np.stack(of_members))
 
 

@@ -45,7 +45,7 @@ def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood
     causes, whole = len(task.causes), len(model.used) + 1
     assert widths == [whole] * causes + [whole - of_pairs] * causes + [whole, whole - of_pairs] * causes
     assert nll[2] <= min(nll[:2]) + 1e-9
-    names = [model.columns.names[column] for column in model.used[model.without_pairs()[:-1]]]
+    names = [model.columns.names[column] for column in model.used[: len(model.used) - of_pairs]]
     assert not any(" + " in name for name in names)
 
 

@@ -14,10 +14,10 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors import network
 from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training import recalibration
 from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model
 from helpers.rows import nll_of_rows
@@ -202,7 +202,7 @@ def test_a_trained_run_is_fixed_and_says_how(
     assert nlls[1] < nlls[0]
     assert told[1]["tuning_nll"] == pytest.approx(nlls[1], abs=1e-5)
 
-    monkeypatch.setattr(recalibration, "MOST_ROWS", -(-len(rows) // 2))
+    monkeypatch.setattr(network, "MOST_ROWS", -(-len(rows) // 2))
     half = trained(sim_prepared, tmp_path / "half", tiny_study, recalibration=0.2)
     counted = json.loads((half / "manifest.json").read_text())["recalibration"]
     for cause, name in enumerate(causes, start=1):

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints, hash_u64
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
     count_text,
@@ -21,7 +21,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.events import SECOND_US, STATIC, Events, hash_u64
+from ehrsequencing.records.events import SECOND_US, STATIC, Events
 from ehrsequencing.records.labels import IndexTimes
 from ehrsequencing.records.meds import SPLITS, LateRows, MedsReader, last_row_us
 from ehrsequencing.records.prepared import Prepared

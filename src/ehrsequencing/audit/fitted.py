@@ -16,13 +16,12 @@ from ehrsequencing.core.disclosure import count_text
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.predictors.network import VISIT_BUDGET
+from ehrsequencing.predictors.network import VISIT_BUDGET, labelled_log_hazards
 from ehrsequencing.predictors.recalibration import fit_recalibration
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.training.pretraining.targets import excluded_targets, names_of
-from ehrsequencing.training.recalibration import labelled_log_hazards
 from ehrsequencing.training.resolve import training_edges
 from ehrsequencing.training.run_folder import subjects_digest
 from ehrsequencing.training.transfer import links

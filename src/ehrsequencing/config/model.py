@@ -51,8 +51,6 @@ class ModelConfig(Settings):
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     # width of the table branch, which sums the numbers of each visit and query; 0: none
     table_dim: int = Field(default=0, ge=0)
-    # probability that training hides a code's number and its summaries from the table branch
-    table_dropout: float = Field(default=0.2, ge=0, lt=1)
     table_columns: int = Field(default=0, ge=0)  # filled in by `train`: tokens that carry numbers
     # causal: no visit sees a later one; bidirectional: for pretraining, hazards cannot be fitted with it
     attention: Literal["causal", "bidirectional"] = "causal"
@@ -62,7 +60,6 @@ class ModelConfig(Settings):
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
     # how many codes have hazards of their own; filled in by `train` from the task
     outcomes: int = Field(default=0, ge=0)
-    outcome_rank: int = Field(default=32, ge=1)  # width r of an outcome's vector
     # embedding of the visit's index; flat: of the token's
     position: Literal["learned", "sinusoidal", "none"] = "learned"
     rotary: bool = True  # attention knows the days and visits between two visits; not flat

@@ -44,8 +44,6 @@ class TrainingConfig(Settings):
     weight_decay: float = Field(default=1.0, ge=0)  # decoupled (AdamW); weight matrices only
     # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
     decay_steps: int | None = Field(default=300, ge=1)  # null: it never falls
-    # a gradient with a larger Euclidean norm is scaled down to it
-    clip_norm: float = Field(default=1.0, gt=0)
     ema: float = Field(
         default=0.9999, ge=0, lt=1
     )  # decay of the averaged weights; 0 = no averaging
@@ -98,8 +96,6 @@ class PretrainingConfig(Settings):
     objectives: Objectives = Field(
         default_factory=lambda: {"masked_codes": 1.0, "time_to_code": 1.0}
     )
-    # masked_codes: share of visits that lose one of their codes
-    masked_share: float = Field(default=0.5, gt=0, le=1)
     exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
 
 

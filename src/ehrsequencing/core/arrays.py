@@ -57,6 +57,14 @@ def spans(start: Ints, length: Ints) -> tuple[Ints, Ints]:
     return np.arange(new[-1]) + np.repeat(start - new[:-1], length), new
 
 
+def hash_u64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The splitmix64 finaliser: a fast, well-mixed hash of 64-bit integers."""
+    x = (x + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 class ArrayWriter:
     """Append rows to a `.npy` file. NumPy leaves room in the header for the first axis, which is written on close.
 

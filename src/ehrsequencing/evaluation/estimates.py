@@ -42,12 +42,9 @@ class Estimate:
     events: Ints  # (causes, horizons) subjects with the event
     subjects: Ints  # (horizons,) subjects evaluated; with too few of them or of events the samples are NaN
 
+    @cached_property
     def interval(self) -> tuple[Floats, Floats]:
         """Lower and upper limit (95 %) with the value between them, NaN where undefined."""
-        return self._limits
-
-    @cached_property
-    def _limits(self) -> tuple[Floats, Floats]:
         return interval_around(self.value, self.samples)
 
     @cached_property
@@ -56,7 +53,7 @@ class Estimate:
         if not len(self.samples):
             return np.zeros(self.value.shape, dtype=bool)
         return (
-            np.isnan(self._limits[0])
+            np.isnan(self.interval[0])
             & np.isfinite(percentile_interval(self.samples)[0])
             & np.isfinite(self.value)
         )
@@ -64,7 +61,7 @@ class Estimate:
     def band(self) -> tuple[Floats, Floats]:
         """The interval of every point of a curve, widened to the curve where it does not hold it."""
         if not len(self.samples):
-            return self.interval()
+            return self.interval
         low, high = percentile_interval(self.samples)
         return np.minimum(low, self.value), np.maximum(high, self.value)
 
@@ -239,7 +236,7 @@ def long_rows(
     scope: Comparison, one: Estimate, *, model: str, cause: str, metric: str
 ) -> list[dict[str, Any]]:
     """One estimate (1, horizons) as long rows."""
-    low, high = one.interval()
+    low, high = one.interval
     return [
         results.metric_row(
             model,

@@ -201,10 +201,6 @@ class Evaluation:
 
     # ---- from the rows to the numbers ------------------------------------------------------------------------------
 
-    def metric_rows(self, *, progress: Say = lambda _: None) -> Rows:
-        """Only the long rows of `metrics`, also of few people, without the indices of the smooth curves."""
-        return self.tables(progress=progress)[0]
-
     def tables(
         self, *, progress: Say = lambda _: None
     ) -> tuple[Rows, Rows, tuple[float | None, float]]:
@@ -274,13 +270,6 @@ class Evaluation:
         """Ours, and the strongest baseline where there is one."""
         return [self.ours, *(one.model.name for one in self.fitted[:1])]
 
-    def likelihood_of_parts(self) -> dict[str, float]:
-        """Part of a blend → mean NLL of tuning subjects; nothing without them, or of another source."""
-        if self.prepared is None:
-            return {}
-        tuning = self.prepared.records(self.task.name, "tuning")
-        return likelihood_of_parts(self.run, self.fitted, tuning)
-
     # ---- the result ------------------------------------------------------------------------------------------------
 
     def result(self, *, progress: Say = lambda _: None) -> dict[str, Any]:
@@ -322,7 +311,9 @@ class Evaluation:
             "checks": self.context.checks(trials=self.trials),
             "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),
-            "blend": results.blend(self.run, self.likelihood_of_parts()),
+            "blend": results.blend(
+                self.run, likelihood_of_parts(self.run, self.fitted, self.prepared)
+            ),
             "warnings": self.warnings,
         }
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, shareable_rate
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -23,7 +23,7 @@ from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
-from ehrsequencing.records.events import DAY_US, hash_u64
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them

@@ -27,7 +27,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result, number
-from ehrsequencing.evaluation.rivals import fit_rivals
+from ehrsequencing.evaluation.rivals import fit_rivals, likelihood_of_parts
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.attrition import too_few
@@ -348,11 +348,11 @@ def _judge(
     )
     splits = parts.attrition(run.task.name)["splits"]
     sizes = {name: part["steps"][-1]["subjects"] for name, part in splits.items()}
-    rows = evaluation.metric_rows(progress=stage)
+    rows, _, _ = evaluation.tables(progress=stage)
     own = run.predictor.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
     tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
-    tuning |= evaluation.likelihood_of_parts()
+    tuning |= likelihood_of_parts(run, rivals, parts)
     return {
         "train_subjects": sizes["train"] + sizes["tuning"],
         "held_out_subjects": sizes["held_out"],

@@ -12,7 +12,6 @@ from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords
 
 
 def fit_rivals(
@@ -67,13 +66,16 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predicto
 
 
 def likelihood_of_parts(
-    run: Run | None, fitted: Sequence[Fitted], tuning: TaskRecords
+    run: Run | None, fitted: Sequence[Fitted], prepared: Prepared | None
 ) -> dict[str, float]:
-    """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing where the run is no blend.
+    """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing without a blend or those.
 
     A part that is among the fitted baselines has the NLL of that baseline, whose hazards are recalibrated.
     """
-    if run is None or run.blend is None or not len(tuning):
+    if run is None or run.blend is None or prepared is None:
+        return {}
+    tuning = prepared.records(run.task.name, "tuning")
+    if not len(tuning):
         return {}
     parts = parts_alone(run, fitted)
     found = {name: float(part.nll(tuning).mean()) for name, part in parts.items()}

@@ -60,7 +60,7 @@ def subgroup_rows(
 
 def _value(one: Estimate, place: tuple[int, int]) -> dict[str, Any]:
     """One estimate; no number where there are too few people."""
-    reason, (low, high) = one.reason(place), one.interval()
+    reason, (low, high) = one.reason(place), one.interval
     few = reason == TOO_FEW
     return {
         "value": None if few else results.number(one.value[place]),

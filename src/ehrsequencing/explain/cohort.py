@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints, hash_u64
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.record import Question, SubjectRecord, subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.prediction.predict import Moment, NewRecords, no_prediction_times
-from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.visits import make_record
 
 NEARLY_ALL = 0.9  # share of the subjects beyond which a record without a code is unlike any other

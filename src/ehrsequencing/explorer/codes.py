@@ -1,7 +1,7 @@
 """The codes that a page shows: words, units, lanes, which codes go together, and what their removal does."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -241,7 +241,12 @@ def removed_risks(
         of_shown: dict[int, list[str]] = {}
         for code in codes:
             of_shown.setdefault(int(shown.of_code[number[code]]), []).append(code)
-        edits = [edit_of([int(removals.target[e])], of_shown, len(shown.names)) for e in own]
+        edits = [
+            Edit(codes=of_shown[target])
+            if target < len(shown.names)
+            else Edit(visits=[target - len(shown.names)])
+            for target in removals.target[own.start : own.stop].tolist()
+        ]
         if not edits:
             continue
         n_rows = len(record.moments)
@@ -256,15 +261,3 @@ def removed_risks(
         if progress is not None:
             progress(done + 1, len(patients))
     return out
-
-
-def edit_of(targets: Sequence[int], of_shown: dict[int, list[str]], n_shown: int) -> Edit:
-    """What targets remove: visits, and all codes of the data that are shown as one.
-
-    Args:
-        targets: Shown codes, and `n_shown` + the number of a visit.
-        of_shown: The patient's codes of the data behind each shown code.
-        n_shown: How many codes the page shows.
-    """
-    codes = [code for target in targets if target < n_shown for code in of_shown[target]]
-    return Edit(codes=codes, visits=[target - n_shown for target in targets if target >= n_shown])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ehrsequencing.core.arrays import Floats, Floats32
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explorer.codes import (
     Removals,
     ShownCodes,
@@ -16,7 +17,6 @@ from ehrsequencing.explorer.patients import (
     Gathered,
     curve_days,
     gather,
-    require_curves,
 )
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor, unanswered
 from ehrsequencing.prediction.run import Run
@@ -74,7 +74,12 @@ def collect(
     """
     settings, run = settings or ExplorerSettings(), records.run
     asked = RiskPredictor(run, recalibrated=settings.recalibrated)
-    require_curves(asked)
+    if run.is_visit_head:
+        raise EhrseqError(
+            "the explorer needs risk curves, and the visit head has none",
+            where="model.head",
+            fix="train with model.head=horizon",
+        )
     say(records.require_known(force=force))
     tick = progress or (lambda *_: None)
     tick(0, 1, "predicting")

@@ -295,17 +295,3 @@ def landmark_rows(patients: Patients, landmark_days: float) -> Ints:
     if landmark_days == 0:
         out = np.where(out < 0, patients.row_offsets[:-1], out)
     return out
-
-
-def require_curves(asked: RiskPredictor) -> None:
-    """Refuse a run whose risks have no calendar.
-
-    Raises:
-        EhrseqError: The head is `visit`.
-    """
-    if asked.run.is_visit_head:
-        raise EhrseqError(
-            "the explorer needs risk curves, and the visit head has none",
-            where="model.head",
-            fix="train with model.head=horizon",
-        )

@@ -103,9 +103,7 @@ class _Blocks:
         """
         order = seen.argsort(stable=True)
         lengths = seen[order] + 1
-        groups = _similar_lengths(lengths.tolist())
-        group, place = _padded_places(lengths, groups)
-        real = place < lengths[group]
+        groups, group, place, real = _padded(lengths)
         nth = (before[order] - lengths)[group] + place  # among real_rows: the last `seen` before it
         keys = own_row[order][group]
         visits = real & (place > 0)
@@ -177,9 +175,7 @@ class _VisitsPlan(_Blocks):
         subjects = self.in_square.argsort(stable=True)
         subjects = subjects[self.in_square[subjects] > 0]
         lengths = self.in_square[subjects]
-        groups = _similar_lengths(lengths.tolist())
-        group, place = _padded_places(lengths, groups)
-        real = place < lengths[group]
+        groups, group, place, real = _padded(lengths)
         rows = self.real_rows[self.first[subjects][group] + place.minimum(lengths[group] - 1)]
         for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
             if self.bidirectional:
@@ -247,9 +243,7 @@ def codes_blocks(offsets: Tensor, *, device: torch.device) -> AttentionPlan:
     order = offsets.diff().argsort(stable=True)
     order = order[offsets.diff()[order] > 0]
     lengths = offsets.diff()[order]
-    groups = _similar_lengths(lengths.tolist())
-    group, place = _padded_places(lengths, groups)
-    real = place < lengths[group]
+    groups, group, place, real = _padded(lengths)
     rows = offsets[order][group] + place.minimum(lengths[group] - 1)
     for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
         builder.blocks.append(Block(size, length, length, None if bool(mask.all()) else mask))
@@ -409,13 +403,15 @@ def _similar_lengths(lengths: list[int]) -> list[tuple[int, int]]:
     return [*groups, (size, longest)] if size else groups
 
 
-def _padded_places(lengths: Tensor, groups: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """For every slot of the padded groups: whose it is, and its place from 0."""
+def _padded(lengths: Tensor) -> tuple[list[tuple[int, int]], Tensor, Tensor, Tensor]:
+    """Groups of similar lengths; for every slot of them whose it is, its place from 0, and whether it is no pad."""
+    groups = _similar_lengths(lengths.tolist())
     padded = torch.tensor(
         [longest for size, longest in groups for _ in range(size)], dtype=torch.int64
     )
     whose = torch.arange(len(lengths)).repeat_interleave(padded)
-    return whose, torch.arange(len(whose)) - (padded.cumsum(0) - padded)[whose]
+    place = torch.arange(len(whose)) - (padded.cumsum(0) - padded)[whose]
+    return groups, whose, place, place < lengths[whose]
 
 
 def _key_masks(real: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:

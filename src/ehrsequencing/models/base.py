@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ehrsequencing.batches.visit_batch import VisitBatch
-from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
+from ehrsequencing.config import ModelConfig, validated
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import write_bytes
+from ehrsequencing.core.files import disk_errors, read_json, write_bytes
 from ehrsequencing.models.hazard_model import HazardModel
 from ehrsequencing.models.risks import cumulative_incidence, observed_hazards
 
@@ -21,17 +21,10 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def write_model(folder: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
-    """Write both files, each in one rename."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
-    write_bytes(folder / CONFIG_FILE, (config.model_dump_json(indent=2) + "\n").encode())
-
-
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a saved model."""
     path = folder / CONFIG_FILE
-    return validated(ModelConfig, _read_json(path), where=str(path))
+    return validated(ModelConfig, read_json(path), where=str(path))
 
 
 def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Model]) -> Model:
@@ -92,31 +85,11 @@ class _Unstarted(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        data = parse_json(path.read_bytes())
-    except OSError as error:
-        raise EhrseqError(
-            "cannot be read", where=str(path), fix=error.strerror or "check the path"
-        ) from error
-    except BadText as error:
-        raise EhrseqError(error.what, where=str(path), fix="save the model again") from error
-    if not isinstance(data, dict):
-        raise EhrseqError(
-            "must hold a mapping of settings", where=str(path), fix="save the model again"
-        )
-    return data
-
-
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with disk_errors("cannot be read", path), safe_open(path, framework="pt") as file:
             # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except OSError as error:
-        raise EhrseqError(
-            "cannot be read", where=str(path), fix=error.strerror or "check the path"
-        ) from error
     except SafetensorError as error:
         raise EhrseqError(
             "is not a safetensors file", where=str(path), fix="save the model again"
@@ -261,7 +234,11 @@ class SurvivalModel(HazardModel):
         Raises:
             EhrseqError: The folder cannot be written.
         """
-        write_model(Path(path), self.config, self.state_dict())
+        folder, state = Path(path), self.state_dict()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        config = self.config.model_dump_json(indent=2) + "\n"
+        write_bytes(folder / CONFIG_FILE, config.encode())
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:

@@ -9,7 +9,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import SurvivalHead, horizon_nll, visit_nll
-from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLabels
+from ehrsequencing.models.outcomes import OUTCOME_RANK, OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.models.table import TableBranch
 
@@ -82,7 +82,7 @@ class HazardModel(nn.Module):
             self.outcomes = OutcomeHead(
                 config.dim,
                 outcomes=config.outcomes,
-                rank=config.outcome_rank,
+                rank=OUTCOME_RANK,
                 edges_days=config.edges_days,
                 dropout=config.dropout,
             )

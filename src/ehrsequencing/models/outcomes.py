@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from ehrsequencing.models.hazards import LINEAR_ABOVE, exposure
 from ehrsequencing.models.segments import constant, dropout
 
+OUTCOME_RANK = 32  # width r of an outcome's vector
 BLOCK_ELEMENTS = 2**18  # hazards of one block: 1 MiB in float32, which stays in the cache
 GPU_BLOCK_ELEMENTS = 2**24  # on a GPU, where every block waits for the device: 64 MiB
 SMALLEST_HAZARD = 1e-12  # per day; where a code's bias starts in a bin where nothing is known

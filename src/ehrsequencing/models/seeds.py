@@ -203,10 +203,6 @@ def _of_layer(plain: nn.TransformerLayer) -> dict[str, Any]:
     }
 
 
-def _plain_layer(packed: transformer.TransformerLayer) -> nn.TransformerLayer:
-    return nn.TransformerLayer(packed.out.in_features, packed.heads, packed.dropout)
-
-
 def _layer(module: Any) -> Any:
     """The first layer of a stack, which says its width, heads and dropout."""
     return module.layers[0]
@@ -266,15 +262,6 @@ def _of_flat(plain: nn.BEHRTForSurvival) -> dict[str, Any]:
     attention = "causal" if plain.causal else "bidirectional"
     of_layers = {**_of_layer(_layer(plain)), "layers": len(plain.layers), "attention": attention}
     return {**_of_flat_input(plain.embedding), **of_layers}
-
-
-def _plain_flat(packed: behrt.BEHRTForSurvival) -> nn.BEHRTForSurvival:
-    return nn.BEHRTForSurvival(
-        **_flat_arguments(packed.encoder.embedding),
-        heads=packed.config.heads,
-        layers=packed.config.layers,
-        causal=packed.config.attention == "causal",
-    )
 
 
 def _of_model(plain: nn.HierarchicalBEHRTForSurvival) -> dict[str, Any]:
@@ -348,7 +335,12 @@ _PAIRS = (
     ),
     _Pair(nn.DeltaTEmbedding, embeddings.DeltaTEmbedding, _of_delta, _plain_delta),
     _Pair(nn.VisitTimeEmbedding, embeddings.VisitTimeEmbedding, _of_time, _plain_time),
-    _Pair(nn.TransformerLayer, transformer.TransformerLayer, _of_layer, _plain_layer),
+    _Pair(
+        nn.TransformerLayer,
+        transformer.TransformerLayer,
+        _of_layer,
+        lambda packed: nn.TransformerLayer(packed.out.in_features, packed.heads, packed.dropout),
+    ),
     _Pair(
         nn.TimelineEncoder,
         transformer.TimelineEncoder,
@@ -371,7 +363,12 @@ _PAIRS = (
         nn.BEHRTForSurvival,
         behrt.BEHRTForSurvival,
         _of_flat,
-        _plain_flat,
+        lambda packed: nn.BEHRTForSurvival(
+            **_flat_arguments(packed.encoder.embedding),
+            heads=packed.config.heads,
+            layers=packed.config.layers,
+            causal=packed.config.attention == "causal",
+        ),
         {f"{part}.": f"encoder.{part}." for part in ("embedding", "layers", "norm")},
     ),
     _Pair(

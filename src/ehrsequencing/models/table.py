@@ -10,6 +10,7 @@ from ehrsequencing.core.arrays import Ints
 from ehrsequencing.models.segments import dropout, to_device
 
 TERMS = 4  # vectors of a column
+TABLE_DROPOUT = 0.2  # probability that training hides a code's number and its summaries
 
 
 class TableBranch(nn.Module):
@@ -41,7 +42,7 @@ class TableBranch(nn.Module):
         self.W1 = nn.Linear(width, width)
         self.W_x = nn.Linear(width, config.dim, bias=False)
         nn.init.zeros_(self.W_x.weight)
-        self.table_dropout, self.dropout = config.table_dropout, config.dropout
+        self.table_dropout, self.dropout = TABLE_DROPOUT, config.dropout
 
     def set_columns(self, column: Ints, variable: Ints) -> None:
         """Take the columns of a vocabulary, and the code behind each of its tokens (V,)."""

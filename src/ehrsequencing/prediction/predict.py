@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from ehrsequencing.config import DataConfig, format_days
-from ehrsequencing.core.arrays import Floats32
+from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, refuse_overlap
 from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
@@ -38,6 +39,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, make_record
 
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
+Answer = TypeVar("Answer")
 # shares of rows with a code that training did not know: warned of, refused
 MUCH_UNKNOWN, MOST_UNKNOWN = (
     0.5,
@@ -203,7 +205,9 @@ class NewRecords:
             return "no row has a code that makes a token"
         share = self.rows.unknown / self.rows.tokens
         what = f"{share:.1%} of the rows have a code that the run does not know"
-        if min(share, self.rows.unknown_of_subject) > MOST_UNKNOWN and not force:
+        # one person's many rows do not decide
+        of_subject = self.rows.shares / max(self.rows.subjects, 1)
+        if min(share, of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
         unlike = [*check_reference(self.run), *differences(self.rows, self.builder.cause_codes)]
@@ -258,7 +262,7 @@ def predict(
         causes=predictor.causes,
         horizons_days=predictor.horizons_days,
         start_days=predictor.start_days,
-        banded=predictor.is_banded,
+        banded=predictor.of_run is not None and len(predictor.of_run.members) > 0,
         made_by=records.made_by,
         overwrite=overwrite,
     ) as file:
@@ -297,11 +301,6 @@ class RiskPredictor:
             self.of_run = run.recalibrated if recalibrated else run.predictor
         self.causes = run.task.causes[: run.study.model.causes]
         self.start_days = start_days_of(run)
-
-    @property
-    def is_banded(self) -> bool:
-        """Whether there are members, whose risks make a band."""
-        return self.of_run is not None and len(self.of_run.members) > 0
 
     def risk(self, records: TaskRecords) -> Floats32:
         """(R, causes, horizons) of every row; NaN where the `visit` head has no answer."""
@@ -345,17 +344,41 @@ class RiskPredictor:
             EhrseqError: Nobody has a prediction time, the date lies after the data's end, or (unless `force`) the run
                 knows hardly any code.
         """
-        records.require_until_end(moment)
-        say(records.require_known(force=force))
-        count = answered = 0
-        for part in records.encoded(moment):
+
+        def answer(part: TaskRecords) -> Iterator[tuple[Ints, Risks]]:
             risks = self.answer(part)
-            count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
+            yield risks.subject_id, risks
+
+        for _, risks in answers_of(records, moment, answer, force=force, say=say):
             yield risks
-        if not count:
-            raise no_prediction_times(records)
-        for text in unanswered(records, answered=answered):
-            say(text)
+
+
+def answers_of(
+    records: NewRecords,
+    moment: Moment,
+    answer: Callable[[TaskRecords], Iterator[tuple[Ints, Answer]]],
+    *,
+    force: bool,
+    say: Callable[[str], None],
+) -> Iterator[tuple[Ints, Answer]]:
+    """What `answer` gives for new records, shard by shard: (n,) the subject of each answered row, and the answer.
+
+    Raises:
+        EhrseqError: As of `RiskPredictor.answers`.
+    """
+    records.require_until_end(moment)
+    say(records.require_known(force=force))
+    count = answered = 0
+    for part in records.encoded(moment):
+        subjects = np.zeros(0, np.int64)
+        for subject_id, found in answer(part):
+            count, subjects = count + len(subject_id), np.union1d(subjects, subject_id)
+            yield subject_id, found
+        answered += len(subjects)
+    if not count:
+        raise no_prediction_times(records)
+    for text in unanswered(records, answered=answered):
+        say(text)
 
 
 def start_days_of(run: Run) -> float:

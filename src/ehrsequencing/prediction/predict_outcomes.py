@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,9 @@ from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
+    answers_of,
     horizons_of,
-    no_prediction_times,
     start_days_of,
-    unanswered,
 )
 from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
 from ehrsequencing.prediction.run import Run
@@ -77,10 +77,8 @@ def predict_outcomes(
     horizons = [float(days) for days in horizons_of(run, horizons_days) if days is not None]
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
-    records.require_until_end(moment)
-    say(records.require_known(force=force))
     names, start = [run.outcomes[k] for k in codes], start_days_of(run)
-    count = answered = 0
+    count = 0
     with prediction_file(
         out,
         causes=names,
@@ -90,16 +88,10 @@ def predict_outcomes(
         made_by=records.made_by,
         overwrite=overwrite,
     ) as file:
-        for part in records.encoded(moment):
-            subjects = np.zeros(0, np.int64)
-            for subject_id, risks in _answers(run, part, codes, horizons, top):
-                file.write_rows(*risks)
-                count, subjects = count + len(subject_id), np.union1d(subjects, subject_id)
-            answered += len(subjects)
-        if not count:
-            raise no_prediction_times(records)
-    for text in unanswered(records, answered=answered):
-        say(text)
+        answer = partial(_answers, run, codes=codes, horizons=horizons, top=top)
+        for subject_id, risks in answers_of(records, moment, answer, force=force, say=say):
+            file.write_rows(*risks)
+            count += len(subject_id)
     return count
 
 

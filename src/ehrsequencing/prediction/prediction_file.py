@@ -84,7 +84,7 @@ class PredictionWriter:
     def write(self, risks: Risks) -> None:
         """Append predictions."""
         n, n_causes, n_horizons = risks.risk.shape
-        self._append(
+        self.write_rows(
             np.repeat(risks.subject_id, n_causes * n_horizons),
             np.repeat(risks.prediction_us, n_causes * n_horizons),
             np.tile(np.repeat(np.arange(n_causes), n_horizons), n),
@@ -94,12 +94,6 @@ class PredictionWriter:
         )
 
     def write_rows(
-        self, subject_id: Ints, prediction_us: Ints, cause: Ints, horizon: Ints, risk: Floats32
-    ) -> None:
-        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
-        self._append(subject_id, prediction_us, cause, horizon, risk.astype(np.float32))
-
-    def _append(
         self,
         subject_id: Ints,
         prediction_us: Ints,
@@ -108,6 +102,7 @@ class PredictionWriter:
         risk: Floats32,
         *bands: Floats32,
     ) -> None:
+        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
         causes = pa.array(self.causes, pa.string())
         horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
@@ -115,7 +110,7 @@ class PredictionWriter:
             pa.array(prediction_us).cast(pa.timestamp("us")),
             causes.take(pa.array(cause)),
             horizons.take(pa.array(horizon)),
-            pa.array(risk),
+            pa.array(risk.astype(np.float32)),
             pa.array(np.full(len(risk), self.start_days)),
             *map(pa.array, bands),
         ]

@@ -31,7 +31,6 @@ from ehrsequencing.models.ensemble import load_model
 from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
 from ehrsequencing.predictors.network import network
 from ehrsequencing.predictors.predictor import Predictor, Recalibrated
-from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -202,10 +201,6 @@ class Run:
     def is_visit_head(self) -> bool:
         """Whether the model gives hazards per visit, which have no calendar."""
         return self.study.model.head == "visit"
-
-    def excluded(self, data: Path) -> CodeMatcher:
-        """Codes that made no token when this run's data was prepared."""
-        return CodeMatcher(self.manifest["excluded"], parents=read_parents(data))
 
 
 def saved_audit(folder: Path) -> Shareable | None:

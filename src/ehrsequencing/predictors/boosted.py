@@ -262,7 +262,8 @@ class BoostedVisits(OfHistory):
         )
 
         theirs = {name: value for name, value in (_ALWAYS | settings).items() if name != "pairs"}
-        seen = np.arange(len(self.used) + 1) if settings["pairs"] else self.without_pairs()
+        is_seen = np.append(self.used < before_pairs(self.columns), True)  # the part of time, too
+        seen = np.flatnonzero(is_seen | settings["pairs"])
         return HistGradientBoostingRegressor(**theirs, random_state=seed), seen
 
     def periods(self, rows: TaskRows, chosen: Ints, cohort: Floats) -> Periods:
@@ -282,10 +283,6 @@ class BoostedVisits(OfHistory):
         return Periods(
             row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
         )
-
-    def without_pairs(self) -> Ints:
-        """Columns of the design that are no features of code pairs."""
-        return np.flatnonzero(np.r_[self.used < before_pairs(self.columns), True])
 
     def _factor(self, bins: Floats32) -> Floats:
         """(r, causes, bins) what multiplies the base, of rows with these bins of features (r, used)."""

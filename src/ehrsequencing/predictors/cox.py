@@ -114,11 +114,6 @@ class CoxFit:
     beta: Floats  # (F,) log hazard ratio of one standard deviation
     ridge: float  # the strength it was fitted with
 
-    @classmethod
-    def without_events(cls, covariates: int) -> CoxFit:
-        """The fit to rows of which none has an event: no covariate has an effect."""
-        return cls(np.zeros(covariates), np.ones(covariates), np.zeros(covariates), 0.0)
-
     def log_hazard(self, x: ArrayLike) -> Floats:
         """β·z of covariates (n, F), relative to a row at the mean."""
         return ((np.asarray(x, dtype=np.float64) - self.mean) / self.scale) @ self.beta
@@ -202,7 +197,8 @@ def choose_ridge(
         score: How well a fit suits the tuning subjects.
     """
     if not train.has_events:
-        return CoxFit.without_events(train.x.shape[1])
+        nothing = np.zeros(train.x.shape[1])
+        return CoxFit(nothing, nothing + 1, nothing, ridge=0.0)
     regression, events = CoxRegression(train), float(train.event.sum())
     if not tuning.has_events:
         return regression.fit(ridge=UNWATCHED_RIDGE_PER_EVENT * events)

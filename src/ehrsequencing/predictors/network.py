@@ -14,6 +14,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.risks import onset_risk
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.predictors.predictor import Predictor, in_parts
+from ehrsequencing.predictors.recalibration import MOST_ROWS
 from ehrsequencing.records.timelines import TaskRecords
 
 NETWORK = "network"
@@ -109,6 +110,17 @@ def log_hazards(
         row.append(step.rows[wanted])
         eta.append(logits.float().cpu().numpy())
     return np.concatenate(row), np.concatenate(eta)
+
+
+def labelled_log_hazards(
+    model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device
+) -> tuple[Ints, Floats32]:
+    """`log_hazards` of a split's labelled prediction times, of more than `MOST_ROWS` those of a sample."""
+    subjects = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
+    rows: Bools = ~np.isnan(loader.rows.duration_days)
+    return log_hazards(
+        model, loader, visit_budget=visit_budget, device=device, subjects=subjects, rows=rows
+    )
 
 
 def steps(

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from meds import schema as meds
 
 from ehrsequencing.config import SplitsConfig
+from ehrsequencing.core.arrays import hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
 from ehrsequencing.readers.cleaning_rules import cleaned
@@ -32,7 +33,6 @@ from ehrsequencing.readers.rows import (
     rows_schema,
     taken,
 )
-from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.meds import IMPORT_SETTINGS, SPLITS
 from ehrsequencing.records.splits import hash_splits
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, offsets, ragged
+from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, hash_u64, offsets, ragged
 from ehrsequencing.core.errors import EhrseqError
 
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
@@ -221,14 +221,6 @@ def pieces(starts: Ints, n: int, rows: int) -> list[slice]:
     """
     cuts = starts[opens_run(starts // rows)].tolist()
     return [slice(start, stop) for start, stop in itertools.pairwise([*cuts, n])]
-
-
-def hash_u64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The splitmix64 finaliser: a fast, well-mixed hash of 64-bit integers."""
-    x = (x + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def parse_date_us(text: str) -> int:

@@ -20,7 +20,7 @@ from uuid import uuid4
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, validated
-from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     read_json,
@@ -42,7 +42,7 @@ from ehrsequencing.records.codes import (
 )
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import Events, KeptRows, hash_u64, keep, ranges, read_kept
+from ehrsequencing.records.events import Events, KeptRows, keep, ranges, read_kept
 from ehrsequencing.records.follow_up import compare_end, count_ends
 from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import (

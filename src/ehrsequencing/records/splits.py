@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig
-from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
@@ -22,7 +22,6 @@ from ehrsequencing.records.events import (
     BIRTH,
     NEVER,
     first_time,
-    hash_u64,
     opens_run,
     parse_date_us,
 )

@@ -261,7 +261,7 @@ class TokenRows(Part):
         self.vocabulary, self.excluded = vocabulary, excluded
         self.tokens = self.unknown = self.subjects = 0
         self.by_number = np.zeros((len(vocabulary), 3), np.int64)
-        self._shares = 0.0
+        self.shares = 0.0
 
     def add(self, events: Events) -> None:
         """Count one shard."""
@@ -273,7 +273,7 @@ class TokenRows(Part):
         self.tokens += int(tokens.sum())
         self.unknown += int(unknown.sum())
         self.subjects += int(np.sum(tokens > 0))
-        self._shares += float((unknown / np.maximum(tokens, 1)).sum())
+        self.shares += float((unknown / np.maximum(tokens, 1)).sum())
         token = self.vocabulary.ids(events.codes).take(events.code)
         is_own = self.vocabulary.keeps_number(events.codes).take(events.code)
         rank = self.vocabulary.ranks(token, np.where(is_own, events.value, np.nan))
@@ -281,11 +281,6 @@ class TokenRows(Part):
         self.by_number += np.bincount(3 * token + kind, minlength=self.by_number.size).reshape(
             -1, 3
         )
-
-    @property
-    def unknown_of_subject(self) -> float:
-        """Mean share of a subject's rows that is unknown: one person's many rows do not decide."""
-        return self._shares / max(self.subjects, 1)
 
 
 class CodeCounts(Part):

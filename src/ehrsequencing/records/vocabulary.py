@@ -19,11 +19,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from ehrsequencing.config import ValuesConfig
-from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json, write_bytes, write_json
 from ehrsequencing.records.codes import code_type
-from ehrsequencing.records.events import OfCodes, hash_u64
+from ehrsequencing.records.events import OfCodes
 from ehrsequencing.records.scales import KNOTS
 
 PAD, UNK = "[PAD]", "[UNK]"

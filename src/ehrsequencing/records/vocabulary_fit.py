@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
-from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import (
@@ -21,7 +21,6 @@ from ehrsequencing.records.events import (
     Events,
     OfCodes,
     group_order,
-    hash_u64,
     opens_run,
     pieces,
 )

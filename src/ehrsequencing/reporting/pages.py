@@ -168,7 +168,10 @@ def render_pretraining(results: Mapping[str, Any]) -> str:
 def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
     """The page of every outcome of a run as a string of HTML, without a script; `result` is of `evaluate_outcomes`."""
     rows, pooled = [], result["pooled"]
-    for row in sorted(result["outcomes"], key=lambda row: -_count_of(row["events"])):
+    for row in sorted(
+        result["outcomes"],
+        key=lambda row: -row["events"] if isinstance(row["events"], int) else 0,  # else withheld
+    ):
         numbers = (_estimate(row[name], name) for name in ("auc", "c", "oe"))
         rows.append((row["code"], str(row["events"]), *numbers))
     if pooled["outcomes"]:
@@ -195,11 +198,6 @@ def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
     return _page(
         searchable=True, title=title, kicker=kicker, lines=lines, tables=tables, notes=notes
     )
-
-
-def _count_of(count: int | str) -> int:
-    """The number of a count, 0 of one that is withheld."""
-    return count if isinstance(count, int) else 0
 
 
 def _estimate(one: Mapping[str, float | None], metric: str) -> str:

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from meds import schema as meds
 
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints, hash_u64
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_bytes, write_json
 from ehrsequencing.core.outputs import SIMULATION, complete_folder, write_manifest
-from ehrsequencing.records.events import hash_u64
 from ehrsequencing.simulate.codes import (
     DEATH_CODE,
     END_OF_FOLLOW_UP,

@@ -27,7 +27,7 @@ from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.signals import Stop
-from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.masked_codes import CLIP_NORM, BesideHazards
 from ehrsequencing.training.processes import ALONE, Losses, Processes, autocast
 from ehrsequencing.training.run_folder import (
     ExponentialMovingAverage,
@@ -293,7 +293,7 @@ class Training:
     def update(self, state: TrainingState) -> None:
         """One step along the gradients of all batches since the last one."""
         learned = [p for group in self.optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(learned, self.settings.clip_norm)
+        nn.utils.clip_grad_norm_(learned, CLIP_NORM)
         self.optimizer.step()
         if self.beside is not None:
             self.beside.step(learning_rate(self.settings, state.global_step, self.length))

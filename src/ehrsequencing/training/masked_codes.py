@@ -13,6 +13,7 @@ from ehrsequencing.models.segments import to_device
 
 # of one batch: the softmax compares each with all others, so the cost is quadratic
 MOST_VISITS = 1024
+CLIP_NORM = 1.0  # a gradient with a larger Euclidean norm is scaled down to it
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class BesideHazards:
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient
         self.gradients = [None] * len(self.parameters)
-        nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
+        nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * self.settings.masked_codes
         self.optimizer.step()

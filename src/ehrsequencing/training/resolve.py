@@ -71,7 +71,8 @@ def resolve_model(
         raise EhrseqError(
             "is decided by training.members", where="model.members", fix="set training.members"
         )
-    filled = {**_of_inputs(model, prepared), "members": settings.members}
+    model = resolve_inputs(model, prepared)
+    filled: dict[str, Any] = {"members": settings.members}
     if task.outcomes is not None and model.head == "visit":
         what = "outcomes have hazards per day, and head=visit has none"
         where = f"task {task.name}, outcomes"
@@ -145,10 +146,6 @@ def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> M
 
 def resolve_inputs(model: ModelConfig, prepared: Prepared) -> ModelConfig:
     """The settings with what a prepared set decides without a task: vocabulary, values and types of codes."""
-    return _filled(model, _of_inputs(model, prepared), prepared)
-
-
-def _of_inputs(model: ModelConfig, prepared: Prepared) -> dict[str, Any]:
     values = prepared.study.values
     filled: dict[str, Any] = {
         "vocab_size": len(prepared.vocabulary),
@@ -159,7 +156,7 @@ def _of_inputs(model: ModelConfig, prepared: Prepared) -> dict[str, Any]:
         filled["table_columns"] = max(1, int(prepared.vocabulary.value_columns.max()) + 1)
     if model.code_types:
         filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
-    return filled
+    return _filled(model, filled, prepared)
 
 
 # ---- defaults for small cohorts

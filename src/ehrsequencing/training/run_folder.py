@@ -55,7 +55,6 @@ from ehrsequencing.records.prepared import Prepared
 # settings that an interrupted run may go on with: when it stops, and what only `evaluate` uses
 MAY_CHANGE = ("training.epochs", "training.patience", "evaluation.")
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
-MODEL_FILES = (*RUN_NEEDS, HISTORY)  # of a run and of a pretrained model
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
 
 

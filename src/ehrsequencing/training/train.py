@@ -14,13 +14,13 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
-from ehrsequencing.records.hazards import cohort_hazards
+from ehrsequencing.predictors.network import labelled_log_hazards
+from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
 from ehrsequencing.training.hazards_objective import HazardsObjective
 from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes, training_device
-from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import starting_outcome_hazards
 
 
@@ -69,14 +69,7 @@ class Trainer:
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config.model_copy(update={"members": 1}))
         if self.config.head == "horizon":
-            rows = plan.train.rows
-            hazards = cohort_hazards(
-                self.config.edges_days,
-                rows.entry_days,
-                rows.duration_days,
-                rows.cause,
-                n_causes=self.config.causes,
-            )
+            hazards = plan.fitting_data().cohort_hazards()
             self.model.head.set_bias(torch.from_numpy(hazards))
         if self.model.table is not None:
             self.model.table.set_columns(vocabulary.value_columns, vocabulary.base)
@@ -172,6 +165,40 @@ class Trainer:
         )
         nll = self.objective.tuning_nll(model)
         return {"tuning_nll": nll, "recalibration": fitted.as_json(self.plan.task.causes)}
+
+
+def recalibrate_head(
+    model: SurvivalModel,
+    loader: SubjectLoader,
+    *,
+    prior_sd: float,
+    visit_budget: int,
+    device: torch.device,
+) -> Recalibration:
+    """Fit on all prediction times of a split, and fold the result into the model's head.
+
+    Args:
+        model: With the `horizon` head; changed in place.
+        loader: The tuning split.
+        prior_sd: Of what is fitted.
+        visit_budget: Of one batch.
+        device: Where the model is.
+    """
+    rows = loader.rows
+    row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
+    fitted = fit_recalibration(
+        eta,
+        model.config.edges_days,
+        duration_days=rows.duration_days[row],
+        cause=rows.cause[row],
+        entry_days=rows.entry_days[row],
+        subject=rows.subject[row],
+        prior_sd=prior_sd,
+    )
+    model.recalibrate(
+        *(torch.from_numpy(values).to(device) for values in (fitted.intercept, fitted.slope))
+    )
+    return fitted
 
 
 def bootstrap_sample(subjects: Ints, *, seed: int) -> Ints:

@@ -21,7 +21,7 @@ from ehrsequencing.training.transfer import Pretrained
 from helpers.training import NetworkTrainer as Trainer
 
 TINY = (
-    *("model.dim=16", "model.heads=2", "model.layers=1", "model.outcome_rank=4", "training.grid_bins=4"),
+    *("model.dim=16", "model.heads=2", "model.layers=1", "training.grid_bins=4"),
     *("training.epochs=1", "training.min_steps=2", "training.masked_codes=0", "training.recalibration=0"),
 )
 

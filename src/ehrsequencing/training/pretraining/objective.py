@@ -28,6 +28,7 @@ from ehrsequencing.training.processes import autocast
 
 MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
 MOST_VISITS = 1024  # that one objective predicts from, in one step
+MASKED_SHARE = 0.5  # of the visits, which lose one of their codes
 TOP = (1, 5, 10)  # the k of recall@k
 
 
@@ -38,7 +39,7 @@ class ObjectiveInputs:
     config: ModelConfig
     codes: TargetCodes
     rates: Rates
-    masked_share: float  # `pretraining.masked_share`
+    masked_share: float = MASKED_SHARE
 
     @property
     def most_visits(self) -> int:

@@ -104,7 +104,7 @@ class Pretrainer:
 
         # the model and the objectives at their start
         rates = training_rates(self.train, self.codes, seed=self.settings.seed)
-        inputs = ObjectiveInputs(self.config, self.codes, rates, pretraining.masked_share)
+        inputs = ObjectiveInputs(self.config, self.codes, rates)
         torch.manual_seed(self.settings.seed)
         model = build_model(self.config)
         objectives = nn.ModuleDict({name: one(inputs) for name, one in classes.items()})
