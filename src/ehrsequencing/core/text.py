@@ -115,7 +115,7 @@ class _Strict(yaml.SafeLoader):
         # libyaml is four times as fast. It is a little more lenient, and names other lines: it reads long files alone.
         is_long = len(text) > _SHORT_YAML and not _SURROGATE.search(text)
         if is_long and yaml.__with_libyaml__:
-            fast = yaml.cyaml.CParser(text)
+            fast = yaml.CSafeLoader(text)
             vars(self).update({name: getattr(fast, name) for name in _EVENTS})
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
