@@ -86,7 +86,7 @@ def test_mimic_asks_nobody_after_the_discharge_as_died(prepared: Prepared) -> No
     died = prepared.vocabulary.index["HOSPITAL_DISCHARGE//DIED"]
     for split in AUDITED:
         records = prepared.records("mimic4_demo", split)
-        first, seen = records.first_visit, records.rows.visits_before
+        first, seen = records.timelines.subject_offsets[records.rows.subject], records.rows.visits_before
         has_it = np.r_[0, np.cumsum(records.timelines.codes == died)][records.timelines.visit_offsets]
         assert not np.any(has_it[first + seen] > has_it[first])
 

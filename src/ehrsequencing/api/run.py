@@ -244,7 +244,7 @@ class TrainedRun(Run):
         Args:
             data: As in `predict`.
             out: The file.
-            overwrite: Whether an explorer that is there, and that nobody has changed, is replaced.
+            overwrite: Whether an explorer that is there is replaced.
             patients: At most so many, drawn at random.
             fewest: Codes that fewer patients have are shown as "rare code".
             what_if: Whether each code and each visit is struck in advance.

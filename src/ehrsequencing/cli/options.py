@@ -41,7 +41,8 @@ Overrides = Annotated[
 Overwrite = Annotated[
     bool,
     typer.Option(
-        "--overwrite", help="Replace an earlier output of this command that nobody has changed"
+        "--overwrite",
+        help="Replace an earlier output of this command (a folder: if nobody has changed it)",
     ),
 ]
 MovedSet = Annotated[

@@ -93,12 +93,6 @@ class SubjectRecord:
         return tuple(tuple(names[k] for k in code[a:b]) for a, b in itertools.pairwise(bounds))
 
     @cached_property
-    def values(self) -> tuple[Floats, ...]:
-        """The number of each row of each visit, NaN without one."""
-        value = self.record.events.value[self.record.visits.event].astype(np.float64)
-        return tuple(np.split(value, self.event_bounds[1:-1])) if self.n_visits else ()
-
-    @cached_property
     def code_number(self) -> dict[str, int]:
         """The number, among `record.events.codes`, of each code that the subject has."""
         return {self.record.events.codes[k]: k for k in np.unique(self.record.events.code).tolist()}

@@ -67,7 +67,7 @@ def predict_labels(
         facts: What the data set's own files do not tell.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
-        overwrite: Whether an earlier output there that nobody has changed is replaced.
+        overwrite: Whether predictions that are there are replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the file should know.
 

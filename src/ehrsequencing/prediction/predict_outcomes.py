@@ -58,7 +58,7 @@ def predict_outcomes(
         horizons_days: Default: the task's horizons.
         facts: As of `predict`.
         force: As of `predict`.
-        overwrite: Whether an earlier output there that nobody has changed is replaced.
+        overwrite: Whether predictions that are there are replaced.
         progress: As of `predict`.
         say: As of `predict`.
 

@@ -186,11 +186,6 @@ class TaskRecords:
         """(R,) id of the subject that owns each prediction time."""
         return self.timelines.subject_id[self.rows.subject]
 
-    @property
-    def first_visit(self) -> Ints:
-        """(R,) first visit of the subject that owns each prediction time."""
-        return self.timelines.subject_offsets[self.rows.subject]
-
     def at_landmark(self, landmark_days: float) -> Ints:
         """(r,) numbers of the queries asked `landmark_days` after their index."""
         return np.flatnonzero(self.rows.at_landmark(landmark_days))
