@@ -18,6 +18,7 @@ from ehrsequencing.cli.train import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.evaluated import Evaluated
@@ -313,7 +314,7 @@ def of_rest(weights: np.ndarray) -> np.ndarray:
     return weights[:, 1:] / weights[:, 1:].sum(axis=1, keepdims=True)
 
 
-def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, prepared: Prepared) -> None:
+def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, prepared: Prepared, tmp_path: Path) -> None:
     tuning, told = prepared.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
     blend = Run(run).blend
     assert blend is not None
@@ -325,8 +326,16 @@ def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, prepa
     assert len({f"{nll:.4f}" for nll in by_hand}) == len(by_hand)  # so that no two can be mixed up
     lines, facts = kept_epochs(run)
     line = "tuning NLL of the blend: {:.4f} (network {:.4f}, trees and Cox {:.4f})"
-    assert lines[-1] == line.format(*by_hand)
+    best = min(("network", "trees and Cox"), key=told.__getitem__)
+    behind = [f"on the tuning people {best} alone is more likely than the blend"] * (told[best] < told["blend"])
+    assert lines[-1 - len(behind) :] == [line.format(*by_hand), *behind]
     assert facts["blend_tuning_nll"] == told
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    manifest = read_json(copy / "manifest.json")
+    files = manifest.pop("files")
+    manifest["blend"]["tuning_nll"] |= {"network": 0.5}
+    write_manifest(copy, manifest, files=[copy / name for name in files])
+    assert kept_epochs(copy)[0][-1] == "on the tuning people network alone is more likely than the blend"
 
 
 def test_a_planted_leak_of_the_history_features_is_found(

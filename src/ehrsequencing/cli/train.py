@@ -105,6 +105,9 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
         lines.append(
             f"tuning NLL of the {whole[0]}: {whole[1]:.4f} ({', '.join(f'{k} {v:.4f}' for k, v in alone)})"
         )
+        best = min(alone, key=lambda part: part[1])
+        if best[1] < whole[1]:
+            lines.append(f"on the tuning people {best[0]} alone is more likely than the {whole[0]}")
         found["blend_tuning_nll"] = parts
     return lines, found
 
