@@ -264,6 +264,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "task": (R, R.replace("../task", "../other")),
         "out": (R, R.replace("--out study", "--out risks.parquet")),
         "config": (R, R.replace("../tiny", "../seed")),
+        "quick": (R, f"{R} --quick"),
     },
 }  # fmt: skip
 
