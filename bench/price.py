@@ -2,7 +2,7 @@
 
     python bench/price.py OUT --set pbc2 --divisions 20007-20016 --source new=src --source old=BUILD/src
 
-Each division of each set is prepared once and trained by every source in its own process with one thread, interleaved;
+Each division of each set is prepared and trained by every source in processes of its own with one thread, interleaved;
 `OUT/price.json` keeps, by source, the CPU seconds of the training and the mean NLL of the held-out people's rows. What
 is there already is kept. `--settings` adds settings to one source, as in `--settings "short=training.epochs=10"`.
 """
@@ -88,7 +88,7 @@ def trained(
     records, task = TASKS[asked.name]
     folder = asked.out / asked.name / str(division)
     environment = {**os.environ, "PYTHONPATH": str(Path(source).resolve()), "OMP_NUM_THREADS": "1"}
-    prepared, run, facts = folder / "prepared", folder / name, folder / f"{name}.json"
+    prepared, run, facts = folder / f"prepared-{name}", folder / name, folder / f"{name}.json"
     if not (prepared / "manifest.json").is_file():
         splits = [
             "splits.by=hash",
