@@ -337,7 +337,7 @@ def _ablate(sets: list[Path], asked: str, out: Path, *, task: str | None, seeds:
         say=note,
     )
     say(table.to_string(float_format=lambda value: f"{value:.4f}"))
-    finish(wrote={"table": out / RESULT}, then=["compare", "--help"], result=result)
+    finish(wrote={"table": out / RESULT}, then=f"read {out / RESULT}", result=result)
 
 
 def _pool(files: list[Path], out: Path, *, overwrite: bool) -> None:
