@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.predictors import fit
 from ehrsequencing.predictors.fitting_data import FittingData
+from ehrsequencing.predictors.from_file import FromFile
 from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
@@ -68,3 +70,14 @@ def test_risks_and_likelihoods_follow_from_hazards(prepared: Prepared) -> None:
     np.testing.assert_allclose(1 - given[:, :, 1].sum(axis=1), survival[1] / survival[0], atol=1e-6)
     doubled = plain.recalibrated(np.log([2.0, 2.0]), np.ones(2))
     np.testing.assert_allclose(doubled.all_hazards(records), 2 * plain.all_hazards(records))
+
+
+def test_what_knows_risks_alone_has_one_error_for_hazards_and_likelihood(prepared: Prepared) -> None:
+    records = prepared.records("simulated", "tuning")
+    days, risk = np.array([90.0, 365.0]), np.full((len(records), 2, 2), 0.1)
+    file = FromFile("somebody's", records, days, risk, edges_days=(90.0,), start_days=0.0)
+    assert not file.has_hazards  # two horizons are no curve
+    np.testing.assert_array_equal(file.risk(records, days), risk)
+    for ask in (file.nll, file.hazards):
+        with pytest.raises(EhrseqError, match="no hazards, so that there is no likelihood"):
+            ask(records)

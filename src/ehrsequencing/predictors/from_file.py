@@ -9,7 +9,7 @@ from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats
 from ehrsequencing.metrics.hazards import LEAST_SURVIVAL, hazards_through
 from ehrsequencing.metrics.outcomes import ROUNDING
-from ehrsequencing.predictors.predictor import Predictor
+from ehrsequencing.predictors.predictor import Predictor, without_hazards
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
@@ -66,8 +66,12 @@ class FromFile(Predictor):
         )
 
     def hazards(self, records: TaskRecords) -> Iterator[tuple[slice, Floats]]:
-        """None are known; see `nll`."""
-        raise NotImplementedError(f"{self.name} has risks only")
+        """A file has none: its likelihood is that of the curve through its risks (`nll`).
+
+        Raises:
+            EhrseqError: Always.
+        """
+        raise without_hazards(self.name)
 
     def risk(
         self,

@@ -66,9 +66,7 @@ class Predictor(ABC):
             EhrseqError: It knows risks alone.
         """
         if not self.has_hazards:
-            what = "has risks at some days and no hazards, so that there is no likelihood"
-            fix = "compare it by its risks"
-            raise EhrseqError(what, where=self.name, fix=fix)
+            raise without_hazards(self.name)
         labels, out = records.rows, np.empty(len(records))
         for rows, hazards in self.hazards(records):
             out[rows] = horizon_nll(
@@ -115,6 +113,12 @@ class Predictor(ABC):
         for rows, hazards in self.hazards(records):
             out[rows] = hazards
         return out
+
+
+def without_hazards(name: str) -> EhrseqError:
+    """The error of a predictor that knows risks alone, where hazards or a likelihood are wanted."""
+    what = "has risks at some days and no hazards, so that there is no likelihood"
+    return EhrseqError(what, where=name, fix="compare it by its risks")
 
 
 class Recalibrated(Predictor):
