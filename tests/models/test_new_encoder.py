@@ -17,7 +17,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import load_study
 from ehrsequencing.config.base import Kind, objective, visit_encoder
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models.embeddings import CodeVectors
+from ehrsequencing.models.code_vectors import CodeVectors
 from ehrsequencing.models.ensemble import build_model, load_model
 from ehrsequencing.models.segments import segment_softmax
 from helpers.strategies import VOCAB, pack, sample_records

@@ -4,10 +4,10 @@ The plain models on padded tensors are in `ehrsequencing.nn`; `to_packed` and `t
 """
 
 from ehrsequencing.models.behrt import BEHRTEmbedding, BEHRTForSurvival
+from ehrsequencing.models.code_vectors import CodeVectors
 from ehrsequencing.models.embeddings import (
     AgeEmbedding,
     CodeEmbedding,
-    CodeVectors,
     DeltaTEmbedding,
     VisitTimeEmbedding,
 )

@@ -85,9 +85,8 @@ class BEHRTEmbedding(nn.Module):
     def forward(self, batch: VisitBatch, tokens: Tokens) -> Tensor:
         """T tokens of all rows → (T, d)."""
         e = self.code(batch)
-        rows = torch.cat(
-            [e.rows.new_zeros(1, e.rows.shape[1]), self.query.unsqueeze(0).to(e.rows.dtype), e.rows]
-        )
+        rows = e.rows
+        rows = torch.cat([rows.new_zeros(1, rows.shape[1]), self.query.unsqueeze(0).to(rows.dtype), rows])
         # 0: a marker without identity, 1: the marker of a query
         index = tokens.is_query_marker.long()
         index[tokens.of_code] = e.index + 2

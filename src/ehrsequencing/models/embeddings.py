@@ -4,7 +4,6 @@ All tables but that of the codes start with standard deviation d^-½, so that ro
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.models.code_vectors import CodeVectors, NumberCells, blocks_of
 from ehrsequencing.models.positions import positions
-from ehrsequencing.models.segments import constant, dropout, gather_rows, pool, to_device
+from ehrsequencing.models.segments import constant, dropout, pool, to_device
 
 MAX_AGE_YEARS = 120.0  # the top bin is open
 MAX_CODE_POSITIONS = 128  # later codes of a visit share the last row
@@ -26,27 +26,6 @@ GAP_EDGES_DAYS = (
     *(float(2**j) for j in range(12)),
     3652.5,
 )
-
-
-@dataclass(frozen=True)
-class CodeVectors:
-    """The vectors of K codes, held as their R distinct rows (identical codes without values share one)."""
-
-    rows: Tensor  # (R, d) distinct vectors
-    index: Tensor  # (K,) the row of each code
-
-    def expand(self) -> Tensor:
-        """(K, d), one row a code."""
-        return gather_rows(self.rows, self.index)
-
-    def dropped(self, probability: float) -> "CodeVectors":
-        """Each code's whole vector zero with this probability, else divided by what is kept on average."""
-        # 0 or 1 / (1 - p)
-        kept = dropout(self.rows.new_ones(len(self.index)), probability, training=True)
-        rows = torch.cat(
-            [self.rows * (1 / (1 - probability)), self.rows.new_zeros(1, self.rows.shape[1])]
-        )
-        return CodeVectors(rows, torch.where(kept > 0, self.index, len(self.rows)))
 
 
 class CodeEmbedding(nn.Module):
@@ -93,33 +72,35 @@ class CodeEmbedding(nn.Module):
             EhrseqError: A token id outside the vocabulary, or types that the model wants and the batch lacks.
         """
         self._check_ids(batch.host.codes)
-        device = batch.codes.device
-        distinct, valued, keys, index = (
-            to_device(x, device) for x in self._distinct_rows(batch.host)
+        layout = self._layout(batch.host)
+        plain, index, numbered, kinds, cell, kind_of_block = (
+            to_device(x, batch.codes.device) for x in layout[:-1]
         )
-        rows = self._of_keys(distinct)
-        if len(valued):
-            assert batch.values is not None
-            of_values = self._of_values(batch.codes[valued], batch.values[valued])
-            rows = torch.cat([rows, self._of_keys(keys) + of_values])
-        vectors = CodeVectors(rows, index)
+        cells = None
+        if len(numbered):
+            cells = self._cells(batch, numbered, kinds, cell, kind_of_block, size=layout[-1])
+        vectors = CodeVectors(self._of_keys(plain), index, cells)
         return vectors.dropped(self.dropout) if self.training and self.dropout else vectors
 
-    def _distinct_rows(self, batch: VisitBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What decides shapes, on the CPU: distinct kinds (R',), codes with a number and their kinds, each code's row.
+    def _layout(self, batch: VisitBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
+        """What decides shapes, on the CPU: see `CodeVectors` and `blocks_of`.
 
-        Codes without a number share the row of their kind; then comes one row a code with a number.
+        Returns:
+            (R',) kinds of codes without a number; (K,) row of each code; (K',) codes with a number; (C,) their kinds;
+            (K',) cell of each; (M,) kind of each block, as a place among those; cells of a block.
         """
         kinds, keys = self._kinds(batch)
         has_value = torch.zeros_like(batch.codes, dtype=torch.bool)
         if self.value_table is not None and batch.values is not None:
             has_value = ~batch.values[:, 0].isnan()
-        plain, valued = (~has_value).nonzero().squeeze(1), has_value.nonzero().squeeze(1)
+        plain, numbered = (~has_value).nonzero().squeeze(1), has_value.nonzero().squeeze(1)
         distinct, index_of_plain = _distinct(keys[plain], kinds)
+        of_number, place = _distinct(keys[numbered], kinds)
+        cell, kind_of_block, size = blocks_of(place, len(of_number))
         index = torch.empty_like(batch.codes)
         index[plain] = index_of_plain
-        index[valued] = torch.arange(len(distinct), len(distinct) + len(valued))
-        return distinct, valued, keys[valued], index
+        index[numbered] = len(distinct) + cell
+        return distinct, index, numbered, of_number, cell, kind_of_block, size
 
     def _kinds(self, batch: VisitBatch) -> tuple[int, Tensor]:
         """How many kinds of rows there may be, and which kind each code is: its id, with its place and type."""
@@ -144,40 +125,55 @@ class CodeEmbedding(nn.Module):
 
     def _of_keys(self, keys: Tensor) -> Tensor:
         """(R, d) vectors of kinds, without what a number adds."""
-        types = places = None
+        types = None
+        rows: Tensor = self.table(self._code_of(keys))
         if self.type_table is not None:
-            keys, types = (
-                keys // self.type_table.num_embeddings,
-                keys % self.type_table.num_embeddings,
-            )
+            keys, types = keys // self.type_table.num_embeddings, keys % self.type_table.num_embeddings
         if self.position_table is not None:
-            keys, places = keys // MAX_CODE_POSITIONS, keys % MAX_CODE_POSITIONS
-        rows: Tensor = self.table(keys)
-        if self.position_table is not None:
-            rows = rows + self.position_table(places)
+            rows = rows + self.position_table(keys % MAX_CODE_POSITIONS)
         return rows if self.type_table is None else rows + self.type_table(types)
+
+    def _code_of(self, keys: Tensor) -> Tensor:
+        """(R,) token id of each kind."""
+        if self.type_table is not None:
+            keys = keys // self.type_table.num_embeddings
+        return keys if self.position_table is None else keys // MAX_CODE_POSITIONS
 
     def of_static(self, batch: VisitBatch) -> Tensor:
         """(S, d) mean embedding of each subject's static codes (the same table); zero without any."""
         self._check_ids(batch.host.static_codes)
         return pool(self.table.weight, batch.static_codes, batch.static_offsets)
 
-    def _of_values(self, codes: Tensor, values: Tensor) -> Tensor:
-        """(K',) codes that have a number and (K', 2) those → (K', d). One weighted bag of table rows a code."""
+    def _cells(
+        self,
+        batch: VisitBatch,
+        numbered: Tensor,
+        kinds: Tensor,
+        cell: Tensor,
+        kind_of_block: Tensor,
+        *,
+        size: int,
+    ) -> NumberCells:
+        """The codes that have a number, as `_layout` lays them."""
         assert self.value_table is not None
-        rank, value = values.to(self.value_table.weight.dtype).unbind(1)
-        first = codes * self.terms
+        assert batch.values is not None
+        weight = self.value_table.weight
+        rank, value = batch.values[numbered].to(weight.dtype).unbind(1)
+        one = torch.ones_like(rank)
         if self.mode == "polynomial":
-            rows = torch.stack([first, first + 1, first + 2], 1)
-            weights = torch.stack([rank, rank.square() - 1, value], 1)
+            own = torch.stack([one, rank, rank.square() - 1, value], 1)
         else:
             position = ((rank / math.sqrt(12) + 0.5) * (self.terms - 1)).clamp(0, self.terms - 1)
             knot = position.floor().clamp(max=self.terms - 2)
-            rows = torch.stack([first + knot.long(), first + knot.long() + 1], 1)
-            weights = torch.stack([1 - (position - knot), position - knot], 1)
-        return F.embedding_bag(
-            rows, self.value_table.weight, per_sample_weights=weights, mode="sum"
+            own = rank.new_zeros(len(rank), 1 + self.terms)
+            own[:, 0], first, part = one, 1 + knot.long().unsqueeze(1), (position - knot).unsqueeze(1)
+            own = own.scatter(1, first, 1 - part).scatter(1, first + 1, part)
+        coefficients = own.new_zeros(len(kind_of_block) * size, own.shape[1]).index_copy(0, cell, own)
+        of_numbers = F.embedding(self._code_of(kinds), weight.view(-1, self.terms * weight.shape[1]))
+        tables = torch.cat(
+            [self._of_keys(kinds).unsqueeze(1), of_numbers.view(-1, self.terms, weight.shape[1])], 1
         )
+        return NumberCells(coefficients.view(-1, size, own.shape[1]), tables, kind_of_block)
 
     def _check_ids(self, codes: Tensor) -> None:
         size = self.table.num_embeddings

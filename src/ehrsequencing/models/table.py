@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.models.code_vectors import MOST_CELLS_A_CODE
 from ehrsequencing.models.segments import dropout, to_device
 
 TERMS = 4  # vectors of a column
@@ -61,19 +62,30 @@ class TableBranch(nn.Module):
         rank, value = numbers.masked_fill(~known.unsqueeze(1), 0).unbind(1)
         weights = torch.stack([torch.ones_like(rank), rank, rank.square() - 1, value], 1)
         weights = weights * known.unsqueeze(1)
-        first = column.clamp(min=0) * TERMS  # without a choice of rows, for which a GPU would wait
-        rows = first.unsqueeze(1) + torch.arange(TERMS, device=first.device)
+        column = column.clamp(min=0)  # without a choice of rows, for which a GPU would wait
+        terms = column.unsqueeze(1) * TERMS + torch.arange(TERMS, device=column.device)
         counts = F.pad(known.cumsum(0), (1, 0))[batch.visit_offsets].diff()
-        total = F.embedding_bag(
-            rows.flatten(),
+        total = self._sum(terms, weights, batch)
+        h = F.gelu(self.W1(self.norm(total)))
+        return dropout(h, self.dropout, training=self.training) * (counts > 0).unsqueeze(1)
+
+    def _sum(self, terms: Tensor, weights: Tensor, batch: VisitBatch) -> Tensor:
+        """(N, width) Σ of the vectors of each visit's codes (K, TERMS), weighted; dense where its matrix is small."""
+        width = len(self.vectors.weight)
+        if batch.n_visits * width <= MOST_CELLS_A_CODE * batch.n_codes:
+            place = batch.visit_of_code.unsqueeze(1) * width + terms
+            matrix = weights.new_zeros(batch.n_visits * width)
+            matrix.index_add_(0, place.flatten(), weights.flatten())
+            with torch.autocast(weights.device.type, enabled=False):
+                return matrix.view(-1, width) @ self.vectors.weight
+        return F.embedding_bag(
+            terms.flatten(),
             self.vectors.weight,
             batch.visit_offsets * TERMS,
             mode="sum",
             per_sample_weights=weights.flatten(),
             include_last_offset=True,
         )
-        h = F.gelu(self.W1(self.norm(total)))
-        return dropout(h, self.dropout, training=self.training) * (counts > 0).unsqueeze(1)
 
     def _kept(self, batch: VisitBatch) -> Tensor:
         """(K,) one draw for each row and variable: a hash of both and of a random number."""

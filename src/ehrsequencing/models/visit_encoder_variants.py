@@ -7,7 +7,8 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.models import attention
-from ehrsequencing.models.embeddings import CODE_NORM, CodeVectors
+from ehrsequencing.models.code_vectors import CodeVectors
+from ehrsequencing.models.embeddings import CODE_NORM
 from ehrsequencing.models.segments import gather_rows, pool
 from ehrsequencing.models.transformer import TransformerLayer
 
@@ -21,7 +22,7 @@ class MeanPoolingVisitEncoder(nn.Module):
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
         """K code vectors → (N, d)."""
-        return pool(e.rows, e.index, batch.visit_offsets)
+        return e.pool(batch)
 
 
 @visit_encoder("sum")
@@ -37,7 +38,7 @@ class PoolingVisitEncoder(nn.Module):
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
         """K code vectors → (N, d)."""
-        u = pool(e.rows, e.index, batch.visit_offsets, mode=self.mode)
+        u = e.pool(batch, mode=self.mode)
         if not self.is_scaled:
             return u
         return u * batch.codes_per_visit.clamp(min=1).to(u.dtype).rsqrt().unsqueeze(1)

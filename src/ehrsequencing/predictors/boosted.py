@@ -17,42 +17,50 @@ from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from sklearn.ensemble import HistGradientBoostingRegressor
+    import lightgbm
 
 TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard keeps the whole grid
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 _CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
+_MOST_TREES, _PATIENCE = 500, 25
 _ALWAYS: dict[str, Any] = {
-    "loss": "poisson",
-    "max_iter": 500,
-    "max_bins": MOST_BINS,
-    "n_iter_no_change": 25,
-    "tol": 0.0,
+    "objective": "poisson",
+    "poisson_max_delta_step": 1e-9,  # plain Newton steps
+    "metric": "poisson",
+    "boost_from_average": False,
+    "max_bin": MOST_BINS,
+    "min_data_in_bin": 1,  # the features are bins already
+    "bin_construct_sample_cnt": 2**31 - 1,
+    "min_sum_hessian_in_leaf": 1e-3,
+    "feature_pre_filter": False,
+    "deterministic": True,
+    "force_col_wise": True,
+    "verbosity": -1,
 }
 _FIRST: dict[str, Any] = {
     "learning_rate": 0.05,
-    "max_leaf_nodes": 8,
-    "min_samples_leaf": 50,
-    "l2_regularization": 20.0,
-    "max_features": 0.3,
+    "num_leaves": 8,
+    "min_data_in_leaf": 50,
+    "lambda_l2": 20.0,
+    "feature_fraction_bynode": 0.3,
     "pairs": True,
 }
 #: What is tried, in this order, as many as there are trials; the tuning likelihood chooses, cause by cause. `pairs`:
-#: whether the trees see the features of code pairs; the rest are settings of scikit-learn.
+#: whether the trees see the features of code pairs; the rest are settings of LightGBM.
 TRIALS: tuple[dict[str, Any], ...] = (
     _FIRST,
     _FIRST | {"pairs": False},
-    _FIRST | {"max_leaf_nodes": 16},
-    _FIRST | {"max_leaf_nodes": 4},
-    _FIRST | {"max_features": 1.0},
-    _FIRST | {"max_features": 0.1},
-    _FIRST | {"min_samples_leaf": 200},
-    _FIRST | {"min_samples_leaf": 20, "l2_regularization": 5.0},
+    _FIRST | {"num_leaves": 16},
+    _FIRST | {"num_leaves": 4},
+    _FIRST | {"feature_fraction_bynode": 1.0},
+    _FIRST | {"feature_fraction_bynode": 0.1},
+    _FIRST | {"min_data_in_leaf": 200},
+    _FIRST | {"min_data_in_leaf": 20, "lambda_l2": 5.0},
     _FIRST | {"learning_rate": 0.02},
     _FIRST | {"learning_rate": 0.1},
-    _FIRST | {"max_leaf_nodes": 16, "min_samples_leaf": 200},
-    _FIRST | {"max_leaf_nodes": 4, "max_features": 0.1},
-    _FIRST | {"max_leaf_nodes": 2, "max_features": 1.0},
+    _FIRST | {"num_leaves": 16, "min_data_in_leaf": 200},
+    _FIRST | {"num_leaves": 4, "feature_fraction_bynode": 0.1},
+    _FIRST | {"num_leaves": 2, "feature_fraction_bynode": 1.0},
 )
 
 
@@ -84,33 +92,37 @@ class Trees:
     value: Floats
 
     @classmethod
-    def from_sklearn(
-        cls, model: HistGradientBoostingRegressor, columns: Ints, *, trees: int | None = None
+    def from_lightgbm(
+        cls, booster: lightgbm.Booster, columns: Ints, *, start: float, trees: int
     ) -> Trees:
         """The first trees of a fitted boosting with a logarithmic link (Poisson loss).
 
+        A node whose feature was known in every training row sends a row without it where more of them went.
+
         Args:
-            model: The boosting.
+            booster: The boosting.
             columns: Where each of its features stands in the rows to predict for.
-            trees: How many; default: all.
+            start: The sum before the first tree.
+            trees: How many.
         """
-        stages = [stage[0].nodes for stage in model._predictors[:trees]]
-        shape = (len(stages), max(map(len, stages), default=1))
+        stages = [tree["tree_structure"] for tree in booster.dump_model(num_iteration=trees)["tree_info"][:trees]]
+        listed = [_nodes(stage) for stage in stages]
+        shape = (len(listed), max(map(len, listed), default=1))
         own = np.broadcast_to(np.arange(shape[1]), shape)
         feature, left, right = np.zeros(shape, np.int64), own.copy(), own.copy()
         threshold, value = np.zeros(shape), np.zeros(shape)
         missing_left = np.zeros(shape, bool)
-        for t, nodes in enumerate(stages):
-            inner = np.flatnonzero(nodes["is_leaf"] == 0)
-            feature[t, inner] = nodes["feature_idx"][inner]
-            threshold[t, inner] = nodes["num_threshold"][inner]
-            missing_left[t, inner] = nodes["missing_go_to_left"][inner]
-            left[t, inner] = nodes["left"][inner]
-            right[t, inner] = nodes["right"][inner]
-            leaves = np.flatnonzero(nodes["is_leaf"])
-            value[t, leaves] = nodes["value"][leaves]
-        start = np.asarray(model._baseline_prediction, dtype=np.float64).ravel()[0]
-        return cls(start, columns[feature], threshold, missing_left, left, right, value)
+        for t, nodes in enumerate(listed):
+            for place, (node, first, second) in enumerate(nodes):
+                if first is None:
+                    value[t, place] = node["leaf_value"]
+                    continue
+                feature[t, place], threshold[t, place] = node["split_feature"], node["threshold"]
+                left[t, place], right[t, place] = first, second
+                sizes = [_rows(node[side]) for side in ("left_child", "right_child")]
+                more_left = sizes[0] >= sizes[1]
+                missing_left[t, place] = node["default_left"] if node["missing_type"] == "NaN" else more_left
+        return cls(np.float64(start), columns[feature], threshold, missing_left, left, right, value)
 
     def predict(self, design: Floats32) -> Floats:
         """F of each row of (r, columns); NaN = unknown."""
@@ -157,6 +169,88 @@ class Periods:
     part: Ints
     expected: Floats
     cause: Ints
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Rows of a Poisson regression: events where so many are expected.
+
+    Attributes:
+        design: (P, columns).
+        event: (P,)
+        expected: (P,)
+    """
+
+    design: Floats32
+    event: Bools
+    expected: Floats
+
+
+def boosting(
+    fitted: _Counts, watched: _Counts | None, seen: Ints, trial: dict[str, Any], *, seed: int
+) -> tuple[Trees, float]:
+    """Boost the trees of one trial; and the loss of the watched rows.
+
+    Args:
+        fitted: What to fit.
+        watched: Whose loss says how many trees, perhaps none; None: `UNWATCHED_TREES`.
+        seen: Columns of the design that the trees see.
+        trial: One of `TRIALS`.
+        seed: Of the features that a node looks at.
+    """
+    import lightgbm  # seconds, which predictions need not wait
+
+    settings = {name: value for name, value in (_ALWAYS | trial).items() if name != "pairs"} | {"seed": seed, "num_threads": 1}
+    start = float(np.log(fitted.event.sum() / fitted.expected.sum()))
+
+    def dataset(counts: _Counts, reference: lightgbm.Dataset | None) -> lightgbm.Dataset:
+        return lightgbm.Dataset(
+            counts.design[:, seen],
+            counts.event / counts.expected,
+            weight=counts.expected,
+            init_score=np.full(len(counts.event), start),
+            params=settings,
+            reference=reference,
+        )
+
+    train = dataset(fitted, None)
+    if watched is None:
+        booster = lightgbm.train(settings, train, UNWATCHED_TREES)
+        return Trees.from_lightgbm(booster, seen, start=start, trees=UNWATCHED_TREES), np.inf
+    booster = lightgbm.train(
+        settings,
+        train,
+        _MOST_TREES,
+        valid_sets=[dataset(watched, train)],
+        callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
+    )
+    loss = booster.best_score["valid_0"]["poisson"]
+    expected, events = watched.expected.sum(), watched.event.sum()
+    without = float((expected * np.exp(start) - events * start) / expected)
+    if loss >= without:
+        return Trees.from_lightgbm(booster, seen, start=start, trees=0), without
+    return Trees.from_lightgbm(booster, seen, start=start, trees=booster.best_iteration), loss
+
+
+def _rows(node: dict[str, Any]) -> int:
+    return int(node.get("internal_count", node.get("leaf_count", 0)))
+
+
+def _nodes(root: dict[str, Any]) -> list[tuple[dict[str, Any], int | None, int | None]]:
+    """The nodes of a tree, each with the places of its children; a leaf has none."""
+    out: list[Any] = []
+
+    def add(node: dict[str, Any]) -> int:
+        place = len(out)
+        out.append(None)
+        if "left_child" in node:
+            out[place] = (node, add(node["left_child"]), add(node["right_child"]))
+        else:
+            out[place] = (node, None, None)
+        return place
+
+    add(root)
+    return out
 
 
 @dataclass
@@ -220,51 +314,34 @@ class BoostedVisits(OfHistory):
         design = _design(features.bins, periods.row, periods.part)
         watched_design = _design(features.tuning_bins, watched.row, watched.part)
         for e in range(made.n_causes):
-            weight, watched_weight = periods.expected[e], watched.expected[e]
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
             if not event.any():
                 made.trees.append(None)
                 continue
-            if not watched_event.any():  # a Poisson loss needs an event
-                settings = TRIALS[0] | {"max_iter": UNWATCHED_TREES, "early_stopping": False}
-                model, seen = made._boosting(settings, seed=data.seed)
-                model.fit(design[:, seen], event / weight, sample_weight=weight)
-                made.trees.append(Trees.from_sklearn(model, seen))
-                continue
-            best = -np.inf
-            for settings in TRIALS[: max(1, data.trials)]:
-                model, seen = made._boosting(settings | {"early_stopping": True}, seed=data.seed)
-                model.fit(
-                    design[:, seen],
-                    event / weight,
-                    sample_weight=weight,
-                    X_val=watched_design[:, seen],
-                    y_val=watched_event / watched_weight,
-                    sample_weight_val=watched_weight,
+            made.trees.append(
+                made._boosted(
+                    _Counts(design, event, periods.expected[e]),
+                    _Counts(watched_design, watched_event, watched.expected[e]),
+                    data,
                 )
-                scores = model.validation_score_
-                if float(np.max(scores)) > best:
-                    best = float(np.max(scores))
-                    # as many trees as the tuning subjects liked best, perhaps none
-                    trees = Trees.from_sklearn(model, seen, trees=int(np.argmax(scores)))
-            made.trees.append(trees)
+            )
         made.base = cohort * data.level(
             features.rows, lambda part: cohort * made._factor(features.bins[part])
         )
         return made
 
-    def _boosting(
-        self, settings: dict[str, Any], *, seed: int
-    ) -> tuple[HistGradientBoostingRegressor, Ints]:
-        """A boosting with the settings of a trial, and the columns of the design that it sees."""
-        from sklearn.ensemble import (
-            HistGradientBoostingRegressor,  # seconds, which predictions need not wait
-        )
-
-        theirs = {name: value for name, value in (_ALWAYS | settings).items() if name != "pairs"}
+    def _boosted(self, fitted: _Counts, watched: _Counts, data: FittingData) -> Trees:
+        """The trees of one cause: those of the trial that the tuning subjects like best, as many as they like."""
         is_seen = np.append(self.used < before_pairs(self.columns), True)  # the part of time, too
-        seen = np.flatnonzero(is_seen | settings["pairs"])
-        return HistGradientBoostingRegressor(**theirs, random_state=seed), seen
+        best, trees = np.inf, None
+        is_watched = bool(watched.event.any())  # a Poisson loss needs an event
+        for trial in TRIALS[: max(1, data.trials if is_watched else 1)]:
+            seen = np.flatnonzero(is_seen | trial["pairs"])
+            found = boosting(fitted, watched if is_watched else None, seen, trial, seed=data.seed)
+            if trees is None or found[1] < best:
+                trees, best = found
+        assert trees is not None
+        return trees
 
     def periods(self, rows: TaskRows, chosen: Ints, cohort: Floats) -> Periods:
         """Some prediction times, cut into the parts of time in which they were at risk.
