@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.linalg import cho_factor, cho_solve
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
@@ -23,8 +24,9 @@ from ehrsequencing.core.errors import EhrseqError
 #: Ridge per event: a standardised covariate carries information of the order of one per event.
 RIDGES_PER_EVENT = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 UNWATCHED_RIDGE_PER_EVENT = 0.3  # of a cause that no tuning subject had: nothing says how much
-_MOST_ITERATIONS = 60
+_MOST_ITERATIONS = 100
 _TOLERANCE = 1e-13
+_SLOW = 0.1  # a step that promises more than this share of the one before wants the information anew
 
 
 @dataclass(frozen=True)
@@ -84,25 +86,37 @@ class CoxRiskSets:
         return np.asarray(cumulative[self.stop] - cumulative[self.start], dtype=np.float64)
 
 
-def partial_log_likelihood(
-    z: Floats, beta: Floats, sets: CoxRiskSets
-) -> tuple[float, Floats, Floats]:
-    """ℓ(β) without the ridge, its gradient (F,) and its negative Hessian (F, F); `z` (rows, F) in the order of `sets`.
+def partial_log_likelihood(z: Floats, beta: Floats, sets: CoxRiskSets) -> tuple[float, Floats]:
+    """ℓ(β) without the ridge, and its gradient (F,); `z` (rows, F) in the order of `sets`.
 
     ∂ℓ/∂β = Σ_j z_j (δ_j − θ_j A_j),            A_j = Σ_{t in (entry_j, T_j]} d(t) / S0(t),   θ = exp(β·z)
+    """
+    theta, at_risk, score = _at_risk(z, beta, sets)
+    event = sets.event.astype(np.float64)
+    value = float(event @ score - sets.events @ np.log(at_risk))
+    gradient = (event - theta * sets.over_time(sets.events / at_risk)) @ z
+    return value, gradient
+
+
+def information(z: Floats, beta: Floats, sets: CoxRiskSets) -> Floats:
+    """The negative Hessian (F, F) of the same, far dearer than the gradient.
+
     −∂²ℓ/∂β² = Σ_j θ_j A_j z_j z_jᵀ − Σ_t d(t) m(t) m(t)ᵀ,   m = S1 / S0 the mean of z at risk
     """
-    score = z @ beta
-    shift = score.max(initial=-np.inf) if len(score) else 0.0  # cancels; keeps exp within bounds
-    theta = np.exp(score - shift)
-    at_risk = sets.sums(theta)
-    event = sets.event.astype(np.float64)
-    value = float(event @ (score - shift) - sets.events @ np.log(at_risk))
+    theta, at_risk, _ = _at_risk(z, beta, sets)
     expected = theta * sets.over_time(sets.events / at_risk)
-    gradient = (event - expected) @ z
     means = sets.sums(theta[:, None] * z) / at_risk[:, None]
-    information = (z * expected[:, None]).T @ z - (means * sets.events[:, None]).T @ means
-    return value, gradient, information
+    of_rows: Floats = (z * expected[:, None]).T @ z
+    return of_rows - (means * sets.events[:, None]).T @ means
+
+
+def _at_risk(z: Floats, beta: Floats, sets: CoxRiskSets) -> tuple[Floats, Floats, Floats]:
+    """θ of each row, their sum at risk at each time, and log θ, all relative to the largest θ."""
+    score = z @ beta
+    if len(score):
+        score = score - score.max()  # cancels; keeps exp within bounds
+    theta = np.exp(score)
+    return theta, sets.sums(theta), score
 
 
 @dataclass(frozen=True)
@@ -140,11 +154,15 @@ class CoxRegression:
         scale = np.sqrt(((used - self.mean) ** 2).mean(axis=0))
         self.scale = np.where(scale > 1e-12 * np.maximum(np.abs(self.mean), 1.0), scale, 1.0)
         self.z = (used - self.mean) / self.scale
+        self.information: Floats | None = None  # at the last place where it was needed
 
     def fit(
         self, *, ridge: float, start: Floats | None = None, tolerance: float = _TOLERANCE
     ) -> CoxFit:
         """Newton's method with step halving from `start`, or from 0.
+
+        The information is that of an earlier place, of another ridge too, while steps with it still come near the
+        maximum: it costs far more than a gradient, and the maximum is where the gradient is 0.
 
         Args:
             ridge: λ of the penalty ½ λ |β|² on the sum over events, β per standard deviation.
@@ -155,12 +173,19 @@ class CoxRegression:
             EhrseqError: Without a ridge, where the likelihood has no finite maximum.
         """
         beta = np.zeros(self.z.shape[1]) if start is None else start.copy()
-        value, gradient, information = self._penalised(beta, ridge)
+        value, gradient = self._penalised(beta, ridge)
+        is_here = self.information is None
+        factor = self._factor(beta, ridge, anew=is_here)
+        last = np.inf  # what the step before promised
         for _ in range(_MOST_ITERATIONS):
-            factor = np.linalg.cholesky(information)
-            step = np.linalg.solve(factor.T, np.linalg.solve(factor, gradient))
-            if float(gradient @ step) <= tolerance * max(1.0, abs(value)):
+            step = cho_solve(factor, gradient)
+            promised = float(gradient @ step)
+            if promised <= tolerance * max(1.0, abs(value)):
                 return CoxFit(self.mean, self.scale, beta + step, ridge)
+            if promised > _SLOW * last and not is_here:
+                is_here, last = True, np.inf
+                factor = self._factor(beta, ridge, anew=True)
+                continue
             size = 1.0
             while size > 1e-8:
                 found = self._penalised(beta + size * step, ridge)
@@ -169,18 +194,21 @@ class CoxRegression:
                 size /= 2
             else:  # nothing higher within rounding
                 return CoxFit(self.mean, self.scale, beta, ridge)
-            beta = beta + size * step
-            value, gradient, information = found
+            beta, is_here, last = beta + size * step, False, promised
+            value, gradient = found
         what, fix = "the likelihood has no finite maximum", "use a ridge above 0"
         raise EhrseqError(what, where="Cox regression", fix=fix)
 
-    def _penalised(self, beta: Floats, ridge: float) -> tuple[float, Floats, Floats]:
-        value, gradient, information = partial_log_likelihood(self.z, beta, self.sets)
-        return (
-            value - 0.5 * ridge * float(beta @ beta),
-            gradient - ridge * beta,
-            information + ridge * np.eye(len(beta)),
-        )
+    def _penalised(self, beta: Floats, ridge: float) -> tuple[float, Floats]:
+        value, gradient = partial_log_likelihood(self.z, beta, self.sets)
+        return value - 0.5 * ridge * float(beta @ beta), gradient - ridge * beta
+
+    def _factor(self, beta: Floats, ridge: float, *, anew: bool) -> tuple[Floats, bool]:
+        """Cholesky factor of the penalised information, found anew at β or as it was last found."""
+        if anew or self.information is None:
+            self.information = information(self.z, beta, self.sets)
+        factor: tuple[Floats, bool] = cho_factor(self.information + ridge * np.eye(len(beta)))
+        return factor
 
 
 def choose_ridge(
