@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import lightgbm
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.predictors import boosted
@@ -28,13 +28,13 @@ def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood
     every = boosted.TRIALS
     assert [trial["pairs"] for trial in every[:2]] == [True, False]
     widths: list[int] = []
-    fit_one = HistGradientBoostingRegressor.fit
+    fit_one = boosted.boosting
 
-    def spy(self: Any, x: Any, *args: Any, **held: Any) -> Any:
-        widths.append(x.shape[1])
-        return fit_one(self, x, *args, **held)
+    def spy(fitted: Any, watched: Any, seen: np.ndarray, *args: Any, **held: Any) -> Any:
+        widths.append(len(seen))
+        return fit_one(fitted, watched, seen, *args, **held)
 
-    monkeypatch.setattr(HistGradientBoostingRegressor, "fit", spy)
+    monkeypatch.setattr(boosted, "boosting", spy)
     nll = []
     for trials in (every[:1], every[1:2], every[:2]):
         monkeypatch.setattr(boosted, "TRIALS", trials)
@@ -66,29 +66,61 @@ def test_boosting_does_without_ages_and_without_a_second_visit(
     assert np.isfinite(model.nll(ageless[1])).all()
 
 
-def fitted_trees(leaves: int = 8, seed: int = 0) -> tuple[HistGradientBoostingRegressor, np.ndarray]:
-    """Poisson trees on binned features, a fifth of them unknown."""
+def fitted_trees(leaves: int = 8, seed: int = 0) -> tuple[lightgbm.Booster, np.ndarray]:
+    """Poisson trees on binned features, a fifth of them unknown, but for the last one, which is known everywhere."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 64, (1500, 6)).astype(np.float32)
-    x[rng.random(x.shape) < 0.2] = np.nan
-    rate = np.exp(0.03 * np.nan_to_num(x[:, 0], nan=40) - 0.5 * np.isnan(x[:, 3]))
-    model = HistGradientBoostingRegressor(
-        loss="poisson", max_iter=30, max_leaf_nodes=leaves, max_bins=64, early_stopping=False, random_state=seed
-    )
-    return model.fit(x, rng.poisson(rate), sample_weight=rng.uniform(0.5, 2, len(x))), x
+    x[:, :5][rng.random((1500, 5)) < 0.2] = np.nan
+    rate = np.exp(0.03 * np.nan_to_num(x[:, 0], nan=40) - 0.5 * np.isnan(x[:, 3]) + 0.02 * x[:, 5])
+    settings = boosted._ALWAYS | {"num_leaves": leaves, "min_data_in_leaf": 20, "seed": seed}
+    data = lightgbm.Dataset(x, rng.poisson(rate), weight=rng.uniform(0.5, 2, len(x)), init_score=np.zeros(len(x)))
+    return lightgbm.train(settings, data, 30), x
 
 
 @pytest.mark.parametrize("leaves", [2, 8, 31])
-def test_trees_answer_as_scikit_learn_does(leaves: int) -> None:
-    model, x = fitted_trees(leaves)
+def test_trees_answer_as_lightgbm_does(leaves: int) -> None:
+    booster, x = fitted_trees(leaves)
     other = np.concatenate([x, x[::-1] + np.float32(0.5), np.full((3, 6), np.nan, np.float32)])
-    trees = Trees.from_sklearn(model, np.arange(6))
-    np.testing.assert_allclose(trees.predict(other), model.predict(other), rtol=1e-12)
-    for number, staged in enumerate(model.staged_predict(x[:200]), start=1):
-        np.testing.assert_allclose(
-            Trees.from_sklearn(model, np.arange(6), trees=number).predict(x[:200]), staged, rtol=1e-12
-        )
-    assert len(np.unique(trees.predict(other))) > 5  # rows are told apart
+    other[-3:, 5] = 7.0
+    for number in (1, 2, 17, 30):
+        trees = Trees.from_lightgbm(booster, np.arange(6), start=0.25, trees=number)
+        theirs = np.exp(0.25) * booster.predict(other, num_iteration=number)
+        np.testing.assert_allclose(trees.predict(other), theirs, rtol=1e-12)
+    assert len(np.unique(trees.predict(other))) > 5
+    # what no training row lacked goes where more rows went
+    nodes = np.flatnonzero((trees.feature[0] == 5) & (trees.left[0] != np.arange(trees.feature.shape[1])))
+    for node in nodes:
+        below = [np.sum(x[:, 5] <= trees.threshold[0, node]), np.sum(x[:, 5] > trees.threshold[0, node])]
+        assert node != 0 or trees.missing_left[0, node] == (below[0] >= below[1])
+
+
+def test_no_tree_is_the_start_alone() -> None:
+    booster, x = fitted_trees()
+    trees = Trees.from_lightgbm(booster, np.arange(6), start=-1.5, trees=0)
+    np.testing.assert_array_equal(trees.predict(x), np.exp(-1.5))
+
+
+def test_boosting_stops_where_the_watched_rows_like_it_best() -> None:
+    """Watched rows without any relation to the features want no tree; those of the same law want many."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 8, (4000, 3)).astype(np.float32)
+    expected = rng.uniform(0.1, 0.3, 4000)
+    event = rng.random(4000) < expected * np.exp(0.3 * (x[:, 0] - 3.5))
+    fitted = boosted._Counts(x[:2000], event[:2000], expected[:2000])
+    others = boosted._Counts(x[2000:], event[2000:], expected[2000:])
+    against = boosted._Counts(7 - x[2000:], event[2000:], expected[2000:])
+    few, nothing = boosted.boosting(fitted, against, np.arange(3), boosted.TRIALS[0], seed=0)
+    many, loss = boosted.boosting(fitted, others, np.arange(3), boosted.TRIALS[0], seed=0)
+    assert len(few.feature) == 0
+    assert len(many.feature) > 5
+    assert loss < nothing
+
+    def poisson(trees: Trees) -> float:
+        mu = trees.predict(others.design) * others.expected
+        return float((mu - others.event * np.log(mu / others.expected)).sum() / others.expected.sum())
+
+    assert poisson(many) == pytest.approx(loss, rel=1e-9)
+    assert poisson(few) == pytest.approx(nothing, rel=1e-9)
 
 
 Cuts = Callable[..., np.ndarray]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.predictors.features import MOST_BINS, before_pairs, binned
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import FeatureSpec
@@ -23,6 +24,7 @@ TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard k
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 _CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
 _MOST_TREES, _PATIENCE = 500, 25
+_FEW_ROWS = 20_000  # below, threads wait for one another longer than they work
 _ALWAYS: dict[str, Any] = {
     "objective": "poisson",
     "poisson_max_delta_step": 1e-9,  # plain Newton steps
@@ -105,24 +107,43 @@ class Trees:
             start: The sum before the first tree.
             trees: How many.
         """
-        stages = [tree["tree_structure"] for tree in booster.dump_model(num_iteration=trees)["tree_info"][:trees]]
-        listed = [_nodes(stage) for stage in stages]
-        shape = (len(listed), max(map(len, listed), default=1))
-        own = np.broadcast_to(np.arange(shape[1]), shape)
-        feature, left, right = np.zeros(shape, np.int64), own.copy(), own.copy()
-        threshold, value = np.zeros(shape), np.zeros(shape)
-        missing_left = np.zeros(shape, bool)
-        for t, nodes in enumerate(listed):
-            for place, (node, first, second) in enumerate(nodes):
-                if first is None:
-                    value[t, place] = node["leaf_value"]
-                    continue
-                feature[t, place], threshold[t, place] = node["split_feature"], node["threshold"]
-                left[t, place], right[t, place] = first, second
-                sizes = [_rows(node[side]) for side in ("left_child", "right_child")]
-                more_left = sizes[0] >= sizes[1]
-                missing_left[t, place] = node["default_left"] if node["missing_type"] == "NaN" else more_left
-        return cls(np.float64(start), columns[feature], threshold, missing_left, left, right, value)
+        text = booster.model_to_string(num_iteration=trees) if trees else ""
+        stages = [_fields(one) for one in text.split("\nTree=")[1:]]
+        nodes = max((2 * len(stage["leaf_value"]) - 1 for stage in stages), default=1)
+        made = cls.empty(start, len(stages), nodes)
+        for t, stage in enumerate(stages):
+            leaves, inner = len(stage["leaf_value"]), len(stage["leaf_value"]) - 1
+            made.value[t, inner : inner + leaves] = stage["leaf_value"]
+            if not inner:
+                continue
+            rows = np.append(stage["internal_count"], stage["leaf_count"])
+            # a leaf has the number −1, −2 … in the text, and stands after the inner nodes here
+            left, right = (
+                np.where(child < 0, inner - 1 - child, child).astype(np.int64)
+                for child in (stage["left_child"], stage["right_child"])
+            )
+            made.feature[t, :inner] = columns[stage["split_feature"].astype(np.int64)]
+            made.threshold[t, :inner] = stage["threshold"]
+            made.left[t, :inner], made.right[t, :inner] = left, right
+            kind = stage["decision_type"].astype(np.int64)
+            was_missing, goes_left = kind >> 2 & 3 == 2, kind >> 1 & 1 == 1
+            made.missing_left[t, :inner] = np.where(was_missing, goes_left, rows[left] >= rows[right])
+        return made
+
+    @classmethod
+    def empty(cls, start: float, trees: int, nodes: int) -> Trees:
+        """So many trees of so many leaves that add nothing."""
+        shape = (trees, nodes)
+        own = np.broadcast_to(np.arange(nodes), shape)
+        return cls(
+            np.array(start),
+            np.zeros(shape, np.int64),
+            np.zeros(shape),
+            np.zeros(shape, bool),
+            own.copy(),
+            own.copy(),
+            np.zeros(shape),
+        )
 
     def predict(self, design: Floats32) -> Floats:
         """F of each row of (r, columns); NaN = unknown."""
@@ -198,12 +219,12 @@ def boosting(
         trial: One of `TRIALS`.
         seed: Of the features that a node looks at.
     """
-    import lightgbm  # seconds, which predictions need not wait
-
-    settings = {name: value for name, value in (_ALWAYS | trial).items() if name != "pairs"} | {"seed": seed, "num_threads": 1}
+    lightgbm = _lightgbm()
+    settings = {name: value for name, value in (_ALWAYS | trial).items() if name != "pairs"}
+    settings |= {"seed": seed, "num_threads": 1 if len(fitted.event) < _FEW_ROWS else 0}
     start = float(np.log(fitted.event.sum() / fitted.expected.sum()))
 
-    def dataset(counts: _Counts, reference: lightgbm.Dataset | None) -> lightgbm.Dataset:
+    def dataset(counts: _Counts, reference: Any) -> Any:
         return lightgbm.Dataset(
             counts.design[:, seen],
             counts.event / counts.expected,
@@ -232,25 +253,26 @@ def boosting(
     return Trees.from_lightgbm(booster, seen, start=start, trees=booster.best_iteration), loss
 
 
-def _rows(node: dict[str, Any]) -> int:
-    return int(node.get("internal_count", node.get("leaf_count", 0)))
+def _lightgbm() -> Any:
+    """The library of trees; its import takes seconds, which predictions need not wait.
+
+    Raises:
+        EhrseqError: The machine lacks what it needs.
+    """
+    try:
+        import lightgbm
+    except OSError as error:  # its wheel holds no OpenMP
+        fix = "install it, as with apt-get install libgomp1"
+        raise EhrseqError(f"LightGBM cannot be loaded: {error}", where="libgomp", fix=fix) from error
+    return lightgbm
 
 
-def _nodes(root: dict[str, Any]) -> list[tuple[dict[str, Any], int | None, int | None]]:
-    """The nodes of a tree, each with the places of its children; a leaf has none."""
-    out: list[Any] = []
-
-    def add(node: dict[str, Any]) -> int:
-        place = len(out)
-        out.append(None)
-        if "left_child" in node:
-            out[place] = (node, add(node["left_child"]), add(node["right_child"]))
-        else:
-            out[place] = (node, None, None)
-        return place
-
-    add(root)
-    return out
+def _fields(tree: str) -> dict[str, Floats]:
+    """The arrays of one tree in LightGBM's text."""
+    lines = (line.partition("=") for line in tree.split("\n\n")[0].splitlines())
+    wanted = {"leaf_value", "leaf_count", "internal_count", "left_child", "right_child"}
+    wanted |= {"split_feature", "threshold", "decision_type"}
+    return {name: np.array(text.split(), np.float64) for name, _, text in lines if name in wanted}
 
 
 @dataclass
