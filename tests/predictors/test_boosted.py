@@ -119,8 +119,8 @@ def test_boosting_stops_where_the_watched_rows_like_it_best() -> None:
         mu = trees.predict(others.design) * others.expected
         return float((mu - others.event * np.log(mu / others.expected)).sum() / others.expected.sum())
 
-    assert poisson(many) == pytest.approx(loss, rel=1e-9)
-    assert poisson(few) == pytest.approx(nothing, rel=1e-9)
+    assert poisson(many) == pytest.approx(loss, rel=1e-5)
+    assert poisson(few) == pytest.approx(nothing, rel=1e-5)
 
 
 Cuts = Callable[..., np.ndarray]
