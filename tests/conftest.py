@@ -53,7 +53,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _fewer_trees(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the boosting itself is not what is tested, sixty trees are enough of a rival."""
     if request.path.stem not in ("test_baselines", "test_boosted", "test_landmark_cox"):
-        monkeypatch.setitem(boosted._ALWAYS, "max_iter", 60)
+        monkeypatch.setattr(boosted, "MOST_TREES", 60)
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,13 @@ from ehrsequencing.predictors import boosted, features, history, stack
 @contextmanager
 def quick_parts() -> Iterator[None]:
     """Few codes, trees and resamples in the parts of a blend, where what is tested does not depend on them."""
-    quick = {"learning_rate": 0.3, "max_iter": 8, "n_iter_no_change": 3}
+    quick = {"learning_rate": 0.3}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "fit_feature_spec", partial(history.fit_feature_spec, max_codes=12))
         patch.setattr(features, "MOST_PAIRS", 4)
         patch.setattr(features, "MOST_BINS", 16)
         patch.setattr(stack, "FOLDS", 2)
+        patch.setattr(boosted, "MOST_TREES", 8)
+        patch.setattr(boosted, "PATIENCE", 3)
         patch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))
         yield

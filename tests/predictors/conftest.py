@@ -40,7 +40,9 @@ def _fast_boosting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if request.path.stem not in QUICK:
         return
     monkeypatch.setattr(features, "fit_feature_spec", partial(fit_feature_spec, max_codes=20))
-    quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
+    quick = {"learning_rate": 0.3}
+    monkeypatch.setattr(boosted, "MOST_TREES", 12)
+    monkeypatch.setattr(boosted, "PATIENCE", 3)
     monkeypatch.setattr(features, "MOST_PAIRS", 5)
     monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
     monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))

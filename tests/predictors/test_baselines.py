@@ -245,7 +245,8 @@ def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
             hazards = model.landmark_hazards[int(np.argmin([abs(since - days) for days in model.landmarks]))]
         elif isinstance(model, LandmarkCox):
             x = model.design(model.history(made))[row]
-            hazards = model.base * np.array([[math.exp(f.log_hazard(x)[0])] for f in model.fits])
+            scores = [np.clip(f.log_hazard(x)[0], *own) for f, own in zip(model.fits, model.bounds, strict=True)]
+            hazards = model.base * np.array([[math.exp(score)] for score in scores])
         else:
             is_trees = kind is BoostedVisits
             known = binned(model.history(made), model.cuts) if is_trees else model._filled(model._design(made))

@@ -15,11 +15,11 @@ from ehrsequencing.predictors.cox import CoxFit, CoxRows
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines, fit_last_step
 from ehrsequencing.predictors.history import fit_feature_spec, history_features
-from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.predictors.landmark_cox import CoxHazards, LandmarkCox
 from ehrsequencing.predictors.predictor import Recalibrated
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from helpers.baselines import blanked, fit, given_to, with_rows
+from helpers.baselines import EDGES, blanked, fit, given_to, with_rows
 
 
 @pytest.mark.parametrize("kind", [MarginalIncidence, AgeAndSex, LandmarkCox, BoostedVisits])
@@ -130,3 +130,23 @@ def test_a_baseline_gets_the_last_step_of_our_training(
     assert isinstance(named["boosted visits"], Recalibrated)
     assert isinstance(named["landmark Cox"], Recalibrated)
     assert not isinstance(named["Aalen–Johansen"], Recalibrated)
+
+
+def test_a_record_beyond_the_training_range_has_the_risk_of_its_end(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
+) -> None:
+    """η is held within what enough training people have, on both sides, and rows inside are left alone."""
+    model = fit(LandmarkCox, task, prepared, train, tuning)
+    x = model.design(model.history(train))
+    for one, (low, high) in zip(model.fits, model.bounds, strict=True):
+        score = one.log_hazard(x)
+        assert score.min() <= low + 1e-5
+        assert high - 1e-5 <= score.max()
+        assert 0.9 < np.mean((score >= low) & (score <= high)) < 1
+    wild = CoxHazards(
+        model.vocabulary, model.design, model.mean, model.scale, model.beta * 1e3, model.base, model.bounds, EDGES
+    )
+    hazards = np.concatenate([part for _, part in wild.hazards(train)])
+    ends = wild.base * np.exp(wild.bounds.T)[:, :, None]
+    near = np.isclose(hazards[:, None], ends[None], rtol=1e-9).all(axis=3).any(axis=1)
+    assert near.mean() > 0.95

@@ -85,7 +85,7 @@ def likelihood_of_parts(
 
 
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Predictor]:
-    """Trees and Cox of a blend, where they were fitted as the baselines would be.
+    """Trees and Cox of a blend, together and each alone, where they were fitted as the baselines would be.
 
     Args:
         run: The run that is evaluated, if it is one.
@@ -98,4 +98,5 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
     is_same = (made.seed, made.tuning_trials or 1) == (seed, trials or 1)
     if not is_same:
         return {}
-    return {BoostedVisits.name: run.blend.boosted, LandmarkCox.name: run.blend.cox}
+    stacked = run.blend.stacked
+    return {one.name: one for one in (stacked, *stacked.parts)}

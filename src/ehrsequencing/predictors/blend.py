@@ -69,6 +69,16 @@ class Blend(Predictor):
         """The regressions."""
         return next(part for part in self.parts if isinstance(part, CoxHazards))
 
+    @property
+    def stacked(self) -> Blend:
+        """Trees and Cox alone, with the weights that they have to one another."""
+        both = [self.parts.index(part) for part in (self.boosted, self.cox)]
+        value = self.weights.value[:, both]
+        total = value.sum(axis=1, keepdims=True)
+        value = np.divide(value, total, out=np.full_like(value, 0.5), where=total > 0)
+        low, high = self.weights.low[:, both], self.weights.high[:, both]
+        return Blend([self.boosted, self.cox], BlendWeights(value, low, high), name=STACKED)
+
     def save(self, folder: Path, correction: tuple[Floats, Floats] | None = None) -> None:
         """Write `blend.json` and `blend.safetensors`: all but the network, which has files of its own.
 
@@ -140,8 +150,7 @@ class Blend(Predictor):
             features,
             *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
         )
-        mean, scale, beta, cox_base = (arrays[f"cox.{name}"] for name in _OF_COX)
-        cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, edges)
+        cox = CoxHazards(vocabulary, design, *(arrays[f"cox.{name}"] for name in _OF_COX), edges)
         if network is not None:
             return cls([network, boosted, cox], weights)
         stacked = cls([boosted, cox], weights, name=STACKED)
@@ -151,7 +160,7 @@ class Blend(Predictor):
 
 
 _OF_TREES = ("start", "feature", "threshold", "missing_left", "left", "right", "value")
-_OF_COX = ("mean", "scale", "beta", "base")
+_OF_COX = ("mean", "scale", "beta", "base", "bounds")
 _OF_DESIGN = ("used", "fill", "low", "high", "marked")
 _OF_WEIGHTS = ("value", "low", "high")
 _CORRECTION = ("correction.intercept", "correction.slope")

@@ -1,7 +1,8 @@
 """The two simple baselines; all baselines, fitted on the same subjects, prediction times and history as the run.
 
 All but Aalen–Johansen are landmark supermodels (van Houwelingen 2007), fitted on all training prediction times. Which
-one is the strongest depends on the data: the likelihood of tuning subjects decides.
+one is the strongest depends on the data: the likelihood of tuning subjects at the landmarks decides, where they are
+many. Few would choose by chance; then it is trees and Cox together, the default without a network.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,15 +13,19 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
+from ehrsequencing.predictors.blend import STACKED, Blend
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData, kind_of
 from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.predictors.predictor import Predictor, in_parts
 from ehrsequencing.predictors.recalibration import MOST_ROWS, fit_recalibration
+from ehrsequencing.predictors.stack import fit_stack
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import cohort_hazards, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+
+EVENTS_TO_CHOOSE = 100  # tuning subjects with the event of interest; fewer do not say which baseline is the strongest
 
 
 class MarginalIncidence(Predictor):
@@ -180,6 +185,7 @@ def fit_last_step(model: Predictor, data: FittingData) -> tuple[Floats, Floats] 
 
 #: Name of each baseline → what fits it. One more entry is one more row in every report.
 BASELINES: dict[str, Callable[[FittingData], Predictor]] = {
+    STACKED: lambda data: fit_stack(data).fitted,
     BoostedVisits.name: BoostedVisits.fit,
     LandmarkCox.name: LandmarkCox,
     AgeAndSex.name: AgeAndSex,
@@ -193,7 +199,7 @@ class Fitted:
 
     Attributes:
         model: The baseline.
-        tuning_nll: Mean over all tuning prediction times; NaN without any.
+        tuning_nll: Mean over the tuning prediction times at landmarks; NaN without any.
     """
 
     model: Predictor
@@ -210,23 +216,30 @@ def fit_baselines(
     """Fit the baselines, the strongest first: by the likelihood of tuning subjects at all their prediction times.
 
     Each gets the last step that our own training has, a recalibration by tuning likelihood; Aalen–Johansen stays what
-    it is, the cohort's own incidence.
+    it is, the cohort's own incidence. Below `EVENTS_TO_CHOOSE` tuning subjects with an event nothing is chosen, and
+    trees and Cox together come first.
 
     Args:
-        kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `none`: nothing.
-        data: What to fit. Tuning subjects choose the boosting's settings and length, the ridge, and the strongest.
+        kind: `fast`: trees and Cox together and each alone, age + sex, Aalen–Johansen. `none`: nothing.
+        data: What to fit. Tuning subjects choose the boosting's length and the ridge.
         known: Baselines by name that were fitted to this very data with these settings, and are not fitted again.
         progress: Called with the name and number of each baseline before it is fitted.
     """
     if kind == "none":
         return []
     out: list[Fitted] = []
+    known, tuning = dict(known or {}), data.tuning.rows
+    reported = np.any([tuning.at_landmark(days) for days in data.task.landmarks], axis=0)
+    people = len(np.unique(tuning.subject[reported & (tuning.cause == 1)]))
     for number, (name, fit) in enumerate(BASELINES.items(), start=1):
         progress(f"{name}, {number} of {len(BASELINES)}")
-        model = known[name] if known is not None and name in known else fit(data)
+        model = known[name] if name in known else fit(data)
+        if isinstance(model, Blend):
+            known |= {part.name: part for part in model.parts}
         step = None if name == MarginalIncidence.name else fit_last_step(model, data)
         if step is not None:
             model = model.recalibrated(*step)
-        nll = float(model.nll(data.tuning).mean()) if len(data.tuning) else float("nan")
+        nll = float(model.nll(data.tuning)[reported].mean()) if reported.any() else float("nan")
         out.append(Fitted(model, nll))
-    return sorted(out, key=lambda fitted: fitted.tuning_nll)
+    few = people < EVENTS_TO_CHOOSE
+    return sorted(out, key=lambda one: (few and one.model.name != STACKED, one.tuning_nll))

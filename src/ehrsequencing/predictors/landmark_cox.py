@@ -9,7 +9,7 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.predictors.cox import CoxFit, CoxRows, choose_ridge
-from ehrsequencing.predictors.features import LinearDesign
+from ehrsequencing.predictors.features import LinearDesign, feature_range
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.of_history import OfHistory
 from ehrsequencing.records.hazards import cohort_hazards, horizon_nll
@@ -21,7 +21,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 class CoxHazards(OfHistory):
     """Cox regressions on the run's grid: all that a blend keeps of them.
 
-        λ_e(k | x) = base_e(k) · exp(β_e · (z − mean_e) / scale_e)
+        λ_e(k | x) = base_e(k) · exp(η_e),   η_e = β_e · (z − mean_e) / scale_e, held within bounds_e
 
     Attributes:
         vocabulary: The one that encodes the records.
@@ -30,6 +30,8 @@ class CoxHazards(OfHistory):
         scale: (causes, D).
         beta: (causes, D); 0 for a cause without a training event.
         base: (causes, bins) hazards per day of a row at the mean.
+        bounds: (causes, 2) lowest and highest η of the training rows, of enough people each. Beyond them a line is a
+            guess, and a few wild risks would carry every mean.
         edges_days: The inner edges of the grid.
     """
 
@@ -39,6 +41,7 @@ class CoxHazards(OfHistory):
     scale: Floats
     beta: Floats
     base: Floats
+    bounds: Floats
     edges_days: tuple[float, ...]
 
     name = "landmark Cox"
@@ -50,8 +53,10 @@ class CoxHazards(OfHistory):
         """See `OfHistory`."""
         z = self.design(history)
         scores = [
-            ((z - mean) / scale) @ beta
-            for mean, scale, beta in zip(self.mean, self.scale, self.beta, strict=True)
+            np.clip(((z - mean) / scale) @ beta, *bounds)
+            for mean, scale, beta, bounds in zip(
+                self.mean, self.scale, self.beta, self.bounds, strict=True
+            )
         ]
         return np.asarray(np.exp(np.stack(scores, axis=1))[:, :, None] * self.base)
 
@@ -82,19 +87,25 @@ class LandmarkCox(CoxHazards):
             )
             score = partial(_log_likelihood, train=own, tuning=others, edges_days=data.edges_days)
             self.fits.append(choose_ridge(own, others, score=score))
+        scores, owner = [fit.log_hazard(x) for fit in self.fits], train.subject[chosen]
+        ranges = [feature_range(one.astype(np.float32), owner, enough=data.enough) for one in scores]
+        bounds = np.array([(-np.inf, np.inf) if one is None else one[::2] for one in ranges])
         base = cohort_hazards(
             data.edges_days,
             train.entry_days[chosen],
             train.duration_days[chosen],
             train.cause[chosen],
             n_causes=len(self.fits),
-            factors=[np.exp(fit.log_hazard(x)) for fit in self.fits],
+            factors=[
+                np.exp(np.clip(score, *own)) for score, own in zip(scores, bounds, strict=True)
+            ],
         )
         mean, scale, beta = (
             np.stack([getattr(fit, name) for fit in self.fits])
             for name in ("mean", "scale", "beta")
         )
-        super().__init__(data.vocabulary, features.design, mean, scale, beta, base, data.edges_days)
+        design = features.design
+        super().__init__(data.vocabulary, design, mean, scale, beta, base, bounds, data.edges_days)
 
 
 def _log_likelihood(

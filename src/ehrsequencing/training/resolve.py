@@ -37,10 +37,17 @@ OF_FEW_EVENTS: Mapping[str, Mapping[str, Any]] = {
 }
 # Few events and records that are mostly measurements: these stand side by side, and half of the loss comes from boosted
 # visits and Cox, which find in them what so few events do not teach a network. Hiding codes is for measurements too:
-# many tell the same. A record of codes loses with a code the pairs that it is part of.
+# many tell the same. A record of codes loses with a code the pairs that it is part of. Which codes meet in a visit says
+# nothing here, and the training has a length: a rate that falls to 0 needs no patience (docs/lab-notes/29).
 OF_FEW_EVENTS_AND_NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "model": {**OF_FEW_EVENTS["model"], "code_dropout": 0.3, "table_dim": 128},
-    "training": {"distillation": 0.5},
+    "training": {
+        "distillation": 0.5,
+        "masked_codes": 0.0,
+        "schedule": "falling",
+        "epochs": 16,
+        "learning_rate": 1e-3,
+    },
 }
 _ENOUGH_CODES = 1_000_000
 #: Settings of a model that it gets from data, task and training: another cohort decides them anew.
