@@ -49,6 +49,7 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
     return {
         "folds": FOLDS,
         "parts": parts,
+        "seconds": run.manifest.get("seconds", {}),
         "weights": rows,
         "tuning_nll": {name: number(value) for name, value in tuning_nll.items()},
         "best_part": next(iter(tuning_nll), None),

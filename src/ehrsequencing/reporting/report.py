@@ -330,6 +330,7 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "subgroups": tables.subgroups(m, shown),
         "repeated": tables.repeated(m),
         "weights": tables.blend_weights(m),
+        "without_network": tables.without_network(scores),
         "codes": tables.codes(m),
         "trajectories": [panels.trajectory(t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],

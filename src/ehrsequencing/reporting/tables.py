@@ -9,11 +9,13 @@ from typing import Any
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS
 from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.predictors.blend import STACKED
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.scores import place_of
+from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import (
     duration,
     from_landmark,
+    interval,
     number,
     percent,
     size,
@@ -199,6 +201,18 @@ def recalibration(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 numbers = ["undefined" if value is None else f"{value:.2f}" for value in pair]
                 rows.append((cause, words, *numbers))
     return rows
+
+
+def without_network(scores: Scores) -> str:
+    """What a blend's network adds: its NLL less that of trees and Cox alone at the main landmark; empty without both."""
+    gap = scores.gap(STACKED, scores.main()[0], None, "nll")
+    if gap is None or gap["value"] is None or gap["low"] is None:
+        return ""
+
+    def show(value: float) -> str:
+        return number(value, "+z.4f")
+
+    return f"{show(gap['value'])} {interval(gap['low'], gap['high'], show)}"
 
 
 def blend_weights(m: Mapping[str, Any]) -> dict[str, list[str]]:

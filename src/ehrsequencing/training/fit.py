@@ -3,6 +3,7 @@
 What each needs is decided in `plan.py`; each thing is fitted once.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,9 +16,9 @@ from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.files import read_json_lines
 from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.models.ensemble import Ensemble, load_model
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
+from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, STACKED, Blend
 from ehrsequencing.predictors.fit import fit_last_step
-from ehrsequencing.predictors.network import network
+from ehrsequencing.predictors.network import NETWORK, network
 from ehrsequencing.predictors.stack import Stack, blend_rows, fit_stack, sampled
 from ehrsequencing.predictors.weights import BlendRows, fit_weights
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
@@ -65,7 +66,9 @@ def fit(
         # all processes wait for process 0 here, and learn what it found
         if processes.totals(float(is_finished)) != [0.0]:
             return
+        started = time.monotonic()
         stack = _stack(plan, processes, say)
+        fitted = time.monotonic()
         if plan.settings.distillation > 0 and taught is None:
             taught = processes.from_first(None if stack is None else stack.out_of_fold, plan.shape)
         trained = None
@@ -81,7 +84,8 @@ def fit(
                 on_progress=on_progress,
             )
         if processes.is_first:
-            _write(plan, out, stack, trained)
+            seconds = {STACKED: fitted - started, NETWORK: time.monotonic() - fitted}
+            _write(plan, out, stack, trained, seconds)
 
 
 def _stack(plan: Plan, processes: Processes, say: Say) -> Stack | None:
@@ -156,9 +160,16 @@ def _members(
     return Trained(ensemble.cpu(), history, found)
 
 
-def _write(plan: Plan, out: Path, stack: Stack | None, trained: Trained | None) -> None:
-    """Write everything that prediction needs; the manifest comes last."""
+def _write(
+    plan: Plan,
+    out: Path,
+    stack: Stack | None,
+    trained: Trained | None,
+    seconds: Mapping[str, float],
+) -> None:
+    """Write everything that prediction needs, and what each stage cost; the manifest comes last."""
     facts: dict[str, Any] = {"fingerprint": plan.fingerprint, "made_of": plan.made_of}
+    facts["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
     more: tuple[str, ...] = ()
     if stack is not None and (plan.settings.blend or trained is None):
         out.mkdir(parents=True, exist_ok=True)
