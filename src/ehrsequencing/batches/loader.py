@@ -28,7 +28,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.timelines import TaskRecords
 
-# in one visit, where codes attend to one another: time and memory grow with the square
+# in one visit, whose codes attend to one another: time and memory grow with the square
 MAX_VISIT_CODES = 16_384
 
 
@@ -80,7 +80,7 @@ class SubjectLoader:
                 is_query, offsets[self.subjects], dtype=np.int64
             )
         self.cost: Ints = self.n_visits + self.n_queries
-        # one for each query that lies in a visit
+        # copies of each subject: one for each query that lies in a visit
         self.n_copies = np.zeros(len(timelines), dtype=np.int64)
         if queries:
             self._count_copies()
@@ -342,20 +342,20 @@ class SubjectLoader:
             row, row_owner = row[own], row_owner[own]
             is_query = np.zeros(len(row), dtype=bool)
         seen = rows.visits_before[row].astype(np.int64) - low[row_owner] + (cut[row_owner] > 0)
-        asked = np.flatnonzero(is_query)
+        queries = np.flatnonzero(is_query)
 
         # A visit stands before the queries that may see it: visit i at 2(i + 1), a query that sees k visits at 2k + 1.
-        owner = np.r_[visit_owner, row_owner[asked]]
-        order = np.lexsort((np.r_[2 * (visit_rank + 1), 2 * seen[asked] + 1], owner))
+        owner = np.r_[visit_owner, row_owner[queries]]
+        order = np.lexsort((np.r_[2 * (visit_rank + 1), 2 * seen[queries] + 1], owner))
         position = np.empty(len(order), dtype=np.int64)
         position[order] = np.arange(len(order))
         positions = position[np.maximum(visit_start[row_owner] + seen - 1, 0)]
-        positions[asked] = position[len(visit) :]
+        positions[queries] = position[len(visit) :]
 
         def merged(of_visits: NDArray[np.generic], of_queries: NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate([of_visits, of_queries])[order])
 
-        query_rows = row[asked]
+        query_rows = row[queries]
         first_code = timelines.visit_offsets[visit]
         length = timelines.visit_offsets[visit + 1] - first_code
         is_cut = np.flatnonzero(cut)
@@ -381,7 +381,7 @@ class SubjectLoader:
             values=torch.from_numpy(
                 np.concatenate([timelines.values[codes], rows.carry_values[carried]])[token]
             ),
-            is_query=merged(np.zeros(len(visit), dtype=bool), np.ones(len(asked), dtype=bool)),
+            is_query=merged(np.zeros(len(visit), dtype=bool), np.ones(len(queries), dtype=bool)),
             code_types=None if self.code_types is None else self.code_types[all_codes],
             **self._labels(row, row_owner, positions, len(order)),
             **self._outcome_labels(row, positions),

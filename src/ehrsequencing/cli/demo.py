@@ -61,7 +61,7 @@ def run_demo(
         The metrics.
     """
     require_name(out)
-    # so small a model gains little from a second thread, and loses much on a busy machine
+    # a model this small gains little from a second thread, and loses much on a busy machine
     torch.set_num_threads(1)
     refuse_another_demo(out, subjects=subjects, seed=seed)
     data = out / "data"

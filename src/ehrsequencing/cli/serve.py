@@ -104,10 +104,10 @@ def serve(
     open_run(run)
     started: list[str] = []
 
-    def explorer(found: "Run") -> str | None:
+    def explorer(opened: "Run") -> str | None:
         if data is None or not page:
             return None
-        if found.is_visit_head:
+        if opened.is_visit_head:
             note("note: the visit head has no risk curves, so there is no explorer")
             return None
         from ehrsequencing.explorer import ExplorerSettings, collect
@@ -116,7 +116,7 @@ def serve(
 
         settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrate)
         with bar("reading the patients") as tick:
-            records = NewRecords(found, data)
+            records = NewRecords(opened, data)
             return page_of(collect(records, settings, force=force, progress=tick, say=note))
 
     def on_start(url: str) -> None:
@@ -183,7 +183,7 @@ def export(
     from ehrsequencing.api.predictions import export as write
 
     open_run(run)
-    found = write(
+    written = write(
         run,
         out,
         data,
@@ -196,14 +196,14 @@ def export(
         progress=shown(),
         say=remark,
     )
-    if isinstance(found, list):
+    if isinstance(written, list):
         say(f"read {out / 'README.md'} before you give the folder away")
         then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-        finish(wrote={"shared": out}, then=then, result={"files": found})
+        finish(wrote={"shared": out}, then=then, result={"files": written})
         return
-    say(f"risks at {found:,} labels")
+    say(f"risks at {written:,} labels")
     finish(
         wrote={"predictions": out},
         then=f"meds-dev-evaluation predictions_path={out} output_dir=results",
-        result={"labels": found},
+        result={"labels": written},
     )

@@ -225,9 +225,9 @@ def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
             low, value, high = to_scale(ends).T
             error = (high - low) / (2 * norm.ppf(0.975))
         used = np.isfinite(value) & np.isfinite(error) & (error > 0)
-        found = random_effects(value[used], error[used]) if used.sum() > 1 else {}
+        pooled = random_effects(value[used], error[used]) if used.sum() > 1 else {}
         limits = {
-            name: float(back(found[name])) if np.isfinite(found.get(name, np.nan)) else None
+            name: float(back(pooled[name])) if np.isfinite(pooled.get(name, np.nan)) else None
             for name in ("mean", "low", "high", "next_low", "next_high")
         }
         rows.append(
@@ -238,8 +238,8 @@ def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
                 "sites": {name: row.model_dump() for name, row in own.items()},
                 "pooled": int(used.sum()),
                 **limits,
-                "tau": found.get("tau"),
-                "i2": found.get("i2"),
+                "tau": pooled.get("tau"),
+                "i2": pooled.get("i2"),
             }
         )
     return {"task": next(iter(sites.values())).title, "sites": list(sites), "rows": rows}

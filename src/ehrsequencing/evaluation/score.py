@@ -151,8 +151,10 @@ def score(
                     "its risks were predicted from other records", where=str(path), fix=fix
                 )
         whole = Population.of_split(store, task, split)
-        found = match(table, whole.records, task, path=predictions)
-        population, risk, notes = _evaluated(replace(whole, source=data), found, task, predictions)
+        matched = match(table, whole.records, task, path=predictions)
+        population, risk, notes = _evaluated(
+            replace(whole, source=data), matched, task, predictions
+        )
         chosen = drawn_subjects(population.records, study.evaluation)
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
         population = population.take(chosen)
@@ -160,7 +162,7 @@ def score(
         file = FromFile(
             name or stem,
             population.records,
-            found.horizons_days,
+            matched.horizons_days,
             risk,
             edges_days=training_edges(store, task, bins=study.training.grid_bins),
             start_days=task.blanking,
@@ -186,12 +188,12 @@ def score(
             },
         )
         result = evaluation.result(progress=progress)
-        notes += [*found.warnings, *file.warnings()]
+        notes += [*matched.warnings, *file.warnings()]
         result |= {
             "score": {
                 "file": predictions.name,
                 "sha256": sha256(predictions),
-                "horizons_days": [*found.horizons_days],
+                "horizons_days": [*matched.horizons_days],
             },
             "warnings": [*notes, *result["warnings"]],
         }
@@ -331,17 +333,18 @@ def _beside(file: FromFile, task: TaskConfig, name: str, path: Path, table: Risk
     Raises:
         EhrseqError: It cannot be used, or lacks some of these prediction times.
     """
-    found = match(table, file.labels, task, path=path)
-    if not found.answered.all():
-        what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
+    matched = match(table, file.labels, task, path=path)
+    if not matched.answered.all():
+        without = people(int((~matched.answered).sum())).lower()
+        what = f"has no prediction at {without} of the evaluated prediction times"
         raise EhrseqError(
             what, where=str(path), fix="models are compared where all of them have a prediction"
         )
     return FromFile(
         name,
         file.labels,
-        found.horizons_days,
-        found.risk,
+        matched.horizons_days,
+        matched.risk,
         edges_days=file.edges_days,
         start_days=file.start_days,
     )
@@ -363,7 +366,7 @@ def _require_own_names(names: Sequence[str]) -> None:
 
 
 def _evaluated(
-    whole: Population, found: Matched, task: TaskConfig, path: Path
+    whole: Population, matched: Matched, task: TaskConfig, path: Path
 ) -> tuple[Population, Floats, list[str]]:
     """The prediction times that are evaluated, their risks, and what is left out.
 
@@ -373,9 +376,9 @@ def _evaluated(
     Raises:
         EhrseqError: Somebody at a landmark has none.
     """
-    rows, answered = whole.records.rows, found.answered
+    rows, answered = whole.records.rows, matched.answered
     if answered.all():
-        return whole, found.risk, []
+        return whole, matched.risk, []
     at_landmark = np.any([rows.at_landmark(days) for days in task.landmarks], axis=0)
     missing = int((at_landmark & ~answered).sum())
     if missing:
@@ -393,5 +396,5 @@ def _evaluated(
     records = TaskRecords(whole.records.timelines, rows.select(chosen, offsets.astype(np.int64)))
     counts = {**whole.counts, "prediction_times": len(chosen)}
     attrition = {**whole.attrition, "splits": {**whole.attrition["splits"], whole.split: counts}}
-    kept = replace(whole, records=records, attrition=attrition, only_landmarks=True)
-    return kept, found.risk[chosen], [note]
+    population = replace(whole, records=records, attrition=attrition, only_landmarks=True)
+    return population, matched.risk[chosen], [note]

@@ -88,8 +88,7 @@ class BEHRTEmbedding(nn.Module):
         rows = torch.cat(
             [e.rows.new_zeros(1, e.rows.shape[1]), self.query.unsqueeze(0).to(e.rows.dtype), e.rows]
         )
-        # 0: a marker without identity, 1: the marker of a query
-        index = tokens.is_query_marker.long()
+        index = tokens.is_query_marker.long()  # 0: a visit's marker, 1: a query's
         index[tokens.of_code] = e.index + 2
         x = gather_rows(rows, index)
         visit_ids = batch.visit_index if batch.visit_ids is None else batch.visit_ids

@@ -41,12 +41,12 @@ class CodeVectors:
 
     def dropped(self, probability: float) -> "CodeVectors":
         """Each code's whole vector zero with this probability, else divided by what is kept on average."""
-        # 0 or 1 / (1 - p)
-        kept = dropout(self.rows.new_ones(len(self.index)), probability, training=True)
+        # 0 where the code is dropped, else 1 / (1 - p)
+        scale = dropout(self.rows.new_ones(len(self.index)), probability, training=True)
         rows = torch.cat(
             [self.rows * (1 / (1 - probability)), self.rows.new_zeros(1, self.rows.shape[1])]
         )
-        return CodeVectors(rows, torch.where(kept > 0, self.index, len(self.rows)))
+        return CodeVectors(rows, torch.where(scale > 0, self.index, len(self.rows)))
 
 
 class CodeEmbedding(nn.Module):

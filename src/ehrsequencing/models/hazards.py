@@ -120,10 +120,10 @@ def horizon_nll(
     if cause.device.type == "cpu":
         _check_horizon_labels(logits.shape[1], entry_days, duration_days, cause)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # (N, K)
+    # (N, K) days at risk in each bin
     days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)
     cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), days)
-    # τ_{k−1} < T ≤ τ_k
+    # the bin k of the event: τ_{k−1} < T ≤ τ_k
     bin_of = torch.bucketize(duration_days.double(), inner_edges(edges_days, duration_days))
     at_event = logits.flatten(1).gather(
         1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1)

@@ -58,8 +58,7 @@ def cumulative_incidence(
         raise EhrseqError(what, where="start_days")
     logits = logits.double()
     share = logits.softmax(1)  # λ_e / λ_·
-    # (N, K); finite even for absurd logits
-    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()
+    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()  # (N, K), finite for all logits
     start = start.expand(len(logits))
     risks = []
     for horizon in horizons:

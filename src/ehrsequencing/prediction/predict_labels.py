@@ -109,14 +109,14 @@ def predict_labels(
         pq.ParquetWriter(temporary, schema) as file,
     ):
         for risks in answers:
-            place, found = wanted.find(risks.subject_id, risks.prediction_us)
-            risk = risks.risk[found, column, 0]
+            place, risk_row = wanted.find(risks.subject_id, risks.prediction_us)
+            risk = risks.risk[risk_row, column, 0]
             file.write_table(
                 pa.Table.from_arrays(
                     [
-                        pa.array(risks.subject_id[found]),
-                        pa.array(risks.prediction_us[found]).cast(pa.timestamp("us")),
-                        pa.array(wanted.value[place[found]]),
+                        pa.array(risks.subject_id[risk_row]),
+                        pa.array(risks.prediction_us[risk_row]).cast(pa.timestamp("us")),
+                        pa.array(wanted.value[place[risk_row]]),
                         pa.array(risk >= 0.5),
                         pa.array(risk.astype(np.float32)).cast(pa.float64()),
                     ],

@@ -245,7 +245,7 @@ class BoostedVisits(OfHistory):
                 scores = model.validation_score_
                 if float(np.max(scores)) > best:
                     best = float(np.max(scores))
-                    # as many trees as the tuning subjects liked best, perhaps none
+                    # as many trees as have the best likelihood on the tuning subjects, perhaps none
                     trees = Trees.from_sklearn(model, seen, trees=int(np.argmax(scores)))
             made.trees.append(trees)
         made.base = cohort * data.level(
