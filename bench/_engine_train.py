@@ -18,8 +18,7 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig, TrainingConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training import fit as fitting
-from ehrsequencing.training import loop
+from ehrsequencing.training import fit as fitting, loop
 from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.train import Trainer

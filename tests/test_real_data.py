@@ -14,8 +14,7 @@ from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.meds import SPLITS as AUDITED
-from ehrsequencing.records.meds import find_shards
+from ehrsequencing.records.meds import SPLITS as AUDITED, find_shards
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render

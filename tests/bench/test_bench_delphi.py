@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from helpers.bench import load_bench

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation.comparison import OURS, Comparison

@@ -20,8 +20,16 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, subject_records
-from ehrsequencing.explain import record as question_module
+from ehrsequencing.explain import (
+    Edit,
+    Question,
+    SubjectRecord,
+    change,
+    deletion,
+    edited_risks,
+    record as question_module,
+    subject_records,
+)
 from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort
 from ehrsequencing.explain.record import encode_copies
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from ehrsequencing.models import hazards as torch_room
-from ehrsequencing.models import risks as torch_risks
+from ehrsequencing.models import hazards as torch_room, risks as torch_risks
 from ehrsequencing.records import hazards as numpy_room
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.attention.varlen
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from ehrsequencing.core.errors import EhrseqError

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.readers import rows as reader_rows
 from ehrsequencing.readers.rows import NO_TIME, combinations, ordered_rows

@@ -11,14 +11,11 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records import parallel
-from ehrsequencing.records import prepare as prepare_room
-from ehrsequencing.records import scales as samples_room
+from ehrsequencing.records import parallel, prepare as prepare_room, scales as samples_room
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import call_in_order

@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example as for_example
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import example as for_example, given, settings, strategies as st
 
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS

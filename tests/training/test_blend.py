@@ -34,8 +34,7 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.predictors.network import Network
-from ehrsequencing.predictors.network import network as as_predictor
+from ehrsequencing.predictors.network import Network, network as as_predictor
 from ehrsequencing.predictors.stack import folds_of
 from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.hazards import cumulative_incidence

@@ -65,8 +65,11 @@ def ablate(
         EhrseqError: There is one value or none, a setting is unknown, or a folder holds another training.
     """
     if len(set(values)) < 2 or len(set(values)) < len(values):
-        fix = f"write {setting}=ONE,OTHER"
-        raise EhrseqError("compares two different values or more", where="--ablate", fix=fix)
+        raise EhrseqError(
+            "compares two different values or more",
+            where="--ablate",
+            fix=f"write {setting}=ONE,OTHER",
+        )
     name = task or prepared.only_task()
     places = [(value, seed) for value in values for seed in range(seeds)]
     folders = [out / re.sub(r"[^\w.-]+", "-", value) / f"seed-{seed}" for value, seed in places]

@@ -88,8 +88,11 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         """
         given = self.task if y is None else y
         if given is None:
-            fix = "write EHRSurvival(task='task.yaml') or fit(X, 'task.yaml')"
-            raise EhrseqError("has no task", where="EHRSurvival", fix=fix)
+            raise EhrseqError(
+                "has no task",
+                where="EHRSurvival",
+                fix="write EHRSurvival(task='task.yaml') or fit(X, 'task.yaml')",
+            )
         task = task_of(given)
         if self.out is None:
             cleanup = ExitStack()
@@ -179,8 +182,11 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         if not is_path(X):
             self._refuse_cut_records(_rows_of(X))
         if y is not None and task_of(y) != task:
-            fix = "fit another estimator with this task"
-            raise EhrseqError("the estimator was fitted with another task", where="score", fix=fix)
+            raise EhrseqError(
+                "the estimator was fitted with another task",
+                where="score",
+                fix="fit another estimator with this task",
+            )
         days = (
             float(self.horizons_[-1]) if horizon is None else days_of(horizon, where="horizon")[0]
         )
@@ -204,9 +210,11 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
             EhrseqError: There is one.
         """
         if any(self.rows_of_.get(subject, rows) != rows for subject, rows in rows_of.items()):
-            what = "training had other rows of the same subjects"
-            fix = "write cross_val_score(model, rows, groups=rows.subject_id, cv=GroupKFold(5))"
-            raise EhrseqError(what, where="EHRSurvival.score", fix=fix)
+            raise EhrseqError(
+                "training had other rows of the same subjects",
+                where="EHRSurvival.score",
+                fix="write cross_val_score(model, rows, groups=rows.subject_id, cv=GroupKFold(5))",
+            )
 
 
 def _rows_of(frame: Any) -> dict[int, int]:

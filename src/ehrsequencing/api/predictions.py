@@ -21,8 +21,10 @@ from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS, OF_PART
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
-from ehrsequencing.metrics.censoring import aalen_johansen as cumulative_incidence
-from ehrsequencing.metrics.censoring import aalen_johansen_se
+from ehrsequencing.metrics.censoring import (
+    aalen_johansen as cumulative_incidence,
+    aalen_johansen_se,
+)
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -115,8 +117,9 @@ def draw_subject(
         EhrseqError: The head is `visit`, or the subject has no prediction time in these records.
     """
     if run.is_visit_head:
-        fix = "train with head='horizon'"
-        raise EhrseqError("the visit head knows no days", where="plot_risk", fix=fix)
+        raise EhrseqError(
+            "the visit head knows no days", where="plot_risk", fix="train with head='horizon'"
+        )
     own, last = subject_records(records, subject), horizons_of(run, horizons)[-1]
     days = np.linspace(start_days_of(run), float(last or 0.0), CURVE_POINTS + 1)[1:]
     now, curves = (
@@ -211,8 +214,9 @@ def explained(
     refuse_idle({"subjects": subjects}, "beside a subject", where="explain")
     kinds, kind = (*KINDS, CHANGE), kind or "all"
     if kind not in (*kinds, "all"):
-        fix = f"name one of {', '.join(kinds)}, or all"
-        raise EhrseqError(f"no kind {kind!r}", where="explain", fix=fix)
+        raise EhrseqError(
+            f"no kind {kind!r}", where="explain", fix=f"name one of {', '.join(kinds)}, or all"
+        )
     record = subject_record(records, subject)
     of_subject, table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])
     if kind != "all":
@@ -367,8 +371,9 @@ def export(
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
     if format not in _BELONGS:
-        fix = f"use {' or '.join(_BELONGS)}"
-        raise EhrseqError(f"{format!r} is not a choice", where="format", fix=fix)
+        raise EhrseqError(
+            f"{format!r} is not a choice", where="format", fix=f"use {' or '.join(_BELONGS)}"
+        )
     values = {
         "data": data,
         "labels": labels,

@@ -18,8 +18,7 @@ from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.registry import all_readers
 from ehrsequencing.records.check import DataCheck, check_data
 from ehrsequencing.records.code_search import FoundCode, find_codes
-from ehrsequencing.simulate import SimulationConfig
-from ehrsequencing.simulate import simulate as write_simulation
+from ehrsequencing.simulate import SimulationConfig, simulate as write_simulation
 
 
 def import_source(

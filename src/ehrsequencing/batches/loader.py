@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.batches.reach import Part as Part
-from ehrsequencing.batches.reach import Reach as Reach
+from ehrsequencing.batches.reach import Part as Part, Reach as Reach
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.arrays import Bools, Ints, ragged, spans

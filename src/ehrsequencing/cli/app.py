@@ -19,11 +19,11 @@ from ehrsequencing.cli.console import (
     Panels,
     bar,
     finish,
+    run as run_app,
     say,
     shown,
     warn,
 )
-from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, score
 from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.options import (

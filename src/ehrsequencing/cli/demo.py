@@ -8,8 +8,7 @@ import torch
 
 from ehrsequencing.api.records import simulate
 from ehrsequencing.api.study import run
-from ehrsequencing.cli.console import say as print_line
-from ehrsequencing.cli.console import shown
+from ehrsequencing.cli.console import say as print_line, shown
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, require_name

@@ -84,8 +84,7 @@ def evaluate(
     external = data is not None and splits is None
     command = "evaluate --data" if external else "evaluate"
     study = read_study(config, given, command)
-    from ehrsequencing.api.evaluate import evaluate as evaluate_run
-    from ehrsequencing.api.evaluate import redraw as redraw_report
+    from ehrsequencing.api.evaluate import evaluate as evaluate_run, redraw as redraw_report
     from ehrsequencing.config import load_study
     from ehrsequencing.prediction.run import AUDIT
     from ehrsequencing.reporting.pages import outcome_lines

@@ -110,8 +110,7 @@ def serve(
         if opened.is_visit_head:
             note("note: the visit head has no risk curves, so there is no explorer")
             return None
-        from ehrsequencing.explorer import ExplorerSettings, collect
-        from ehrsequencing.explorer import page as page_of
+        from ehrsequencing.explorer import ExplorerSettings, collect, page as page_of
         from ehrsequencing.prediction.predict import NewRecords
 
         settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrate)

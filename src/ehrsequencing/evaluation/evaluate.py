@@ -18,8 +18,7 @@ from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.evaluation import population as follow_up
-from ehrsequencing.evaluation import results
+from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.comparison import (
     ORACLE,
     Comparison,
@@ -100,17 +99,21 @@ class Evaluation:
         self.population, self.prepared, self.settings = population, prepared, settings
         self.fitted, self.train_censoring = fitted, train_censoring
         if prepared is None and train_censoring:
-            fix = "name the prepared set of the run with --prepared"
             raise EhrseqError(
-                "censoring weights need the training subjects", where=self.source.where, fix=fix
+                "censoring weights need the training subjects",
+                where=self.source.where,
+                fix="name the prepared set of the run with --prepared",
             )
         if prepared is not None and self.run is not None:
             self.run.require_own(prepared)
         self.context = Context(self.source, population, prepared)
         self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
-            where = f"task {self.task.name}, {population.split}"
-            raise EhrseqError("nobody has a prediction time", where=where, fix="see ehrseq check")
+            raise EhrseqError(
+                "nobody has a prediction time",
+                where=f"task {self.task.name}, {population.split}",
+                fix="see ehrseq check",
+            )
         self.horizons = self.grid = self.knots = np.array(self.task.horizons)
         if self.source.is_curve:
             last = self.horizons[-1]

@@ -98,8 +98,11 @@ def read_external(
         whole = sum(not encoder.excluded(code) for code in codes)
         known = f"{len(unknown)} of its {whole} codes are unknown to the run"
         what = f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)})"
-        fix = "map its codes to those of the data that the run was trained on"
-        raise EhrseqError(f"{what}, and {known}", where=str(data), fix=fix)
+        raise EhrseqError(
+            f"{what}, and {known}",
+            where=str(data),
+            fix="map its codes to those of the data that the run was trained on",
+        )
     end_us, tally = surveyed.end_us, Tally(task)
 
     def parts() -> Iterator[TaskRecords]:
@@ -205,8 +208,11 @@ def validate(
     own = prepared or Path(run.manifest["prepared"])
     store = Prepared(own) if own.is_dir() else None
     if store is None and (prepared is not None or settings.recalibrate):
-        fix = "name the set that the run was trained on with --prepared, or leave out --recalibrate"
-        raise EhrseqError("the prepared set is not there", where=str(own), fix=fix)
+        raise EhrseqError(
+            "the prepared set is not there",
+            where=str(own),
+            fix="name the set that the run was trained on with --prepared, or leave out --recalibrate",
+        )
     if out is None:
         refuse_shared(run_folder, run.manifest)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))

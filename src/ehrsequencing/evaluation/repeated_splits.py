@@ -206,20 +206,25 @@ def repeated_splits(
     run = Run(run_folder)
     Evaluated.of_run(run)  # refuses the visit head
     if not 0 <= first_seed < 2**31:
-        fix = "use a number from 0 on, as in 1234"
-        raise EhrseqError("is not a seed", where="--split-seed", fix=fix)
+        raise EhrseqError(
+            "is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234"
+        )
     if splits < 2:
-        what = "an interval over splits needs two splits"
-        raise EhrseqError(what, where="--splits", fix="use 25")
+        raise EhrseqError(
+            "an interval over splits needs two splits", where="--splits", fix="use 25"
+        )
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
-        what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
-        fix = "repeat the splits of a run without --init"
-        raise EhrseqError(what, where=f"--splits, {run_folder}", fix=fix)
+        raise EhrseqError(
+            "the run started from another model, which other splits cannot use: they hold out subjects whom it saw",
+            where=f"--splits, {run_folder}",
+            fix="repeat the splits of a run without --init",
+        )
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
-        what, fix = "the MEDS records have moved", "name them with --data"
-        raise EhrseqError(what, where=str(records), fix=fix)
+        raise EhrseqError(
+            "the MEDS records have moved", where=str(records), fix="name them with --data"
+        )
     require_made_of(store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
     own = {"task": run.task, "model": run.study.model, "training": run.study.training}

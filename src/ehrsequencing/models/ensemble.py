@@ -48,8 +48,11 @@ class Ensemble(SurvivalModel):
     def __init__(self, config: ModelConfig) -> None:
         nn.Module.__init__(self)  # not the base's check: an ensemble may have either architecture
         if config.members < 2:
-            fix = "name at least 2 members, or build a single model"
-            raise EhrseqError("an ensemble of one", where="ModelConfig.members", fix=fix)
+            raise EhrseqError(
+                "an ensemble of one",
+                where="ModelConfig.members",
+                fix="name at least 2 members, or build a single model",
+            )
         self.config = config
         single = config.model_copy(update={"members": 1})
         self.members = nn.ModuleList(

@@ -12,9 +12,16 @@ from torch import nn as torch_nn
 from ehrsequencing import nn
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import behrt, embeddings, hazards, hierarchical, positions, transformer
-from ehrsequencing.models import visit_encoder as encoders
-from ehrsequencing.models import visit_encoder_variants as variants
+from ehrsequencing.models import (
+    behrt,
+    embeddings,
+    hazards,
+    hierarchical,
+    positions,
+    transformer,
+    visit_encoder as encoders,
+    visit_encoder_variants as variants,
+)
 
 _OF_QUERIES = "query"  # the last part of the name of the engine's vector of queries: zero if it was never trained
 # settings of packed modules that no weight shows: a plain module has none, so here they must be false or 0

@@ -85,9 +85,10 @@ def predict_labels(
     run, wanted = Run(run_folder), read_boolean_labels(labels)
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     if len(predictor.horizons_days) != 1 or predictor.horizons_days[0] is None:
-        fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
-            "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
+            "a prediction in this format needs one horizon in days",
+            where="--horizon",
+            fix="name one with --horizon; the visit head has none",
         )
     if cause is not None and cause not in predictor.causes:
         raise EhrseqError(
@@ -125,8 +126,11 @@ def predict_labels(
             )
             count += len(risk)
         if not count:
-            fix = "check that the labels are of these records, and lie before the outcome"
-            raise EhrseqError("no label has a risk", where=str(labels), fix=fix)
+            raise EhrseqError(
+                "no label has a risk",
+                where=str(labels),
+                fix="check that the labels are of these records, and lie before the outcome",
+            )
     if missing := len(wanted.value) - count:
         why = (
             "their subjects have no records there, had the outcome before, or the data ends before"

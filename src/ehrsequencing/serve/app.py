@@ -23,8 +23,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
-from ehrsequencing.serve import cds_hooks
-from ehrsequencing.serve import service as page
+from ehrsequencing.serve import cds_hooks, service as page
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
