@@ -111,8 +111,11 @@ def run(
     study = read_study(config, [*(overrides or ()), *quickly], "run")
     tasks = read_tasks(task, study)
     if len(tasks) != 1:
-        fix = "name one task file with --task"
-        raise EhrseqError(f"needs one task, not {len(tasks)}", where="ehrseq run", fix=fix)
+        raise EhrseqError(
+            f"needs one task, not {len(tasks)}",
+            where="ehrseq run",
+            fix="name one task file with --task",
+        )
     from ehrsequencing.api.study import run as run_all
     from ehrsequencing.core.files import read_json
     from ehrsequencing.reporting.terminal import audit_lines, metric_lines

@@ -396,8 +396,11 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
 
 def _refuse_torchrun(command: str) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        fix = "start it without torchrun; only ehrseq train uses several processes"
-        raise EhrseqError("runs in one process", where=f"ehrseq {command}", fix=fix)
+        raise EhrseqError(
+            "runs in one process",
+            where=f"ehrseq {command}",
+            fix="start it without torchrun; only ehrseq train uses several processes",
+        )
 
 
 def _name_setting(option: str) -> None:

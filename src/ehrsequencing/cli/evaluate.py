@@ -294,8 +294,9 @@ def compare(
     refuse_idle(given, "beside --pool or --ablate", where=where, when=more)
     refuse_idle({"--ablate": ablate}, "beside --pool", where=where, when=pool)
     if more and out is None:
-        fix = "name a folder to make"
-        raise EhrseqError("--pool and --ablate need --out", where=where, fix=fix)
+        raise EhrseqError(
+            "--pool and --ablate need --out", where=where, fix="name a folder to make"
+        )
     if out is not None:
         if pool:
             _pool(runs, out, overwrite=overwrite)
@@ -325,8 +326,11 @@ def _ablate(sets: list[Path], asked: str, out: Path, *, task: str | None, seeds:
 
     setting, _, values = asked.partition("=")
     if len(sets) != 1 or not values:
-        fix = "write ehrseq compare PREPARED --ablate SETTING=ONE,OTHER --out DIR"
-        raise EhrseqError("takes one prepared set and one setting", where="--ablate", fix=fix)
+        raise EhrseqError(
+            "takes one prepared set and one setting",
+            where="--ablate",
+            fix="write ehrseq compare PREPARED --ablate SETTING=ONE,OTHER --out DIR",
+        )
     table, result = ablate(
         Prepared(sets[0]),
         setting,

@@ -86,8 +86,9 @@ def serve(
     try:
         from ehrsequencing.serve.app import serve as listen
     except ImportError as error:
-        fix = install("serve")
-        raise EhrseqError(f"needs {error.name}", where="ehrseq serve", fix=fix) from error
+        raise EhrseqError(
+            f"needs {error.name}", where="ehrseq serve", fix=install("serve")
+        ) from error
     from ehrsequencing.api.predictions import days_of
     from ehrsequencing.serve.security import Limits
 

@@ -179,9 +179,8 @@ def _require_no_place(run: Run, folder: Path) -> None:
             continue
         text = path.read_text(encoding="utf-8")
         if any(len(place) > 4 and place in text for place in places if place != NOT_SHARED):
-            fix = "look for a path in the task file and in the names of codes"
             raise EhrseqError(
                 f"its {path.name} would name a folder of this machine",
                 where=str(run.folder),
-                fix=fix,
+                fix="look for a path in the task file and in the names of codes",
             )
