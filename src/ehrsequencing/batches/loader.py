@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.batches.reach import Part as Part, Reach as Reach
+from ehrsequencing.batches.reach import Reach as Reach, RecordPart as RecordPart
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.arrays import Bools, Ints, ragged, spans
@@ -214,7 +214,7 @@ class SubjectLoader:
         low, high = self.rows.row_offsets[subject : subject + 2]
         return int(low) + np.flatnonzero(self.rows.unfinished_codes[low:high])
 
-    def parts(self, subject: int, *, size: int) -> list[Part]:
+    def parts(self, subject: int, *, size: int) -> list[RecordPart]:
         """Cut one subject's prediction times into parts of about equal size.
 
         Args:
@@ -237,7 +237,7 @@ class SubjectLoader:
             row, known = row[chosen], known[chosen]
         if not len(row):
             nothing = int(rows.row_offsets[subject])
-            return [Part(subject, (0, 1), (nothing, nothing))]
+            return [RecordPart(subject, (0, 1), (nothing, nothing))]
         seen = rows.visits_before[row].astype(np.int64)
         codes = np.diff(self.timelines.visit_offsets[first : first + int(seen[-1]) + 1])
         tokens: Ints = np.r_[0, np.cumsum(np.maximum(codes, 1))]  # before each visit
@@ -251,17 +251,19 @@ class SubjectLoader:
         count = -(-(int(place[-1]) + 1) // max(size - self.reach.most, 1))
         bounds = np.flatnonzero(np.diff(place * count // (int(place[-1]) + 1))) + 1
         at_risk = row[known]
-        parts: list[Part] = []
+        parts: list[RecordPart] = []
         for low, high in zip([0, *bounds.tolist()], [*bounds.tolist(), len(row)], strict=True):
             back = self.reach.first_visit(start, int(seen[low]) - 1) if seen[low] else 0
             rest = at_risk[np.searchsorted(at_risk, row[high - 1], side="right") :]
             next_row = int(rest[0]) if len(rest) and not self.queries else None
             visits, own = (back, int(seen[high - 1])), (int(row[low]), int(row[high - 1]) + 1)
             skipped = int(tokens[back])
-            parts.append(Part(subject, visits, own, tokens_skipped=skipped, next_row=next_row))
+            parts.append(
+                RecordPart(subject, visits, own, tokens_skipped=skipped, next_row=next_row)
+            )
         return parts + copies
 
-    def _part_of_copy(self, subject: int, row: int) -> Part:
+    def _part_of_copy(self, subject: int, row: int) -> RecordPart:
         """A query that lies in a visit, with that visit and what it can depend on before."""
         assert self.reach is not None
         first, seen = self.timelines.subject_offsets[subject], int(self.rows.visits_before[row])
@@ -271,11 +273,11 @@ class SubjectLoader:
         start = tokens if self.reach.in_tokens else np.arange(len(tokens))
         back = self.reach.first_visit(start, seen)
         skipped = int(tokens[back])
-        return Part(
+        return RecordPart(
             subject, (back, seen + 1), (row, row + 1), unfinished=True, tokens_skipped=skipped
         )
 
-    def collate_part(self, part: Part) -> Step:
+    def collate_part(self, part: RecordPart) -> Step:
         """Pack one part of a long record."""
         low, high = part.rows
         row = np.arange(low, high)

@@ -53,7 +53,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordPart:
     """Some consecutive prediction times of one subject, and the visits that they need."""
 
     subject: int  # row of the subject
