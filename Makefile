@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench tools docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-faults soak notebooks coverage check bench bench-real bench-encoders bench-oracle docs site wheel clean
+.PHONY: demo test tests-map tests-of test-all test-faults soak notebooks coverage check bench bench-real bench-encoders bench-oracle docs site wheel clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -23,7 +23,15 @@ test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
 
 test-all: .venv/dev
-	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" -m "not faults" src tests
+	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config -p no:anyio -p no:schemathesis" -m "not faults" src tests
+
+# The tests that run the code of FILE, as in make tests-of FILE=src/ehrsequencing/records/meds.py. tests-map makes the map:
+# an hour at first, and later as long as the files of tests take that have changed.
+tests-map: .venv/dev
+	$(BIN)/python tools/tests_of.py --map
+
+tests-of: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python tools/tests_of.py $(FILE)
 
 # Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
 test-faults: .venv/dev
