@@ -62,7 +62,7 @@ class Events:
         files = sorted((data / "data").rglob("*.parquet"))
         table = pa.concat_tables(
             [_plain(pq.read_table(path, columns=columns, partitioning=None)) for path in files]
-        )  # fmt: skip
+        )
         names = table["code"].combine_chunks().dictionary_encode()
         if isinstance(names, pa.ChunkedArray):
             names = names.combine_chunks()

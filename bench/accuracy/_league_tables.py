@@ -160,7 +160,7 @@ def task_table(one: Scored) -> str:
         f"Settings of ours: {chosen}.\n",
         f"| model | trials | CPU s | tuning NLL | {' | '.join(COLUMNS.values())} | {_against(ours)} |",
         "|---" * (6 + len(COLUMNS)) + "|",
-    ]  # fmt: skip
+    ]
     for model in sorted(NAMES, key=lambda name: _tuning_order(one, name)):
         if model not in one.facts:
             lines.append(f"| {NAMES[model]} |" + " not run |" + " |" * (4 + len(COLUMNS)))

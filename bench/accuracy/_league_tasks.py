@@ -229,8 +229,9 @@ def write_question(
         for split, one in rows.items()
     }
     labels = {
-        name: {split: rows[split].column(name) for split in SPLITS[:2]} for name in ("duration_days", "cause")
-    }  # fmt: skip
+        name: {split: rows[split].column(name) for split in SPLITS[:2]}
+        for name in ("duration_days", "cause")
+    }
     cause = {split: values.astype(np.int64) for split, values in labels["cause"].items()}
     question = Question(
         folder, columns.names(events), features, ids, at, labels["duration_days"], cause, task.causes,

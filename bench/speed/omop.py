@@ -132,7 +132,7 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
     none = np.zeros(len(owner), dtype=bool)
     tables = {
         name: event_table(rng, name, stem, when, visit, each) for name, stem, each, when in EVENTS
-    }  # fmt: skip
+    }
     dates = [*times(start, none, none), *times(end, none, none)]
     named = [f"visit_{which}_{kind}" for which in ("start", "end") for kind in ("date", "datetime")]
     for name, column in zip(named, dates, strict=True):

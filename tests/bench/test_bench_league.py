@@ -44,8 +44,9 @@ def every_column(league: Any) -> Any:
 
 def slowly(rows: list[tuple[int, int | None, int, float]], subject: int, day: int, index: int) -> list[float]:
     """The features of one row, straight from the table in the module's text."""
-    mine = sorted((row for row in rows if row[0] == subject and row[1] is not None and row[1] <= day),
-                  key=lambda row: row[1])  # fmt: skip
+    mine = sorted(
+        (row for row in rows if row[0] == subject and row[1] is not None and row[1] <= day), key=lambda row: row[1]
+    )
     born = [row[1] for row in mine if row[2] == 0]
     seen = [row for row in mine if row[2] != 0]
     days = [row[1] for row in seen]
@@ -178,8 +179,10 @@ def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(plac
     assert "| *true hazards* |" in text
     with np.load(place.folder / "cox" / "question.npz") as question:
         assert {name for name in question if name.startswith("held_out")} == {
-            "held_out.features", "held_out.subject_id", "held_out.prediction_us"
-        }  # fmt: skip
+            "held_out.features",
+            "held_out.subject_id",
+            "held_out.prediction_us",
+        }
     league, page = importlib.import_module("bench.accuracy.league"), tmp_path / "page.md"
     page.write_text(f"before{league.BEGIN}old{league.END}after")
     league.write_page(page, text)

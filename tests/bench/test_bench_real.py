@@ -26,8 +26,11 @@ def split(seed: int, *, ours: float, cox: float, trees: float) -> dict[str, Any]
         rows += [row(model, "c", value), row(model, "c", value + 0.1, 730.5), row(model, "c", 0.1, cause="transplant")]
         rows += [row(model, "oe", 1.2), row(model, "oe", 1.0, 730.5)]
     rows += [row("Aalen–Johansen", "oe", 1.5), row("Aalen–Johansen", "oe", 1.5, 730.5)]
-    rows += [row(OURS, "c", 0.9, landmark=365.25), row(COX, "c", None, landmark=365.25),
-             row(TREES, "c", 0.9, landmark=365.25)]  # fmt: skip
+    rows += [
+        row(OURS, "c", 0.9, landmark=365.25),
+        row(COX, "c", None, landmark=365.25),
+        row(TREES, "c", 0.9, landmark=365.25),
+    ]
     return {"seed": seed, "train_subjects": 80, "held_out_subjects": 20, "metrics": rows,
             "tuning_nll": {OURS: 1.5, TREES: 1.4, COX: 1.3}}  # fmt: skip
 

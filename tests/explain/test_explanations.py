@@ -104,9 +104,11 @@ def test_a_query_carries_the_summaries_of_the_edited_record(runs: dict[str, Run]
 
 @pytest.mark.parametrize("mutate", [mutant_of_summaries, mutant_of_the_last_visit])
 def test_a_wrong_deletion_is_caught(
-    mutate: Callable[[pytest.MonkeyPatch], None], runs: dict[str, Run], people: list[SubjectRecord],
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    runs: dict[str, Run],
+    people: list[SubjectRecord],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     mutate(monkeypatch)
     found, truth = deleted_by_hand(runs["network"], marker_of(people), "LAB//MARKER")
     assert np.abs(found - truth).max() > 1e-5

@@ -185,8 +185,9 @@ def test_merged_fits_are_the_fit_of_all_shards(
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 9)), max_size=60),
-    cuts=st.integers(1, 6), most=st.integers(1, 6),
-)  # fmt: skip
+    cuts=st.integers(1, 6),
+    most=st.integers(1, 6),
+)
 def test_a_sample_holds_the_smallest_hashes(rows: list[tuple[int, int, int]], cuts: int, most: int) -> None:
     """Against sorting everything, ties of the hash included."""
     with pytest.MonkeyPatch.context() as patch:

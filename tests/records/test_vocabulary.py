@@ -39,9 +39,12 @@ any_code = st.sampled_from(LOOKS_SPECIAL) | st.text(min_size=1, max_size=6)
 
 @settings(max_examples=150, deadline=None)
 @given(
-    codes=st.lists(any_code, unique=True, max_size=12), unknown=st.lists(any_code, max_size=6), data=st.data(),
-    mode=st.sampled_from(["polynomial", "bins"]), carry=st.booleans(),
-)  # fmt: skip
+    codes=st.lists(any_code, unique=True, max_size=12),
+    unknown=st.lists(any_code, max_size=6),
+    data=st.data(),
+    mode=st.sampled_from(["polynomial", "bins"]),
+    carry=st.booleans(),
+)
 def test_any_codes_become_tokens_and_come_back(
     codes: list[str], unknown: list[str], data: st.DataObject, mode: Mode, carry: bool
 ) -> None:

@@ -139,9 +139,12 @@ def test_trees_and_cox_answer_alone(run: Path, prepared: Prepared, sim_data: Pat
 def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, tmp_path: Path) -> None:
     made, records = Run(run), prepared.records("simulated", "held_out")
     data = FittingData(
-        made.task, made.vocabulary, prepared.records("simulated", "train"), prepared.records("simulated", "tuning"),
+        made.task,
+        made.vocabulary,
+        prepared.records("simulated", "train"),
+        prepared.records("simulated", "tuning"),
         made.model.config.edges_days,
-    )  # fmt: skip
+    )
     weights = BlendWeights(*(np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]) for _ in range(3)))
     network = Network(made.model)
     fitted = Blend([network, BoostedVisits.fit(data), LandmarkCox(data)], weights)
