@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench tools docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-faults soak notebooks coverage check bench bench-real bench-encoders bench-oracle docs site wheel clean
+.PHONY: demo test tests-map tests-of test-all test-faults soak notebooks coverage check bench bench-real bench-oracle docs site wheel clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -23,7 +23,15 @@ test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
 
 test-all: .venv/dev
-	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" -m "not faults" src tests
+	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config -p no:anyio -p no:schemathesis" -m "not faults" src tests
+
+# The tests that run the code of FILE, as in make tests-of FILE=src/ehrsequencing/records/meds.py. tests-map makes the map:
+# an hour at first, and later as long as the files of tests take that have changed.
+tests-map: .venv/dev
+	$(BIN)/python tools/tests_of.py --map
+
+tests-of: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python tools/tests_of.py $(FILE)
 
 # Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
 test-faults: .venv/dev
@@ -31,7 +39,7 @@ test-faults: .venv/dev
 
 # An hour of training, predicting and serving: memory and descriptors must be flat (make soak SECONDS_OF_SOAK=300 for a look).
 soak: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python bench/soak.py $(or $(SECONDS_OF_SOAK),3600)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench soak $(or $(SECONDS_OF_SOAK),3600)
 
 # The notebooks of examples/, on few patients.
 notebooks: .venv/dev
@@ -55,23 +63,19 @@ check: .venv/dev
 # Engine, ingest, long records, and one split of each set of real records end to end (DATA holds their folders).
 DATA ?= ../shared/data
 bench: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python bench/ingest.py runs/ingest --events 10000000
-	OMP_NUM_THREADS=1 $(BIN)/python bench/long_records.py --json runs/long_records.json
-	$(BIN)/python bench/engine.py --full --data $(DATA) --out runs/engine.json
-	OMP_NUM_THREADS=1 $(BIN)/python bench/real.py $(DATA) runs/real --splits 1
-
-# What each encoder learns of small worlds, and the figure of that page.
-bench-encoders: .venv/dev
-	$(BIN)/python bench/encoders.py runs/encoders --figure docs/figures/encoders.svg
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench ingest runs/ingest --events 10000000
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench long_records --json runs/long_records.json
+	$(BIN)/python -m bench engine --full --data $(DATA) --out runs/engine.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench real $(DATA) runs/real --splits 1
 
 # How near the truth: all encoders with 20,000 simulated subjects, the default one with 60,000 and 100,000.
 bench-oracle: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python bench/oracle.py runs/oracle --check
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench oracle runs/oracle --check
 
 # Repeated splits of every set of real records: hours, in pieces (make bench-real SECONDS=1200); goes on where it was.
 SECONDS ?= 36000
 bench-real: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python bench/real.py $(DATA) runs/real --jobs-seconds $(SECONDS) --level
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench real $(DATA) runs/real --jobs-seconds $(SECONDS) --level
 
 docs: .venv/dev
 	$(BIN)/python -m pytest --doctest-glob "*.md" README.md docs

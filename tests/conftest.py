@@ -1,4 +1,7 @@
-"""Fixtures that several rooms share: a small simulated data set, prepared, and a small run trained on it."""
+"""Fixtures that several rooms share: a small simulated data set, prepared, and a small run trained on it.
+
+A fixture imports what it makes, so that a file of a room without torch starts in two seconds.
+"""
 
 import os
 import shutil
@@ -6,26 +9,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import settings
 
-from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
-from ehrsequencing.predictors import boosted
-from ehrsequencing.records.prepare import prepare
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.simulate import simulate
-from helpers.browser import a_browser
 from helpers.settings import EXAMPLES, TINY
-from helpers.simulate import busy_world
-from helpers.training import NetworkTrainer as Trainer
 
+if TYPE_CHECKING:
+    from ehrsequencing.config import StudyConfig, TaskConfig
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when a room first imports it
 if "EHRSEQ_TEST_GPU" not in os.environ:  # most tests ask for the bits of a CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
+WITHOUT_TORCH = {"config", "core", "metrics", "readers", "records", "simulate"}
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, derandomize="CI" in os.environ)
@@ -40,11 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["EHRSEQ_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
@@ -52,7 +46,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def _fewer_trees(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the boosting itself is not what is tested, sixty trees are enough of a rival."""
-    if request.path.stem not in ("test_baselines", "test_boosted", "test_landmark_cox"):
+    is_tested = request.path.stem in ("test_baselines", "test_boosted", "test_landmark_cox")
+    if not is_tested and request.path.parent.name not in WITHOUT_TORCH:
+        from ehrsequencing.predictors import boosted
+
         monkeypatch.setattr(boosted, "MOST_TREES", 60)
 
 
@@ -64,27 +61,36 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_study() -> StudyConfig:
+def tiny_study() -> "StudyConfig":
+    from ehrsequencing.config import load_study
+
     return load_study(None, [*TINY, "vocabulary.min_subjects=5"])  # 300 subjects: of 11 each, few codes are known
 
 
 @pytest.fixture(scope="session")
 def sim_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 simulated subjects with frequent events."""
+    from ehrsequencing.simulate import simulate
+    from helpers.simulate import busy_world
+
     out = tmp_path_factory.mktemp("simulated") / "data"
     simulate(out, subjects=300, seed=5, config=busy_world(outcome_per_year=0.15, truth_futures=8))
     return out
 
 
 @pytest.fixture(scope="session")
-def sim_task(sim_data: Path) -> TaskConfig:
+def sim_task(sim_data: Path) -> "TaskConfig":
+    from ehrsequencing.config import load_task
+
     return load_task(sim_data / "task.yaml")
 
 
 @pytest.fixture(scope="session")
 def sim_prepared(
-    sim_data: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory
+    sim_data: Path, sim_task: "TaskConfig", tiny_study: "StudyConfig", tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
+    from ehrsequencing.records.prepare import prepare
+
     out = tmp_path_factory.mktemp("prepared") / "set"
     landmarks = sim_task.model_copy(update={"landmarks": (0.0, 365.25)})
     prepare(sim_data, out, study=tiny_study, tasks=[landmarks])
@@ -92,7 +98,10 @@ def sim_prepared(
 
 
 @pytest.fixture(scope="session")
-def sim_run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sim_run(sim_prepared: Path, tiny_study: "StudyConfig", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from ehrsequencing.records.prepared import Prepared
+    from helpers.training import NetworkTrainer as Trainer
+
     out = tmp_path_factory.mktemp("runs") / "run"
     Trainer(Prepared(sim_prepared), "simulated", out, study=tiny_study).fit()
     return out
@@ -101,6 +110,8 @@ def sim_run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytes
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium. It is closed after each file: while it is open, no test may run a loop of asyncio."""
+    from helpers.browser import a_browser
+
     with a_browser() as opened:
         yield opened
 

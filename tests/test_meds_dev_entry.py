@@ -65,10 +65,13 @@ def hospital(tmp_path: Path) -> tuple[Path, Path]:
     folder = tmp_path / "labels"
     for split, found in labels.items():
         person, time, value = zip(*found, strict=True)
-        table = pa.table({
-            "subject_id": pa.array(person, pa.int64()), "prediction_time": pa.array(time, pa.timestamp("us")),
-            "boolean_value": pa.array(value),
-        })  # fmt: skip
+        table = pa.table(
+            {
+                "subject_id": pa.array(person, pa.int64()),
+                "prediction_time": pa.array(time, pa.timestamp("us")),
+                "boolean_value": pa.array(value),
+            }
+        )
         (folder / split).mkdir(parents=True)
         pq.write_table(table, folder / split / "0.parquet")
     return data, folder
@@ -102,9 +105,12 @@ def test_its_two_commands_end_in_predictions_that_its_evaluator_reads(
     found = pq.read_table(out / "predict" / "predictions.parquet")
     wanted = pq.read_table(labels / "held_out")
     assert {f.name: f.type for f in found.schema} == {  # meds_evaluation.schema of 0.0.3, in Arrow's types
-        "subject_id": pa.int64(), "prediction_time": pa.timestamp("us"), "boolean_value": pa.bool_(),
-        "predicted_boolean_value": pa.bool_(), "predicted_boolean_probability": pa.float64(),
-    }  # fmt: skip
+        "subject_id": pa.int64(),
+        "prediction_time": pa.timestamp("us"),
+        "boolean_value": pa.bool_(),
+        "predicted_boolean_value": pa.bool_(),
+        "predicted_boolean_probability": pa.float64(),
+    }
     keys = ["subject_id", "prediction_time", "boolean_value"]
     assert (
         found.select(keys)

@@ -14,8 +14,7 @@ from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.meds import SPLITS as AUDITED
-from ehrsequencing.records.meds import find_shards
+from ehrsequencing.records.meds import SPLITS as AUDITED, find_shards
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
@@ -71,8 +70,11 @@ def test_cohorts_are_those_of_plain_loops(prepared: Prepared, real_data: Path) -
     records = Records(rows, [task], prepared.study.visits, parents=parents)
     expected = {(row.subject, row.prediction_us): row for row in records.cohort(task)}
     cohort = pq.read_table(prepared.folder / "tasks" / name / "cohort.parquet")
-    found = zip(*(cohort[c].cast("int64").to_pylist() for c in ("subject_id", "prediction_time", "index_time")),
-                *(cohort[c].to_pylist() for c in ("kind", "duration_days", "cause")), strict=True)  # fmt: skip
+    found = zip(
+        *(cohort[c].cast("int64").to_pylist() for c in ("subject_id", "prediction_time", "index_time")),
+        *(cohort[c].to_pylist() for c in ("kind", "duration_days", "cause")),
+        strict=True,
+    )
     assert len(cohort) == len(expected)
     for subject, moment, index, kind, duration, cause in found:
         row = expected[subject, moment]

@@ -93,47 +93,27 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ehrsequencing import metrics as metrics
-    from ehrsequencing import nn as nn
-    from ehrsequencing.api.compare import compare as compare
-    from ehrsequencing.api.compare import pool_sites as pool_sites
-    from ehrsequencing.api.data import prepare as prepare
-    from ehrsequencing.api.data import read_meds as read_meds
+    from ehrsequencing import metrics as metrics, nn as nn
+    from ehrsequencing.api.compare import compare as compare, pool_sites as pool_sites
+    from ehrsequencing.api.data import prepare as prepare, read_meds as read_meds
     from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival
-    from ehrsequencing.api.evaluate import audit as audit
-    from ehrsequencing.api.evaluate import evaluate as evaluate
-    from ehrsequencing.api.evaluate import score as score
+    from ehrsequencing.api.evaluate import audit as audit, evaluate as evaluate, score as score
     from ehrsequencing.api.flat_table import from_table as from_table
-    from ehrsequencing.api.predictions import aalen_johansen as aalen_johansen
-    from ehrsequencing.api.predictions import export as export
+    from ehrsequencing.api.predictions import aalen_johansen as aalen_johansen, export as export
     from ehrsequencing.api.records import (
         check as check,
-    )
-    from ehrsequencing.api.records import (
         codes as codes,
-    )
-    from ehrsequencing.api.records import (
         import_csv as import_csv,
-    )
-    from ehrsequencing.api.records import (
         import_fhir as import_fhir,
-    )
-    from ehrsequencing.api.records import (
         import_omop as import_omop,
-    )
-    from ehrsequencing.api.records import (
         import_synthea as import_synthea,
-    )
-    from ehrsequencing.api.records import (
         simulate as simulate,
     )
     from ehrsequencing.api.run import load as load
     from ehrsequencing.api.study import run as run
-    from ehrsequencing.api.training import fit as fit
-    from ehrsequencing.api.training import pretrain as pretrain
+    from ehrsequencing.api.training import fit as fit, pretrain as pretrain
     from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
-    from ehrsequencing.config import ModelConfig as ModelConfig
-    from ehrsequencing.config import TaskConfig as TaskConfig
+    from ehrsequencing.config import ModelConfig as ModelConfig, TaskConfig as TaskConfig
     from ehrsequencing.config.base import visit_encoder as visit_encoder
     from ehrsequencing.core.errors import EhrseqError as EhrseqError
     from ehrsequencing.models.behrt import BEHRTForSurvival as BEHRTForSurvival

@@ -266,7 +266,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "config": (R, R.replace("../tiny", "../seed")),
         "quick": (R, f"{R} --quick"),
     },
-}  # fmt: skip
+}
 
 
 def words_of(command: str) -> set[str]:

@@ -97,7 +97,7 @@ def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
         (lambda run: run.evaluation.plot_calibration("3y"), "3y was not evaluated .use one of 1y, 2y"),
         (lambda run: run.evaluation.plot_incidence(cause="hff"), "no cause 'hff' .use one of hf, death"),
     ],
-)  # fmt: skip
+)
 def test_an_error_says_how_to_go_on(here: Path, call: Any, says: str) -> None:
     with pytest.raises(EhrseqError, match=says):
         call(eh.load("runs/hf"))

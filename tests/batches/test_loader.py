@@ -71,10 +71,11 @@ def test_visit_head_takes_visits_only_and_one_cause_a_subject(arrays: TaskRecord
     ends = np.asarray(timelines.end_us)
     subject = rows.subject
     own = [
-        r for r in range(len(rows))
+        r
+        for r in range(len(rows))
         if rows.visits_before[r] > 0
         and ends[timelines.subject_offsets[subject[r]] + rows.visits_before[r] - 1] == rows.prediction_us[r]
-    ]  # fmt: skip
+    ]
     assert int(step.batch.at_risk.sum()) == len(own) == len(step.rows)
 
 

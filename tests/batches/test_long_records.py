@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from ehrsequencing.batches.loader import MAX_VISIT_CODES, Part, Step, SubjectLoader
+from ehrsequencing.batches.loader import MAX_VISIT_CODES, RecordPart, Step, SubjectLoader
 from ehrsequencing.batches.reach import Reach
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
@@ -137,21 +136,21 @@ def one_layer_too_few(self: Reach, start: Any, visit: int) -> int:
     return _first_visit(replace(self, layers=self.layers - 1), start, visit)
 
 
-def begins_a_record(self: SubjectLoader, part: Part) -> Step:
+def begins_a_record(self: SubjectLoader, part: RecordPart) -> Step:
     step = _collate_part(self, part)
     return replace(step, batch=replace(step.batch, visits_skipped=None))
 
 
-def forgets_tokens(self: SubjectLoader, part: Part) -> Step:
+def forgets_tokens(self: SubjectLoader, part: RecordPart) -> Step:
     step = _collate_part(self, part)
     return replace(step, batch=replace(step.batch, tokens_skipped=None))
 
 
-def ends_a_record(self: SubjectLoader, part: Part) -> Step:
+def ends_a_record(self: SubjectLoader, part: RecordPart) -> Step:
     return _collate_part(self, replace(part, next_row=None))
 
 
-def bears_loss_before(self: SubjectLoader, part: Part) -> Step:
+def bears_loss_before(self: SubjectLoader, part: RecordPart) -> Step:
     step = _collate_part(self, part)
     assert step.batch.at_risk is not None
     return replace(step, batch=replace(step.batch, at_risk=step.batch.at_risk | ~step.batch.is_query))

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
+from bench.truth._contributions import Contributions, pair_of
 from ehrsequencing.simulate import SimulationConfig
-from helpers.bench import load_bench
-
-Contributions, pair_of = (getattr(load_bench("_contributions"), name) for name in ("Contributions", "pair_of"))
 
 
 def test_a_single_pair_adds_its_own_term() -> None:

@@ -1,8 +1,6 @@
 """The engine's bench: the seeds' padded designs compute the packed models' numbers, and every row is measured."""
 
 import importlib
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.speed._seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits, load_packed
 from ehrsequencing import ModelConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import build_model
-
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from _seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits, load_packed
 
 SEEDS: dict[str, Any] = {
     "dim": 16,
@@ -31,7 +27,7 @@ HIERARCHICAL: dict[str, Any] = {**SEEDS, "visit_mlp": False, "delta_bins": "line
 
 @pytest.fixture
 def bench() -> ModuleType:
-    return importlib.import_module("engine")
+    return importlib.import_module("bench.speed.engine")
 
 
 @pytest.fixture(params=["dense", "ragged truncated", "ragged"])

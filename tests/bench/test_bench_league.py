@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from ehrsequencing.predictors.from_file import nll_through
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.simulate import SimulationConfig, simulate
 
-BENCH = Path(__file__).parents[2] / "bench"
 #: More interpreters with foreign packages, as for `--python`: paths with a colon between them.
 PYTHONS = [Path(text) for text in os.environ.get("LEAGUE_PYTHONS", "").split(":") if text]
 CODES = ("MEDS_BIRTH", "GENDER//F", "A", "B", "LAB")
@@ -27,13 +25,8 @@ DAY = 86_400_000_000
 Array = NDArray[Any]
 
 
-@pytest.fixture(autouse=True)
-def _bench_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-
-
 def features_module() -> Any:
-    return importlib.import_module("_league_features")
+    return importlib.import_module("bench.accuracy._league_features")
 
 
 def made_events(rows: list[tuple[int, int | None, int, float]]) -> Any:
@@ -51,8 +44,9 @@ def every_column(league: Any) -> Any:
 
 def slowly(rows: list[tuple[int, int | None, int, float]], subject: int, day: int, index: int) -> list[float]:
     """The features of one row, straight from the table in the module's text."""
-    mine = sorted((row for row in rows if row[0] == subject and row[1] is not None and row[1] <= day),
-                  key=lambda row: row[1])  # fmt: skip
+    mine = sorted(
+        (row for row in rows if row[0] == subject and row[1] is not None and row[1] <= day), key=lambda row: row[1]
+    )
     born = [row[1] for row in mine if row[2] == 0]
     seen = [row for row in mine if row[2] != 0]
     days = [row[1] for row in seen]
@@ -125,7 +119,7 @@ def test_a_feature_table_that_peeks_is_seen(days: int, monkeypatch: pytest.Monke
 
 
 def test_the_contenders_formulas_are_those_of_the_package() -> None:
-    exchange = importlib.import_module("contenders.exchange")
+    exchange = importlib.import_module("bench.accuracy.contenders.exchange")
     rng = np.random.default_rng(0)
     days = np.array([100.0, 250.0, 700.0, 1000.0])
     steps = rng.uniform(0.01, 0.3, size=(50, 2, 4))
@@ -146,7 +140,7 @@ def test_the_contenders_formulas_are_those_of_the_package() -> None:
 
 def test_the_cohorts_hazard_by_hand() -> None:
     """Of four subjects one has the first cause on day 2, one is censored on day 3, one has the second on day 5."""
-    exchange = importlib.import_module("contenders.exchange")
+    exchange = importlib.import_module("bench.accuracy.contenders.exchange")
     found = exchange.cohort_hazard(
         np.array([2.0, 3.0, 5.0, 9.0]), np.array([1, 0, 2, 0]), causes=2, grid_days=np.array([1.0, 2.0, 5.0, 9.0])
     )
@@ -156,7 +150,7 @@ def test_the_cohorts_hazard_by_hand() -> None:
 @pytest.fixture
 def place(tmp_path: Path) -> Any:
     """A tiny simulated task, without a model."""
-    tasks = importlib.import_module("_league_tasks")
+    tasks = importlib.import_module("bench.accuracy._league_tasks")
     made = tasks.Place("sim_pairs", tmp_path, tmp_path / "out", 20_000, subjects=240)
     knobs = {**dict(made.one.world), "outcome_per_year": 0.3, "truth_futures": 4}
     simulate(made.records, subjects=240, seed=1, config=SimulationConfig.model_validate(knobs))
@@ -164,8 +158,11 @@ def place(tmp_path: Path) -> Any:
 
 
 def run_and_print(place: Any, model: str) -> str:
-    league, tables = importlib.import_module("league"), importlib.import_module("_league_tables")
-    tasks = importlib.import_module("_league_tasks")
+    league, tables = (
+        importlib.import_module("bench.accuracy.league"),
+        importlib.import_module("bench.accuracy._league_tables"),
+    )
+    tasks = importlib.import_module("bench.accuracy._league_tasks")
     if tasks.python_with(tasks.FOREIGN[model].imports, PYTHONS) is None:
         pytest.skip(f"no Python here or in LEAGUE_PYTHONS has {tasks.FOREIGN[model].imports}")
     league.run_cell(place, model, PYTHONS, trial_seconds=0.0)
@@ -182,9 +179,11 @@ def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(plac
     assert "| *true hazards* |" in text
     with np.load(place.folder / "cox" / "question.npz") as question:
         assert {name for name in question if name.startswith("held_out")} == {
-            "held_out.features", "held_out.subject_id", "held_out.prediction_us"
-        }  # fmt: skip
-    league, page = importlib.import_module("league"), tmp_path / "page.md"
+            "held_out.features",
+            "held_out.subject_id",
+            "held_out.prediction_us",
+        }
+    league, page = importlib.import_module("bench.accuracy.league"), tmp_path / "page.md"
     page.write_text(f"before{league.BEGIN}old{league.END}after")
     league.write_page(page, text)
     assert page.read_text() == f"before{league.BEGIN}\n{text}\n{league.END}after"
@@ -193,7 +192,7 @@ def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(plac
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["forest", "boosting", "xgboost", "pyhealth"])
 def test_every_foreign_model_gets_a_score(place: Any, model: str) -> None:
-    tasks = importlib.import_module("_league_tasks")
+    tasks = importlib.import_module("bench.accuracy._league_tasks")
     text = run_and_print(place, model)
     line = next(line for line in text.splitlines() if line.startswith(f"| {tasks.NAMES[model]}"))
     assert "not run" not in line

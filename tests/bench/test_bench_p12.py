@@ -1,4 +1,4 @@
-"""`bench/p12.py`: the challenge's text files become MEDS, and its scores are those of hand counts."""
+"""`bench p12`: the challenge's text files become MEDS, and its scores are those of hand counts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from helpers.bench import load_bench
+from bench.accuracy import p12
 
-P12 = load_bench("p12")
 OUTCOMES = "RecordID,SAPS-I,SOFA,Length_of_stay,Survival,In-hospital_death"
 
 
@@ -32,7 +31,7 @@ def write_stays(folder: Path, ends: dict[int, str], *, rng: random.Random) -> No
 
 def test_text_files_become_meds(tmp_path: Path) -> None:
     write_stays(tmp_path, {132540: "9,4,1", 132539: "7,-1,0", 132541: "empty"}, rng=random.Random(0))
-    P12.write_meds([tmp_path / "set-a"], tmp_path / "meds")
+    p12.write_meds([tmp_path / "set-a"], tmp_path / "meds")
     rows = pq.read_table(tmp_path / "meds" / "data" / "0.parquet").to_pylist()
     assert {row["subject_id"] for row in rows} == {132539, 132540}  # without the stay that was never measured
     died = [(row["time"], row["code"]) for row in rows if row["subject_id"] == 132540]
@@ -54,13 +53,13 @@ def test_scores_of_the_challenge_by_hand() -> None:
         p, deaths = (group + 1) / 20, int(died[2 * group : 2 * group + 2].sum())
         expected += (deaths - 2 * p) ** 2 / (2 * p * (1 - p) + 0.001)
     shuffled = np.random.default_rng(1).permutation(20)
-    assert P12.hosmer_lemeshow(died[shuffled], risk[shuffled]) == pytest.approx(expected / 0.45)
-    assert P12.sensitivity_or_precision(died, risk, 0.45) == pytest.approx(3 / 5)  # 3 of 5 deaths, 3 of 4 alarms
-    assert P12.best_threshold(died, risk) == 0.45
+    assert p12.hosmer_lemeshow(died[shuffled], risk[shuffled]) == pytest.approx(expected / 0.45)
+    assert p12.sensitivity_or_precision(died, risk, 0.45) == pytest.approx(3 / 5)  # 3 of 5 deaths, 3 of 4 alarms
+    assert p12.best_threshold(died, risk) == 0.45
 
 
 def test_the_challenge_trains_on_a_alone() -> None:
-    splits = P12.of_challenge([132539, 142673, 142674, 152870, 152871])
+    splits = p12.of_challenge([132539, 142673, 142674, 152870, 152871])
     assert set(splits) == {132539, 142673, 142674, 152870}  # set C is in neither
     assert {splits[142674], splits[152870]} == {"held_out"}
     assert "held_out" not in {splits[132539], splits[142673]}

@@ -1,4 +1,4 @@
-"""`bench/real.py`: means over the same cells, the strongest by tuning subjects, and trials without held-out numbers."""
+"""`bench real`: means over the same cells, the strongest by tuning subjects, and trials without held-out numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.bench import load_bench
+from bench.accuracy import real as bench
 
 OURS, COX, TREES = "ehrsequencing", "landmark Cox", "boosted visits"
 
@@ -26,8 +26,11 @@ def split(seed: int, *, ours: float, cox: float, trees: float) -> dict[str, Any]
         rows += [row(model, "c", value), row(model, "c", value + 0.1, 730.5), row(model, "c", 0.1, cause="transplant")]
         rows += [row(model, "oe", 1.2), row(model, "oe", 1.0, 730.5)]
     rows += [row("Aalen–Johansen", "oe", 1.5), row("Aalen–Johansen", "oe", 1.5, 730.5)]
-    rows += [row(OURS, "c", 0.9, landmark=365.25), row(COX, "c", None, landmark=365.25),
-             row(TREES, "c", 0.9, landmark=365.25)]  # fmt: skip
+    rows += [
+        row(OURS, "c", 0.9, landmark=365.25),
+        row(COX, "c", None, landmark=365.25),
+        row(TREES, "c", 0.9, landmark=365.25),
+    ]
     return {"seed": seed, "train_subjects": 80, "held_out_subjects": 20, "metrics": rows,
             "tuning_nll": {OURS: 1.5, TREES: 1.4, COX: 1.3}}  # fmt: skip
 
@@ -36,7 +39,6 @@ SPLITS = [split(20_000, ours=0.7, cox=0.6, trees=0.8), split(20_001, ours=0.8, c
 
 
 def test_a_cell_counts_where_every_model_has_it_and_only_of_the_outcome() -> None:
-    bench = load_bench("real")
     found = bench.values_of(SPLITS[0])
     assert found[OURS, "c"] == pytest.approx((0.7 + 0.8) / 2)  # not the landmark at which Cox is undefined
     assert found[COX, "c"] == pytest.approx(0.65)
@@ -46,13 +48,12 @@ def test_a_cell_counts_where_every_model_has_it_and_only_of_the_outcome() -> Non
 
 
 def test_a_difference_is_better_by_the_direction_of_its_metric() -> None:
-    bench = load_bench("real")
     assert bench.verdict("nll", (-0.1, -0.2, -0.05)) == bench.verdict("c", (0.1, 0.05, 0.2)) == "better"
     assert bench.verdict("nll", (0.1, 0.05, 0.2)) == bench.verdict("ipa", (-0.1, -0.2, -0.05)) == "worse"
 
 
 def test_a_trial_is_kept_once_and_has_no_held_out_number(tmp_path: Path) -> None:
-    bench, path = load_bench("real"), tmp_path / "trials.md"
+    path = tmp_path / "trials.md"
     first = bench.trial_row("pbc2", SPLITS[:1], [], "2026-11-22")
     again = bench.trial_row("pbc2", SPLITS, [], "2026-11-22")
     other = bench.trial_row("pbc2", SPLITS, ["training.epochs=3"], "2026-11-22")

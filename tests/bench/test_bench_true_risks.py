@@ -1,4 +1,4 @@
-"""`bench/_true_risks.py`: errors of risks and hazards, and the share of each mechanism, where the truth is known."""
+"""`_true_risks.py`: errors of risks and hazards, and the share of each mechanism, where the truth is known."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.truth import _true_risks as true_risks
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.evaluation.oracle import Truth, bin_hazards
 from ehrsequencing.predictors.network import Network
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from helpers.bench import load_bench
 from helpers.training import NetworkTrainer as Trainer
-
-true_risks = load_bench("_true_risks")
-
 
 EDGES = np.array([0.0, 30.0, 90.0, 365.25, 1000.0])
 CAUSES = ("outcome", "death")

@@ -170,10 +170,11 @@ STRANGE_RUNS: dict[str, Callable[[Path], object]] = {
     "a file named as ours": config_of_mine,
     "checkpoints of another program": checkpoints_of_mine,
     "a mark of another program": lambda folder: (
-        (folder / "checkpoints").mkdir(), (folder / "checkpoints" / "begun.json").write_text('{"kind": "x"}')
+        (folder / "checkpoints").mkdir(),
+        (folder / "checkpoints" / "begun.json").write_text('{"kind": "x"}'),
     ),
     "a web app": lambda folder: (folder.rmdir(), mine(folder)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", STRANGE_RUNS)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing.config import format_days, load_study, load_task, parse_days
 from ehrsequencing.core.errors import EhrseqError

@@ -58,7 +58,7 @@ SHAPES = {
     "not a number": ("training: {learning_rate: .nan}", "training.learning_rate"),
     "infinite": ("training: {weight_decay: .inf}", "training.weight_decay"),
     "not UTF-8": ("visits: {by: d\udce4y}", "not UTF-8"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", SHAPES)

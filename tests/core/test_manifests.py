@@ -4,8 +4,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json

@@ -33,15 +33,17 @@ def test_rows_of_few_people_have_no_numbers_whatever_holds_them() -> None:
         "subjects": 48,
         "outcomes": [
             {
-                "code": "DX//A", "events": 53,
-                "auc": {**row, "events": 53, "subjects": 63}, "c": {**row, "events": 53, "subjects": 64},
+                "code": "DX//A",
+                "events": 53,
+                "auc": {**row, "events": 53, "subjects": 63},
+                "c": {**row, "events": 53, "subjects": 64},
             },
         ],
         "metrics": [
             {"metric": "oe", **row, "events": 10, "subjects": 400},
             {"metric": "nll", **row, "events": 395, "subjects": 400},
         ],
-    }  # fmt: skip
+    }
     shared = redact_rows(found, is_simulated=False)
     auc, c = shared["outcomes"][0]["auc"], shared["outcomes"][0]["c"]
     assert (auc["value"], auc["low"], auc["high"]) == (None, None, None)

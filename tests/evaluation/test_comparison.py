@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from ehrsequencing.evaluation import comparison as comparison_module
-from ehrsequencing.evaluation import estimates as estimates_module
+from ehrsequencing.evaluation import comparison as comparison_module, estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects, fewer_draws
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows, spread_thresholds
 from ehrsequencing.evaluation.estimates import (

@@ -65,8 +65,9 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
         assert (strongest, landmarks[0], causes[0], horizons[0], metric) in found
     assert strongest == result["strongest"] == "age + sex"
     assert result["baselines"] == [
-        {"model": "age + sex", "tuning_nll": 1.5}, {"model": "Aalen–Johansen", "tuning_nll": 2.5}
-    ]  # fmt: skip
+        {"model": "age + sex", "tuning_nll": 1.5},
+        {"model": "Aalen–Johansen", "tuning_nll": 2.5},
+    ]
     nll = {(m["model"], m["landmark_days"]): m["value"] for m in result["metrics"] if m["metric"] == "nll"}
     gaps = {(m["model"], m["landmark_days"]): m for m in result["differences"] if m["metric"] == "nll"}
     assert set(gaps) == {(rival, at) for rival in result["models"][1:3] for at in [*landmarks, None]}
@@ -166,17 +167,19 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     wrong = metric_table(*outcome, f[:, :, 1:], horizons)
     for h, horizon in enumerate(horizons):
         (row,) = [
-            m for m in found
+            m
+            for m in found
             if (m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"])
             == (OURS, 0.0, run.task.causes[0], horizon, "brier")
-        ]  # fmt: skip
+        ]
         assert row["value"] == pytest.approx(right["brier"][0, h], rel=1e-4)
         assert row["value"] != pytest.approx(wrong["brier"][0, h], rel=1e-3)
     # What everybody has is fitted on rows without an event in these 60 days; whatever asks from 0 on would be too high.
     rivals = [
-        m["value"] for m in found
+        m["value"]
+        for m in found
         if (m["landmark_days"], m["cause"], m["metric"]) == (0.0, run.task.causes[0], "oe") and m["model"] != OURS
-    ]  # fmt: skip
+    ]
     assert len(rivals) >= 4
     assert all(0.5 < value < 2 for value in rivals)
 

@@ -112,8 +112,9 @@ def test_encoding_is_that_of_the_prepared_set(run: Path, held_out: Path, sim_pre
     found, store = read_external(Run(run), held_out).population.records, Prepared(sim_prepared)
     assert isinstance(found.timelines.codes.base, np.memmap)
     for here, there in (
-        (found.timelines, store.timelines("held_out")), (found.rows, store.rows("simulated", "held_out"))
-    ):  # fmt: skip
+        (found.timelines, store.timelines("held_out")),
+        (found.rows, store.rows("simulated", "held_out")),
+    ):
         for field in fields(here):
             np.testing.assert_array_equal(getattr(here, field.name), getattr(there, field.name), err_msg=field.name)
     tampered = store.timelines("held_out").codes.copy()

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.bench import load_bench
+from helpers import known_truth as bench
 
-bench = load_bench("known_truth")
 SLOW = pytest.mark.slow
 
 

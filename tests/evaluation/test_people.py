@@ -57,9 +57,12 @@ def test_counts_and_bands_are_those_of_people() -> None:
     once = world(1, 300, resamples=60)
     copies = np.repeat(np.arange(len(once)), 4)
     four = replace(
-        once, subject=once.subject[copies], duration_days=once.duration_days[copies], cause=once.cause[copies],
+        once,
+        subject=once.subject[copies],
+        duration_days=once.duration_days[copies],
+        cause=once.cause[copies],
         risk={name: risk[copies] for name, risk in once.risk.items()},
-    )  # fmt: skip
+    )
     for draw in (
         lambda scope: incidence_rows(scope, CAUSES, model="right", horizon_days=600.0),
         lambda scope: smooth_rows(scope, CAUSES, models=["right"], seed=0)[0][:2],
@@ -145,11 +148,14 @@ def test_groups_by_hand() -> None:
         (), codes, np.zeros(len(codes), bool), none.reshape(0, 129), none, none, load_study(None, []).values
     )
     timelines = tiny_timelines(
-        [["GENDER//F", "RACE//A", "TRIAL"], ["GENDER//M", "SMOKER", "TRIAL", "[D]Chest pain"],
-         ["GENDER//F", "RACE//B", "TRIAL", "[D]Chest pain"],
-         ["GENDER//F", "RACE//A", "RACE//B", "SMOKER", "[UNK]", "TRIAL"]],
+        [
+            ["GENDER//F", "RACE//A", "TRIAL"],
+            ["GENDER//M", "SMOKER", "TRIAL", "[D]Chest pain"],
+            ["GENDER//F", "RACE//B", "TRIAL", "[D]Chest pain"],
+            ["GENDER//F", "RACE//A", "RACE//B", "SMOKER", "[UNK]", "TRIAL"],
+        ],
         vocabulary,
-    )  # fmt: skip
+    )
     records, every = (
         TaskRecords(timelines, one_row_each(4, age_years=np.array([42.0, 49.9, 50.0, np.nan]))),
         np.arange(4),

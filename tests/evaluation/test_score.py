@@ -150,8 +150,11 @@ def test_the_command_prepares_and_removes_the_set(
     done = ehrseq(*arguments, "--name", "theirs")
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "manifest.json", "metrics.json", "report-details.html", "report.html",
-    ]  # fmt: skip
+        "manifest.json",
+        "metrics.json",
+        "report-details.html",
+        "report.html",
+    ]
     assert "add --overwrite" in refused(*arguments)
     assert ehrseq(*arguments, "--overwrite").exit_code == 0
     (tmp_path / "out" / "mine.txt").write_text("")

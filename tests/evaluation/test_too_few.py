@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.evaluation.comparison import OURS, Comparison
@@ -43,11 +42,12 @@ def all_rows(scope: Comparison) -> list[dict[str, Any]]:
     estimates = scope_estimates(scope, CAUSES)
     nll = np.random.default_rng(0).exponential(size=len(scope))
     return [
-        *metric_rows(scope, estimates), *over_time_rows(scope, CAUSES, HORIZONS, strongest=[OURS]),
+        *metric_rows(scope, estimates),
+        *over_time_rows(scope, CAUSES, HORIZONS, strongest=[OURS]),
         *difference_rows(scope, estimates, ours=OURS, rivals=["rival", "same for all"]),
         *smooth_rows(scope, CAUSES, models=[OURS, "same for all"], seed=0)[1],
         nll_row(scope, nll, model=OURS, cause=CAUSES[0]),
-    ]  # fmt: skip
+    ]
 
 
 def counted(scope: Comparison, cause: str, horizon: float | None) -> int:
@@ -138,12 +138,14 @@ def metrics_of(scope: Comparison) -> dict[str, Any]:
     """As much of `metrics.json` as words and terminal need."""
     estimates = scope_estimates(scope, CAUSES)
     return {
-        "models": list(scope.risk), "causes": list(CAUSES), "horizons_days": HORIZONS.tolist(),
+        "models": list(scope.risk),
+        "causes": list(CAUSES),
+        "horizons_days": HORIZONS.tolist(),
         "main": {"landmark_days": 0.0, "horizon_days": float(HORIZONS[-1])},
         "metrics": [*metric_rows(scope, estimates), nll_row(scope, np.ones(len(scope)), model=OURS, cause="outcome")],
         "differences": difference_rows(scope, estimates, ours=OURS, rivals=list(scope.risk)[1:]),
         "at_risk": [at_risk(scope, CAUSES)],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("n", [1, 4, 49])
@@ -171,11 +173,14 @@ def test_random_splits_that_judge_too_few_compare_nothing(events: int, subjects:
     places = [Place(model, 0.0, "d", 365.0, "c") for model in (OURS, "Cox")]
     splits = [
         Split(
-            seed, 160, 40, dict(zip(places, [0.9, 0.7 - 0.001 * seed], strict=True)),
+            seed,
+            160,
+            40,
+            dict(zip(places, [0.9, 0.7 - 0.001 * seed], strict=True)),
             dict.fromkeys(places, (events, subjects)),
         )
         for seed in range(10)
-    ]  # fmt: skip
+    ]
     found = summarise(splits)
     for row in [*found["rows"], *found["differences"]]:
         assert (row["reason"] == TOO_FEW) == few

@@ -9,8 +9,14 @@ import pytest
 
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.explain import Edit, SubjectRecord, edited_risks, subject_record, subject_records
-from ehrsequencing.explain import record as question_module
+from ehrsequencing.explain import (
+    Edit,
+    SubjectRecord,
+    edited_risks,
+    record as question_module,
+    subject_record,
+    subject_records,
+)
 from ehrsequencing.prediction.predict import Moment, NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords

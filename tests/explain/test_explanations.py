@@ -20,8 +20,16 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, subject_records
-from ehrsequencing.explain import record as question_module
+from ehrsequencing.explain import (
+    Edit,
+    Question,
+    SubjectRecord,
+    change,
+    deletion,
+    edited_risks,
+    record as question_module,
+    subject_records,
+)
 from ehrsequencing.explain.cohort import OF_RANGE, explain_cohort
 from ehrsequencing.explain.record import encode_copies
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
@@ -96,9 +104,11 @@ def test_a_query_carries_the_summaries_of_the_edited_record(runs: dict[str, Run]
 
 @pytest.mark.parametrize("mutate", [mutant_of_summaries, mutant_of_the_last_visit])
 def test_a_wrong_deletion_is_caught(
-    mutate: Callable[[pytest.MonkeyPatch], None], runs: dict[str, Run], people: list[SubjectRecord],
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    runs: dict[str, Run],
+    people: list[SubjectRecord],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     mutate(monkeypatch)
     found, truth = deleted_by_hand(runs["network"], marker_of(people), "LAB//MARKER")
     assert np.abs(found - truth).max() > 1e-5

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from ehrsequencing.config import DataConfig
@@ -302,9 +301,12 @@ def test_a_stored_risk_is_near_the_risk(risk: np.ndarray) -> None:
 def test_what_is_packed_comes_out_again(whole: np.ndarray, risk: np.ndarray, numbers: np.ndarray) -> None:
     steps = np.sort(np.abs(whole) % 10**9)
     given_arrays = {
-        "steps": differences(steps), "risk": differences(quantised(risk), 16), "numbers": numbers,
-        "change": zigzag(quantised(risk).astype(np.int64) - 30_000, 16), "bytes": (whole % 256).astype(np.uint8),
-    }  # fmt: skip
+        "steps": differences(steps),
+        "risk": differences(quantised(risk), 16),
+        "numbers": numbers,
+        "change": zigzag(quantised(risk).astype(np.int64) - 30_000, 16),
+        "bytes": (whole % 256).astype(np.uint8),
+    }
     listed, text = pack(given_arrays, {"steps": "differences", "risk": "differences", "change": "zigzag"})
     found = unpacked(text, listed)
     assert found["steps"].tolist() == steps.tolist()

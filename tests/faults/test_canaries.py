@@ -39,7 +39,7 @@ FOUND_AS = {
     "the birth": [b"1947-11-13", b"13.11.1947", np.int64(BIRTH_US).tobytes(), str(BIRTH_US).encode()],
     "a rare code": [b"canary-7f3a"],
     "free text": [b"Mr Canary", b"Elm Street"],
-}  # fmt: skip
+}
 PACKED = re.compile(rb"[A-Za-z0-9+/]{40,}={0,2}")  # base64
 
 

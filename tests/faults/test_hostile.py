@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ehrsequencing.config import load_task
 from ehrsequencing.core import files
@@ -45,13 +44,16 @@ BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
 )
 FILES: dict[str, tuple[str, bytes, str]] = {
-    "an absurd shape": ("model.safetensors", tensors(
-        {"a": {"dtype": "F32", "shape": [2**40, 2**20], "data_offsets": [0, 4]}}, b"\0" * 4), "not a safetensors"),
+    "an absurd shape": (
+        "model.safetensors",
+        tensors({"a": {"dtype": "F32", "shape": [2**40, 2**20], "data_offsets": [0, 4]}}, b"\0" * 4),
+        "not a safetensors",
+    ),
     "a deep header": ("model.safetensors", tensors(b"[" * 100_000), "not a safetensors"),
     "a deep vocabulary": ("vocabulary.json", b'{"a":' * 100_000, "nested too deeply"),
     "an object of Python": ("config.yaml", b'!!python/object/apply:os.system ["touch /tmp/ehrseq-executed"]', "YAML"),
     "a bomb of aliases": ("config.yaml", BOMB.encode(), "has an alias"),
-}  # fmt: skip
+}
 
 
 def hostile(sim_run: Path, folder: Path, name: str, content: bytes) -> Path:
@@ -118,7 +120,7 @@ def fhir_of(path: Path) -> object:
 GZIP: dict[str, tuple[str, bytes, bytes, Callable[[Path], object]]] = {  # file, its begin, what repeats, who reads it
     "index times": ("cohort.csv.gz", b"subject_id,prediction_time\n", b"1,2020-01-01 00:00:00\n", read_index_times),
     "a FHIR bundle": ("bundle.json.gz", b'{"resourceType": "Bundle", "entry": []', b" " * 40, fhir_of),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", GZIP)
@@ -234,10 +236,12 @@ def column(kind: pa.DataType, rows: int, *, nulls: bool) -> pa.Array:
 
 @FUZZ
 @given(
-    kinds=st.tuples(*[st.sampled_from(TYPES)] * 4), nulls=st.booleans(), rows=st.integers(0, 4),
+    kinds=st.tuples(*[st.sampled_from(TYPES)] * 4),
+    nulls=st.booleans(),
+    rows=st.integers(0, 4),
     names=st.lists(st.sampled_from(["subject_id", "time", "code", "numeric_value", "x"]), min_size=4, max_size=4),
     usual=st.booleans(),
-)  # fmt: skip
+)
 def test_a_table_of_any_types_is_read_or_refused(
     kinds: tuple[pa.DataType, ...], nulls: bool, rows: int, names: list[str], usual: bool
 ) -> None:

@@ -16,9 +16,12 @@ def eligibility(draw: st.DrawFn) -> dict[str, Any]:
     window = st.fixed_dictionaries({"code": code}, optional={"within": spans, "count": st.integers(1, 2)})
     codes = st.lists(code | window, max_size=2)
     rules: dict[str, st.SearchStrategy[Any]] = {
-        "history": spans, "min_age": st.just("50y"), "max_age": st.sampled_from(["50.01y", "51y"]),
-        "must_have": codes, "must_not_have": codes,
-    }  # fmt: skip
+        "history": spans,
+        "min_age": st.just("50y"),
+        "max_age": st.sampled_from(["50.01y", "51y"]),
+        "must_have": codes,
+        "must_not_have": codes,
+    }
     return draw(st.fixed_dictionaries({}, optional=rules))
 
 

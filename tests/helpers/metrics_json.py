@@ -33,7 +33,7 @@ class Cohort:
         self.levels = {
             "sex": other.choice(["F", "M"], size=subjects, p=[0.55, 0.45]),
             "ETHNICITY": other.choice(["ASIAN", "BLACK", "HISPANIC", "WHITE"], size=subjects, p=[0.04, 0.16, 0.1, 0.7]),
-        }  # fmt: skip
+        }
         self.judged = self.split == "held_out"
         self.age = other.normal(60, 11, size=subjects)
 
@@ -289,12 +289,14 @@ def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
     return {
         "by_split": {
             s: {
-                "subjects": n, "prediction_times": 17 * n, **rates,
+                "subjects": n,
+                "prediction_times": 17 * n,
+                **rates,
                 "people": {"unknown_age_rate": [n // 100, n], "no_visit_before_rate": [n // 4, n]},
             }
             for s, n in metrics["data"]["subjects"].items()
         }
-    }  # fmt: skip
+    }
 
 
 def _recalibration(causes: tuple[str, ...], horizons: list[float], landmark: float) -> dict[str, Any]:
@@ -309,12 +311,14 @@ def _splits(metrics: dict[str, Any]) -> dict[str, Any]:
         for metric, mean in (("c", 0.84 - 0.01 * rank), ("ipa", 0.3 - 0.03 * rank), ("brier", 0.1 + 0.01 * rank)):
             values = (mean + rng.normal(0, 0.02, 25)).tolist()
             place = {"model": model, **metrics["main"], "cause": metrics["causes"][0]}
-            rows.append({**place, "metric": metric, "mean": mean, "low": mean - 0.03, "high": mean + 0.03,
-                         "values": values})  # fmt: skip
+            rows.append(
+                {**place, "metric": metric, "mean": mean, "low": mean - 0.03, "high": mean + 0.03, "values": values}
+            )
             if rank:
                 gap = {"c": 0.01, "ipa": 0.03, "brier": -0.01}[metric] * rank
-                gaps.append({**place, "metric": metric, "mean": gap, "low": gap - 0.015, "high": gap + 0.015,
-                             "values": values})  # fmt: skip
+                gaps.append(
+                    {**place, "metric": metric, "mean": gap, "low": gap - 0.015, "high": gap + 0.015, "values": values}
+                )
     return {"splits": 25, "seeds": list(range(1234, 1259)), "rows": rows, "differences": gaps}
 
 

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import ehrsequencing as eh
 from ehrsequencing.core.errors import EhrseqError
@@ -53,8 +52,9 @@ def survivors(seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
 
 
 def test_four_rows_of_a_subject_are_not_four_subjects() -> None:
-    duration, cause, risk, horizons = (np.repeat(part, 4, axis=0) if i < 3 else part
-                                       for i, part in enumerate(survivors(0, 150)))  # fmt: skip
+    duration, cause, risk, horizons = (
+        np.repeat(part, 4, axis=0) if i < 3 else part for i, part in enumerate(survivors(0, 150))
+    )
     subjects = np.repeat(np.arange(150), 4)
 
     def spread(ids: np.ndarray) -> float:

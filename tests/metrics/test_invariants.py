@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.metrics import accuracy, plain
 from ehrsequencing.metrics.calibration import fit_logistic, spline_design, spline_knots

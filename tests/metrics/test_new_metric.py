@@ -36,9 +36,11 @@ def test_one_record_brings_a_metric_everywhere(somers: Metric) -> None:
     scope = replace(scope, risk={MODELS[0]: scope.risk["right"], MODELS[1]: scope.risk["dull"]})
     estimates = scope_estimates(scope, CAUSES)
     result = example(causes=CAUSES, horizons=tuple(HORIZONS.tolist())) | {
-        "models": list(scope.risk), "strongest": MODELS[1], "metrics": metric_rows(scope, estimates),
+        "models": list(scope.risk),
+        "strongest": MODELS[1],
+        "metrics": metric_rows(scope, estimates),
         "differences": difference_rows(scope, estimates, ours=MODELS[0], rivals=MODELS[1:2]),
-    }  # fmt: skip
+    }
     key = ("model", "landmark_days", "cause", "horizon_days")
     ours = {tuple(row[k] for k in key): row for row in result["metrics"] if row["metric"] == "somers"}
     auc = {tuple(row[k] for k in key): row for row in result["metrics"] if row["metric"] == "auc"}

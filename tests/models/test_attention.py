@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import attention, behrt

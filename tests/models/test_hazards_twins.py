@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from ehrsequencing.models import hazards as torch_room
-from ehrsequencing.models import risks as torch_risks
+from ehrsequencing.models import hazards as torch_room, risks as torch_risks
 from ehrsequencing.records import hazards as numpy_room
 
 Floats = NDArray[np.float64]
@@ -84,8 +82,10 @@ def check_incidence(x: Case) -> None:
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
-    "exposure": check_exposure, "likelihood": check_likelihood, "incidence": check_incidence,
-}  # fmt: skip
+    "exposure": check_exposure,
+    "likelihood": check_likelihood,
+    "incidence": check_incidence,
+}
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
@@ -100,10 +100,13 @@ MUTANTS: dict[str, tuple[str, Callable[..., object]]] = {
     "an edge belongs to the bin above": ("event_bin", lambda edges, days: np.searchsorted(edges, days, side="right")),
 }
 CAUGHT = [
-    ("the start is ignored", "exposure"), ("the start is ignored", "likelihood"), ("the start is ignored", "incidence"),
-    ("the last bin is closed", "exposure"), ("the last bin is closed", "likelihood"),
+    ("the start is ignored", "exposure"),
+    ("the start is ignored", "likelihood"),
+    ("the start is ignored", "incidence"),
+    ("the last bin is closed", "exposure"),
+    ("the last bin is closed", "likelihood"),
     ("an edge belongs to the bin above", "likelihood"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("broken", "check"), CAUGHT)

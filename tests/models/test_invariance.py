@@ -1,8 +1,7 @@
 """What must not move the model's output, and what must. Each `check_*` is also run on broken models (the mutants)."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing.models.ensemble import Ensemble
 from helpers.model_checks import (

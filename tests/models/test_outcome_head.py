@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from ehrsequencing.models import outcomes
@@ -72,8 +71,9 @@ def random_case(seed: int, *, rows: int = 7, codes: int = 5, rank: int = 3) -> C
             event = 5.0 if chance() < 0.2 else at  # 5 is an edge
             if chance() < 0.6:
                 listed[n, c] = event if chance() < 0.6 else 0.0
-    case = Case(normal(rows, len(EDGES) + 1, rank), normal(codes, rank), normal(codes, len(EDGES) + 1) - 4, stop, entry,
-                listed)  # fmt: skip
+    case = Case(
+        normal(rows, len(EDGES) + 1, rank), normal(codes, rank), normal(codes, len(EDGES) + 1) - 4, stop, entry, listed
+    )
     for leaf in case.leaves:
         leaf.requires_grad_()
     return case

@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from helpers.model_checks import check_equals_reference
 from helpers.models import ENCODERS, REACHES, Settings, make_model

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing import ModelConfig, VisitBatch
 from ehrsequencing.models.ensemble import build_model

@@ -24,9 +24,12 @@ def test_both_packages_count_the_same_rates() -> None:
     entry, cause = rng.choice([0.0, 3.0], 50), rng.integers(0, 3, 50)
     duration, edges = entry + rng.exponential(40, 50) + 0.1, [7.0, 30.0, 90.0]
     ours = observed_hazards(
-        edges, duration_days=torch.tensor(duration), cause=torch.tensor(cause), entry_days=torch.tensor(entry),
+        edges,
+        duration_days=torch.tensor(duration),
+        cause=torch.tensor(cause),
+        entry_days=torch.tensor(entry),
         n_causes=2,
-    )  # fmt: skip
+    )
     theirs = cohort_hazards(edges, entry, duration, cause.astype(np.int8), n_causes=2)
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-12)
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.attention.varlen
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from ehrsequencing.core.errors import EhrseqError
@@ -50,8 +49,10 @@ def plain_varlen_attn(
     check_contract(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k)
     answers = []
     for (q0, q1), (k0, k1) in zip(pairs(cu_seq_q), pairs(cu_seq_k), strict=True):
-        q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1) for x in
-                   (query[q0:q1], key[k0:k1], value[k0:k1]))  # fmt: skip
+        q, k, v = (
+            x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1)
+            for x in (query[q0:q1], key[k0:k1], value[k0:k1])
+        )
         weights = (scale * q @ k.transpose(1, 2)).masked_fill(~visible(q1 - q0, k1 - k0, window_size), -torch.inf)
         weights = weights.softmax(2).to(query.dtype).to(v.dtype)  # the kernel multiplies in half precision
         answers.append((weights @ v).transpose(0, 1).to(query.dtype))
@@ -251,9 +252,12 @@ def merged(call: Spans) -> Spans:
     """All spans as one: subjects see one another."""
     ends = [0, -1]
     return replace(
-        call, query_offsets=call.query_offsets[ends], key_offsets=call.key_offsets[ends],
-        longest_query=call.queries, longest_key=call.keys,
-    )  # fmt: skip
+        call,
+        query_offsets=call.query_offsets[ends],
+        key_offsets=call.key_offsets[ends],
+        longest_query=call.queries,
+        longest_key=call.keys,
+    )
 
 
 MUTANTS: dict[str, Change] = {

@@ -110,9 +110,12 @@ def test_a_vocabulary_without_shares_is_read(tmp_path: Path) -> None:
 # ---- where it is said ------------------------------------------------------------------------------------------------
 
 TASK = {
-    "name": "t", "index": {"code": "ENTRY"}, "outcome": {"event": "EVENT"}, "censoring": {"dataset_end": True},
+    "name": "t",
+    "index": {"code": "ENTRY"},
+    "outcome": {"event": "EVENT"},
+    "censoring": {"dataset_end": True},
     "horizons": ["90d"],
-}  # fmt: skip
+}
 
 
 def hospital(folder: Path, factor: float = 1, entry: str = "ENTRY") -> Path:

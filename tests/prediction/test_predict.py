@@ -304,10 +304,13 @@ def labels(risks: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     moments = moments.take(chosen[: len(moments) * 2 // 3])
     value = np.random.default_rng(1).random(len(moments)) < 0.3
     table = moments.append_column("boolean_value", pa.array(value))
-    nobody = pa.table({
-        "subject_id": [10**9], "prediction_time": moments["prediction_time"].combine_chunks()[:1],
-        "boolean_value": [True],
-    })  # fmt: skip
+    nobody = pa.table(
+        {
+            "subject_id": [10**9],
+            "prediction_time": moments["prediction_time"].combine_chunks()[:1],
+            "boolean_value": [True],
+        }
+    )
     folder = tmp_path_factory.mktemp("labels")
     for name, part in (("train/0", table[:50]), ("held_out/0", table[50:]), ("held_out/1", nobody)):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -350,10 +353,13 @@ def test_labels_that_say_nothing_are_refused(labels: Path, tmp_path: Path) -> No
     bad = {
         "no column boolean_value": table.drop_columns("boolean_value"),
         "not true or false": table.set_column(2, "boolean_value", pa.array([1] * len(table))),
-        "two different labels": pa.concat_tables([
-            table, table[:1].set_column(2, "boolean_value", pc.invert(table[:1]["boolean_value"])),
-        ]),
-    }  # fmt: skip
+        "two different labels": pa.concat_tables(
+            [
+                table,
+                table[:1].set_column(2, "boolean_value", pc.invert(table[:1]["boolean_value"])),
+            ]
+        ),
+    }
     for says, broken in bad.items():
         pq.write_table(broken, tmp_path / "labels.parquet")
         with pytest.raises(EhrseqError, match=says):

@@ -71,9 +71,12 @@ def in_file(path: Path, judged: Population, task: TaskConfig, column: str = "ris
     """(R, causes, horizons) of a column of the file, at the prediction times that are judged."""
     table = pq.read_table(path)
     keys = zip(
-        table["subject_id"].to_pylist(), table["prediction_time"].cast(pa.int64()).to_pylist(),
-        table["cause"].to_pylist(), table["horizon_days"].to_pylist(), strict=True,
-    )  # fmt: skip
+        table["subject_id"].to_pylist(),
+        table["prediction_time"].cast(pa.int64()).to_pylist(),
+        table["cause"].to_pylist(),
+        table["horizon_days"].to_pylist(),
+        strict=True,
+    )
     found = dict(zip(keys, table[column].to_pylist(), strict=True))
     who = judged.records.subject_id.tolist()
     places = list(zip(who, np.asarray(judged.records.rows.prediction_us).tolist(), strict=True))
@@ -198,5 +201,7 @@ def test_a_code_that_is_a_formula_is_quoted_in_csv_and_read_back(tmp_path: Path)
             writer.write_rows(ones, ones, np.arange(3), 0 * ones, ones.astype(np.float32))
         assert read_predictions(file).causes == names
     assert [line.split(",")[2] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]] == [
-        '"\'=1+1"', '"\'@A"', '"DX//-1"',
-    ]  # fmt: skip
+        '"\'=1+1"',
+        '"\'@A"',
+        '"DX//-1"',
+    ]

@@ -13,8 +13,7 @@ import torch
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import aalen_johansen
-from ehrsequencing.predictors import boosted
-from ehrsequencing.predictors import fitting_data as base
+from ehrsequencing.predictors import boosted, fitting_data as base
 from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.features import binned
 from ehrsequencing.predictors.fit import AgeAndSex, MarginalIncidence, fit_baselines

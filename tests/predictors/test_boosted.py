@@ -7,8 +7,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.predictors import boosted
@@ -132,9 +131,12 @@ def drawn(seed: int, kind: str, people: int) -> tuple[np.ndarray, np.ndarray]:
     owner = np.repeat(np.arange(people), rng.geometric(0.2, people))
     n = len(owner)
     values = {
-        "counts": rng.poisson(1.5, n), "days": rng.exponential(20.0, n).round(1), "ranks": rng.normal(size=n),
-        "of a person": rng.normal(size=people)[owner], "hardly": np.where(owner < people - 3, 0.0, owner),
-    }[kind].astype(np.float32)  # fmt: skip
+        "counts": rng.poisson(1.5, n),
+        "days": rng.exponential(20.0, n).round(1),
+        "ranks": rng.normal(size=n),
+        "of a person": rng.normal(size=people)[owner],
+        "hardly": np.where(owner < people - 3, 0.0, owner),
+    }[kind].astype(np.float32)
     values[rng.random(n) < rng.choice([0.0, 0.01, 0.5])] = np.nan
     return values, owner
 

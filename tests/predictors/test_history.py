@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import ValuesConfig
 from ehrsequencing.core.arrays import offsets
@@ -30,13 +29,15 @@ ALL_CODES = FeatureSpec(
     numeric=NUMERIC,
     static_codes=STATIC,
     names=(
-        *TIMING, "static GENDER//F", "static GENDER//M",
+        *TIMING,
+        "static GENDER//F",
+        "static GENDER//M",
         *(f"{s} {c}" for c in ("DX//1", "DX//2") for s in ("count", "days_since")),
         *(f"{s} {c}" for c in ("LAB//X", "LAB//Y") for s in ("count", "days_since", *OF_NUMBER)),
         *(f"{s} {c}" for c in ("DX//1 + DX//2", "DX//2 + LAB//X") for s in ("count", "days_since")),
     ),
     pairs=((3, 4), (4, 5)),
-)  # fmt: skip
+)
 
 
 def vocabulary(mode: str = "polynomial") -> Vocabulary:

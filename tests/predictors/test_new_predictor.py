@@ -56,9 +56,12 @@ def test_risks_and_likelihoods_follow_from_hazards(prepared: Prepared) -> None:
     )
     plain, labels = Rates(data), records.rows
     expected = horizon_nll(
-        plain.rates, plain.edges_days, duration_days=labels.duration_days, cause=labels.cause,
+        plain.rates,
+        plain.edges_days,
+        duration_days=labels.duration_days,
+        cause=labels.cause,
         entry_days=labels.entry_days,
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(plain.nll(records), expected)
     days, total = np.array([50.0, 400.0]), plain.rates.sum(axis=0)
     spans = np.array([[50.0, 0.0, 0.0], [90.0, 275.0, 35.0]])

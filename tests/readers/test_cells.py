@@ -13,8 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.core.errors import EhrseqError

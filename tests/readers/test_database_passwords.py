@@ -5,8 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import ehrseq

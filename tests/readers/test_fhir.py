@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from ehrsequencing.readers.fhir import files as fhir_files
-from ehrsequencing.readers.fhir import import_fhir, read_bundle
+from ehrsequencing.readers.fhir import files as fhir_files, import_fhir, read_bundle
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import subject_ids
 from helpers.command_line import ehrseq, refused
@@ -206,8 +205,10 @@ def test_results_that_are_absent_make_no_rows_and_bounds_are_counted() -> None:
     absent, crp = {"text": "not performed"}, concept("1988-5", LOINC)
     low = {"value": 5, "comparator": "<", "unit": "mg/L"}
     base = {"subject": ANNA, "effectiveDateTime": "2011-06-01T09:00:00Z", "code": crp}
-    parts = [{"code": concept("8480-6", LOINC), "dataAbsentReason": absent},
-             {"code": concept("8462-4", LOINC), "valueQuantity": {"value": 80}}]  # fmt: skip
+    parts = [
+        {"code": concept("8480-6", LOINC), "dataAbsentReason": absent},
+        {"code": concept("8462-4", LOINC), "valueQuantity": {"value": 80}},
+    ]
     records = [
         *PEOPLE,
         of("Observation", **base, status="registered"),
@@ -223,8 +224,10 @@ def test_results_that_are_absent_make_no_rows_and_bounds_are_counted() -> None:
     lost = report.tables["Observation"].dropped
     assert lost == {"not_done": 1, "no_result": 2}
     assert {name: report.counts[name] for name in ("not_done", "no_result", "bound")} == {
-        "not_done": 2, "no_result": 3, "bound": 1,
-    }  # fmt: skip
+        "not_done": 2,
+        "no_result": 3,
+        "bound": 1,
+    }
     check_counts(records, report)
 
 

@@ -16,9 +16,12 @@ from helpers.fhir import LOINC, Resource, bundle, concept, of, refer
 
 ANNA = of("Patient", id="anna", birthDate="1950-03-01")
 STAY = of(
-    "Encounter", id="s1", subject=refer("Patient", "anna"), class_={"code": "IMP"},
+    "Encounter",
+    id="s1",
+    subject=refer("Patient", "anna"),
+    class_={"code": "IMP"},
     period={"start": "2018-01-01T10:00:00Z", "end": "2018-01-05T12:00:00Z"},
-)  # fmt: skip
+)
 END = datetime(2018, 1, 5, 12)
 
 
@@ -107,8 +110,9 @@ def test_the_same_id_on_two_servers_is_two_patients() -> None:
     assert len({row["subject_id"] for row in rows}) == 2
     assert sorted(values(rows)) == [5.0, 6.0]
     assert {row["encounter_id"] for row in rows if row["encounter_id"]} == {
-        "https%3A%2F%2Fa.example%2Ffhir~s1", "https%3A%2F%2Fb.example%2Ffhir~s1",
-    }  # fmt: skip
+        "https%3A%2F%2Fa.example%2Ffhir~s1",
+        "https%3A%2F%2Fb.example%2Ffhir~s1",
+    }
     again, _ = read(*record(one, 5), *record(one, 6))
     assert values(again) == [6.0]
     assert {row["encounter_id"] for row in again} == {None, "s1"}

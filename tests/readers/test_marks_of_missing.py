@@ -121,8 +121,9 @@ def test_months_pass_in_a_map(tmp_path: Path) -> None:
     table_map = ONE.replace("time: t", "time: {column: t, unit: month, since: 2015-01-01}")
     imported_text(tmp_path, "id,t\n1,2\n2,0\n", table_map)
     assert [str(row[1]) for row in meds_rows(tmp_path / "meds") if row[2] == "A"] == [
-        "2015-03-02 21:00:00", "2015-01-01 00:00:01",
-    ]  # fmt: skip
+        "2015-03-02 21:00:00",
+        "2015-01-01 00:00:01",
+    ]
     for unit in ("m", "mo"):
         with pytest.raises(EhrseqError, match="unit"):
             imported_text(tmp_path, "id,t\n1,2\n", table_map.replace("month", unit))

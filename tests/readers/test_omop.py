@@ -186,9 +186,12 @@ def test_a_bound_and_what_is_no_number_stay_as_text_and_repeat_nothing(kind: str
     cells, expected, unread = WRITTEN[kind]
     source, n = write_csv({"person": SMALL["person"]}, tmp_path / "source"), len(cells)
     table = {
-        "person_id": [1] * n, "measurement_concept_id": [77] * n, "measurement_date": ["2011-05-05"] * n,
-        "value_as_number": cells, "operator_concept_id": OPERATORS,
-    }  # fmt: skip
+        "person_id": [1] * n,
+        "measurement_concept_id": [77] * n,
+        "measurement_date": ["2011-05-05"] * n,
+        "value_as_number": cells,
+        "operator_concept_id": OPERATORS,
+    }
     pq.write_table(pa.table(table), source / "measurement.parquet")
     report = import_omop(str(source), tmp_path / "meds")
     found = [row[3:5] for row in meds_rows(tmp_path / "meds") if row[2].startswith("OMOP//77")]

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.readers import rows as reader_rows
 from ehrsequencing.readers.rows import NO_TIME, combinations, ordered_rows
@@ -72,9 +71,12 @@ def test_combinations_are_those_of_the_rows(rows: list[tuple[Any, ...]], many: b
     columns = list(zip(*rows, strict=True)) if rows else [()] * 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader_rows, "_MANY", 4 if many else reader_rows._MANY)  # keys are numbered again in between
-        few, place = combinations({
-            name: pa.chunked_array([pa.array(column, pa.int64())]) for name, column in zip("abc", columns, strict=True)
-        })  # fmt: skip
+        few, place = combinations(
+            {
+                name: pa.chunked_array([pa.array(column, pa.int64())])
+                for name, column in zip("abc", columns, strict=True)
+            }
+        )
     made = [tuple(row.values()) for row in few.to_pylist()]
     assert [made[at] for at in place] == rows
     assert len(set(made)) == len(made) <= max(len(rows), 1)

@@ -165,6 +165,7 @@ def test_the_map_for_cdisc_reads_a_time_to_event_table(form: str, tmp_path: Path
     codes, report = imported(frame, mapping, tmp_path / "x", form)
     assert sorted(codes) == sorted(
         ["SEX//F", "SEX//M", "SEX//M", "ARM//Placebo", "ARM//Placebo", "ARM//Xanomeline High Dose"]
-        + ["RANDOMISED"] * 3 + ["END", "END", "MEDS_DEATH"]
-    )  # fmt: skip
+        + ["RANDOMISED"] * 3
+        + ["END", "END", "MEDS_DEATH"]
+    )
     assert not of_codes(report)

@@ -120,11 +120,13 @@ def arrays(store: Path) -> dict[str, str]:
 STRAYS = {
     "a lone row": [Row(7, LATE, "B")],
     "an open end, a typing error, a new code, a number": [
-        Row(7, LATE, "B"), Row(7, LATE + DAY_US, "NEW"), Row(8, us("2051-05-05"), "B", 3.0),
+        Row(7, LATE, "B"),
+        Row(7, LATE + DAY_US, "NEW"),
+        Row(8, us("2051-05-05"), "B", 3.0),
     ],
     "a death": [Row(7, LATE, "MEDS_DEATH")],
     "a birth after all rows": [Row(7, LATE, "MEDS_BIRTH")],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("strays", STRAYS.values(), ids=STRAYS)

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.records.codes import CodeMatcher

@@ -14,13 +14,19 @@ from helpers.meds import DAY_US, Row, record, us, write_meds
 
 START = us("2010-01-01")
 TASK: dict[str, Any] = {
-    "name": "t", "index": {"code": "A"}, "outcome": {"event": ["X"]}, "competing": {"death": ["MEDS_DEATH"]},
+    "name": "t",
+    "index": {"code": "A"},
+    "outcome": {"event": ["X"]},
+    "competing": {"death": ["MEDS_DEATH"]},
     "horizons": ["30d"],
-}  # fmt: skip
+}
 DOUBTS = {
-    "today": "days after today", "last": "is on the day of their last event", "long": "more than two years after",
-    "deaths": "Deaths are recorded for", "lost": "nothing follows",
-}  # fmt: skip
+    "today": "days after today",
+    "last": "is on the day of their last event",
+    "long": "more than two years after",
+    "deaths": "Deaths are recorded for",
+    "lost": "nothing follows",
+}
 
 
 def doubts(folder: Path, texts: list[str], **changes: Any) -> dict[str, str]:
@@ -42,9 +48,12 @@ def test_rows_after_today_are_counted_unless_most_people_have_them() -> None:
     days = days_of({0: (90, 0, 60), 10: (20, 1, 5), 40: (7, 0, 6)})
     before = compare_end(days, 40 * DAY_US, today="1970-01-11")
     assert before == {
-        "beyond_today": 0, "days_after_today": 30, "rows_after_today": 7, "subjects_after_today": 6,
+        "beyond_today": 0,
+        "days_after_today": 30,
+        "rows_after_today": 7,
+        "subjects_after_today": 6,
         "deaths_alone": -30,
-    }  # fmt: skip
+    }
     never = compare_end(days, 40 * DAY_US, today="1970-02-10")
     assert (never["days_after_today"], never["rows_after_today"]) == (0, 0)
     shifted = compare_end(days_of({0: (9, 0, 5), 40: (9, 0, 6)}), 40 * DAY_US, today="1970-01-11")
@@ -146,9 +155,11 @@ def test_marks_of_follow_up_are_no_last_event(tmp_path: Path) -> None:
 
 
 NONE_DUE = {
-    "nafld_meds": "nafld.yaml", "pbc2_meds": "pbc2.yaml", "physionet2012_meds": "physionet2012.yaml",
+    "nafld_meds": "nafld.yaml",
+    "pbc2_meds": "pbc2.yaml",
+    "physionet2012_meds": "physionet2012.yaml",
     "delphi_sim_meds": "delphi_sim.yaml",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in NONE_DUE])

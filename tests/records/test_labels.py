@@ -85,9 +85,11 @@ def ohdsi(path: Path, *, upper: bool = False) -> Path:
     n = len(INDEXES)
     ends = pa.array([None] * n, pa.date32())
     columns: dict[str, Any] = {
-        "cohort_definition_id": [3] * n + [8], "subject_id": pa.concat_arrays([ids(INDEXES), pa.array([2])]),
-        "cohort_start_date": pa.concat_arrays([days, days[:1]]), "cohort_end_date": pa.concat_arrays([ends, days[:1]]),
-    }  # fmt: skip
+        "cohort_definition_id": [3] * n + [8],
+        "subject_id": pa.concat_arrays([ids(INDEXES), pa.array([2])]),
+        "cohort_start_date": pa.concat_arrays([days, days[:1]]),
+        "cohort_end_date": pa.concat_arrays([ends, days[:1]]),
+    }
     pv.write_csv(pa.table({name.upper() if upper else name: value for name, value in columns.items()}), path)
     return path
 
@@ -145,9 +147,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     header = pa.table({"subject_id": pa.array([], pa.int64()), "prediction_time": pa.array([], pa.timestamp("us"))})
     pq.write_table(header, tmp_path / "none.parquet")
     for name, message in {
-        "x.parquet": "cannot be read as Parquet", "gone.parquet": "is no file", "empty": "holds no Parquet file",
-        "bad.csv": "as CSV|holds no cohort", "none.parquet": "holds no row",
-    }.items():  # fmt: skip
+        "x.parquet": "cannot be read as Parquet",
+        "gone.parquet": "is no file",
+        "empty": "holds no Parquet file",
+        "bad.csv": "as CSV|holds no cohort",
+        "none.parquet": "holds no row",
+    }.items():
         with pytest.raises(EhrseqError, match=message):
             read_index_times(tmp_path / name)
     with pytest.raises(EhrseqError, match="holds no cohort 9"):

@@ -11,14 +11,11 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.records import parallel
-from ehrsequencing.records import prepare as prepare_room
-from ehrsequencing.records import scales as samples_room
+from ehrsequencing.records import parallel, prepare as prepare_room, scales as samples_room
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import call_in_order
@@ -188,8 +185,9 @@ def test_merged_fits_are_the_fit_of_all_shards(
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 9)), max_size=60),
-    cuts=st.integers(1, 6), most=st.integers(1, 6),
-)  # fmt: skip
+    cuts=st.integers(1, 6),
+    most=st.integers(1, 6),
+)
 def test_a_sample_holds_the_smallest_hashes(rows: list[tuple[int, int, int]], cuts: int, most: int) -> None:
     """Against sorting everything, ties of the hash included."""
     with pytest.MonkeyPatch.context() as patch:

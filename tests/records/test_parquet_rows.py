@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError

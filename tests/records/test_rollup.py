@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
@@ -56,14 +55,17 @@ def test_every_token_of_a_rollup_has_enough_subjects(drawn: tuple[Who, Parents, 
 TREE = {"a": ["M"], "b": ["M"], "M": ["R"], "c": ["R"], "d": ["R"], "R": []}
 HAND: list[tuple[str, dict[str, set[int]], dict[str, str]]] = [
     ("two siblings meet", {"a": {1, 2}, "b": {3}}, {"a": "M", "b": "M"}),
-    ("the same people are not enough", {"a": {1, 2}, "b": {2}, "c": {3}},
-     {"a": "R", "b": "R", "M": "R", "c": "R", "d": "R"}),
+    (
+        "the same people are not enough",
+        {"a": {1, 2}, "b": {2}, "c": {3}},
+        {"a": "R", "b": "R", "M": "R", "c": "R", "d": "R"},
+    ),
     ("nearest first", {"a": {1, 2}, "b": {3}, "c": {4}}, {"a": "M", "b": "M"}),
     ("own subjects count at a node", {"a": {1}, "M": {2, 3}}, {"a": "M", "b": "M"}),
     ("a frequent ancestor takes what comes", {"a": {1}, "R": {4, 5, 6}}, dict.fromkeys("abMcd", "R")),
     ("a frequent code below lends nothing", {"c": {1, 2}, "d": {4, 5, 6}}, {}),
     ("nobody", {"a": set()}, {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("carriers", "expected"), [case[1:] for case in HAND], ids=[case[0] for case in HAND])
@@ -149,9 +151,11 @@ def test_a_rollup_is_fitted_on_training_subjects_only_and_travels_with_the_vocab
         20, "0 DX//c, 0 DX//c, 1 IDX, 1 DX//a, 2 DX//a, 9 OUT"
     )
     data = write_meds(
-        tmp_path / "other", rows, splits={s: "held_out" if s == 20 else "train" for s in (*range(12), 20)},
+        tmp_path / "other",
+        rows,
+        splits={s: "held_out" if s == 20 else "train" for s in (*range(12), 20)},
         parents=PARENTS,
-    )  # fmt: skip
+    )
     config = load_study(None, ["vocabulary.min_subjects=3", "vocabulary.rollup=on"])
     prepare(data, tmp_path / "again", study=config, tasks=[a_task()])
     assert Prepared(tmp_path / "again").vocabulary.digest == vocabulary.digest

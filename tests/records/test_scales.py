@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import load_study
 from ehrsequencing.records.prepare import prepare

@@ -133,8 +133,9 @@ def test_nobody_enters_a_cohort_because_they_die(tmp_path: Path, start: str | No
     found = check_data(data, study=study(), tasks=[a_task(**dated)]).tasks[0]
     assert found.attrition["events"] == {"censored": 2, "death": 1}
     assert [(step["step"], step["subjects"]) for step in found.attrition["steps"][1:3]] == [
-        ("with an index", 6), ("observed at the index", 3),
-    ]  # fmt: skip
+        ("with an index", 6),
+        ("observed at the index", 3),
+    ]
     assert found.as_json()["followed"] == (
         "followed: 3 people from 2020-03-02 until LEFT, death or the data's end: 2 LEFT, 1 death, 0 the data's end; "
         "0 of the 1 events are deaths of people without any other row after the index"

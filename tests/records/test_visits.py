@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, validated
 from ehrsequencing.records.prepare import prepare

@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ehrsequencing.config import ValuesConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
@@ -40,9 +39,12 @@ any_code = st.sampled_from(LOOKS_SPECIAL) | st.text(min_size=1, max_size=6)
 
 @settings(max_examples=150, deadline=None)
 @given(
-    codes=st.lists(any_code, unique=True, max_size=12), unknown=st.lists(any_code, max_size=6), data=st.data(),
-    mode=st.sampled_from(["polynomial", "bins"]), carry=st.booleans(),
-)  # fmt: skip
+    codes=st.lists(any_code, unique=True, max_size=12),
+    unknown=st.lists(any_code, max_size=6),
+    data=st.data(),
+    mode=st.sampled_from(["polynomial", "bins"]),
+    carry=st.booleans(),
+)
 def test_any_codes_become_tokens_and_come_back(
     codes: list[str], unknown: list[str], data: st.DataObject, mode: Mode, carry: bool
 ) -> None:

@@ -34,9 +34,11 @@ TIMES = {
     "ExplanationOfBenefit": ["billablePeriod.end", "billablePeriod.start", "created"],
 }  # fmt: skip
 RECORDED = {  # when that became known which may have begun before
-    "Condition": "recordedDate", "MedicationStatement": "dateAsserted", "Immunization": "recorded",
+    "Condition": "recordedDate",
+    "MedicationStatement": "dateAsserted",
+    "Immunization": "recorded",
     "AllergyIntolerance": "recordedDate",
-}  # fmt: skip
+}
 BY_PATIENT = ("Immunization", "AllergyIntolerance", "Claim", "ExplanationOfBenefit")
 BY_CONTEXT = ("MedicationStatement", "MedicationAdministration")
 RESULTS = ("Observation", "DiagnosticReport")

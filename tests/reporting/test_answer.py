@@ -38,7 +38,7 @@ def rows_of(n: int, *, causes: int = 2, seed: int = 0) -> Comparison:
     risk = rates[:, :, None] / total[:, :, None] * (1 - np.exp(-total[:, :, None] * days))
     return Comparison(
         0.0, np.arange(n), np.minimum(first, censored), cause, days, {"ours": risk}, draw_subjects(n, 20, 0)
-    )  # fmt: skip
+    )
 
 
 def with_incidence(metrics: dict[str, Any], rows: list[dict[str, Any]], *, simulated: bool) -> dict[str, Any]:
@@ -51,8 +51,11 @@ def with_incidence(metrics: dict[str, Any], rows: list[dict[str, Any]], *, simul
 
 @pytest.mark.parametrize("metrics", [example(), complete(**WIDE), complete(oracle=ORACLE)], ids=["bare", "wide", "sim"])
 def test_the_answer_is_short_and_names_every_cause(metrics: dict[str, Any]) -> None:
-    text = answer(with_incidence(metrics, incidence_rows(rows_of(900), ["a", "b"], model="ours", horizon_days=365.25),
-                                 simulated=False))  # fmt: skip
+    text = answer(
+        with_incidence(
+            metrics, incidence_rows(rows_of(900), ["a", "b"], model="ours", horizon_days=365.25), simulated=False
+        )
+    )
     assert len(text.split()) <= 2500
     for cause in metrics["causes"]:
         assert f"{cause} : the model ranks patients very well" in text
@@ -102,10 +105,12 @@ def test_a_cause_that_the_model_fails_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("metric", "row"),
     [
-        ("ici", {"value": 0.05}), ("aj", {"value": 0.03}), ("ks_p", {"value": 0.01}),
+        ("ici", {"value": 0.05}),
+        ("aj", {"value": 0.03}),
+        ("ks_p", {"value": 0.01}),
         ("slope", {"value": 0.6, "low": 0.5, "high": 0.8}),
     ],
-)  # fmt: skip
+)
 def test_no_overall_bias_is_not_said_where_anything_speaks_of_miscalibration(metric: str, row: dict[str, Any]) -> None:
     metrics = complete()
     place = {"model": "ehrsequencing", **metrics["main"], "cause": "death"}
@@ -151,8 +156,10 @@ def test_incidence_is_that_of_each_group_alone() -> None:
         np.testing.assert_allclose(found["observed"], alone)
         np.testing.assert_allclose(found["predicted"][1:], grid.risk["ours"][inside, 0].mean(axis=0))
         assert found["at_risk"][0] == found["n"] == inside.sum()
-        assert all(low <= value <= high for low, value, high in zip(
-            found["low"], found["observed"], found["high"], strict=True))  # fmt: skip
+        assert all(
+            low <= value <= high
+            for low, value, high in zip(found["low"], found["observed"], found["high"], strict=True)
+        )
     means = [found["predicted"][-1] for found in first["groups"]]
     assert means == sorted(means)
 

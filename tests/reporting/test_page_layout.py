@@ -130,7 +130,7 @@ MUTANTS = {
     "a collapsed section": ("</main>", "<section></section></main>"),
     "text upon text": ("</main>", "<p>first</p><p style='margin-top: -30px'>second</p></main>"),
     "small letters": ("</style>", "svg.fig { font-size: 9px }</style>"),
-}  # fmt: skip
+}
 
 
 def test_a_broken_page_is_seen(tab: Any, complaints: list[str], tmp_path: Path) -> None:

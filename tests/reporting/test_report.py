@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example as for_example
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import example as for_example, given, settings, strategies as st
 
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
@@ -224,9 +222,11 @@ def test_the_truth_of_a_simulation_is_no_rival() -> None:
         if row["model"] == metrics["models"][0]
     ]
     seen = {
-        **metrics, "models": [metrics["models"][0], "true hazards"], "oracle": {**ORACLE, "name": "true hazards"},
+        **metrics,
+        "models": [metrics["models"][0], "true hazards"],
+        "oracle": {**ORACLE, "name": "true hazards"},
         "metrics": [row for row in metrics["metrics"] if row["model"] == metrics["models"][0]] + truth,
-    }  # fmt: skip
+    }
     assert "difference" not in Page(render(seen, ANSWER)).text.split("Could it see")[0]
     assert "difference" in Page(render({**seen, "oracle": ORACLE}, ANSWER)).text.split("Could it see")[0]
 
@@ -285,9 +285,11 @@ def test_the_first_record_of_a_code_is_marked() -> None:
 
 def test_explained_changes_name_the_codes_that_moved_the_risk() -> None:
     parts = [
-        {"code": None, "codes": 0, "change": -0.01}, {"code": "DX//I10", "codes": 1, "change": 0.2},
-        {"code": None, "codes": 4, "change": 0.04}, {"code": "RX//B", "codes": 1, "change": -0.03},
-    ]  # fmt: skip
+        {"code": None, "codes": 0, "change": -0.01},
+        {"code": "DX//I10", "codes": 1, "change": 0.2},
+        {"code": None, "codes": 4, "change": 0.04},
+        {"code": "RX//B", "codes": 1, "change": -0.03},
+    ]
     change = moved({"day": 100.0, "before": 0.1, "after": 0.3, "parts": parts}, PATIENT.descriptions)
     assert change["codes"] == ["Hypertension +20.0", "4 other codes together +4.0", "RX//B \N{MINUS SIGN}3.0"]
     assert change["more"] == 1

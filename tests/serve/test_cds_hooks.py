@@ -167,10 +167,12 @@ def visit(start: str, *, status: str = "finished") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("today", "ago"),
     [
-        ("2021-06-01T12:00", "2021-06-01 (today)"), ("2021-06-02T09:00", "2021-06-01 (yesterday)"),
-        ("2021-07-01T12:00", "2021-06-01 (30 days ago)"), ("2021-06-01T09:00", "2021-06-01 (today)"),
+        ("2021-06-01T12:00", "2021-06-01 (today)"),
+        ("2021-06-02T09:00", "2021-06-01 (yesterday)"),
+        ("2021-07-01T12:00", "2021-06-01 (30 days ago)"),
+        ("2021-06-01T09:00", "2021-06-01 (today)"),
     ],
-)  # fmt: skip
+)
 def test_a_card_says_from_which_day_its_risk_counts(
     today: str, ago: str, fhir_client: Client, on_day: Callable[[str], None]
 ) -> None:
@@ -212,10 +214,13 @@ def test_a_booked_visit_does_not_make_a_record_new(fhir_client: Client, on_day: 
 @pytest.mark.parametrize(
     "death",
     [
-        {"deceasedDateTime": "2021-06-08T08:00:00Z"}, {"deceasedDateTime": "2021-06-01"}, {"deceasedBoolean": True},
-        {"deceasedDateTime": "2020-05-01"}, {"deceasedDateTime": "in June"},
+        {"deceasedDateTime": "2021-06-08T08:00:00Z"},
+        {"deceasedDateTime": "2021-06-01"},
+        {"deceasedBoolean": True},
+        {"deceasedDateTime": "2020-05-01"},
+        {"deceasedDateTime": "in June"},
     ],
-)  # fmt: skip
+)
 def test_a_patient_who_has_died_gets_no_risk(death: dict[str, Any], fhir_client: Client) -> None:
     alive = card_of(fhir_client, visit("2021-06-01"), patient=PATIENT | {"deceasedBoolean": False})
     assert alive["summary"].startswith("Risk of")

@@ -132,10 +132,13 @@ def test_truth_is_what_a_day_by_day_twin_counts() -> None:
     """Everything on, rates high, eight states: within 3 standard errors at three horizons and for both causes."""
     process, courses = everything(60, seed=0)
     at_risk = np.flatnonzero(courses.is_at_risk)
-    rows = np.append(at_risk[np.linspace(0, len(at_risk) - 1, 6).astype(int)], [
-        at_risk[courses.visits.in_stay[at_risk]][3],  # newly admitted
-        at_risk[courses.visits.has_acute[at_risk]][3],  # newly struck by the acute event
-    ])  # fmt: skip
+    rows = np.append(
+        at_risk[np.linspace(0, len(at_risk) - 1, 6).astype(int)],
+        [
+            at_risk[courses.visits.in_stay[at_risk]][3],  # newly admitted
+            at_risk[courses.visits.has_acute[at_risk]][3],  # newly struck by the acute event
+        ],
+    )
     fraction, copies = 0.6, 5000
     edges = np.array([0.0, 30.0, 200.0, 500.3])
     lives, evidence = courses.visits.take(rows), courses.evidence.take(rows)

@@ -34,8 +34,7 @@ from ehrsequencing.predictors.boosted import BoostedVisits
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.predictors.history import FeatureSpec, history_features
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
-from ehrsequencing.predictors.network import Network
-from ehrsequencing.predictors.network import network as as_predictor
+from ehrsequencing.predictors.network import Network, network as as_predictor
 from ehrsequencing.predictors.stack import folds_of
 from ehrsequencing.predictors.weights import BlendRows, BlendWeights, blended_hazards, fit_weights
 from ehrsequencing.records.hazards import cumulative_incidence
@@ -140,9 +139,12 @@ def test_trees_and_cox_answer_alone(run: Path, prepared: Prepared, sim_data: Pat
 def test_a_saved_blend_answers_as_it_was_fitted(run: Path, prepared: Prepared, tmp_path: Path) -> None:
     made, records = Run(run), prepared.records("simulated", "held_out")
     data = FittingData(
-        made.task, made.vocabulary, prepared.records("simulated", "train"), prepared.records("simulated", "tuning"),
+        made.task,
+        made.vocabulary,
+        prepared.records("simulated", "train"),
+        prepared.records("simulated", "tuning"),
         made.model.config.edges_days,
-    )  # fmt: skip
+    )
     weights = BlendWeights(*(np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]) for _ in range(3)))
     network = Network(made.model)
     fitted = Blend([network, BoostedVisits.fit(data), LandmarkCox(data)], weights)

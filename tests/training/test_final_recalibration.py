@@ -28,9 +28,12 @@ Floats = NDArray[np.float64]
 World = tuple[Floats, Floats, NDArray[np.int64], Floats]
 WIDE = 100.0  # a prior that asks for nothing
 ARCHITECTURES = [
-    {}, {"architecture": "flat"}, {"wide_head": True},
-    {"architecture": "flat", "wide_head": True}, {"causes": 1, "visit_encoder": "mean"},
-]  # fmt: skip
+    {},
+    {"architecture": "flat"},
+    {"wide_head": True},
+    {"architecture": "flat", "wide_head": True},
+    {"causes": 1, "visit_encoder": "mean"},
+]
 
 
 def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = None) -> Recalibration:

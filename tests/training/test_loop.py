@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_task
@@ -28,8 +27,16 @@ from ehrsequencing.training.run_folder import BEGUN, ExponentialMovingAverage
 from helpers.audit import broken_set, load, save
 from helpers.rows import nll_of_rows
 from helpers.simulate import busy_world
-from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights
-from helpers.training import NetworkTrainer as Trainer
+from helpers.training import (
+    TINY,
+    Interrupted,
+    NetworkTrainer as Trainer,
+    kill_and_resume,
+    losses,
+    raise_at,
+    train,
+    weights,
+)
 
 
 @pytest.fixture(scope="module")

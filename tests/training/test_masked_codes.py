@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,8 +19,7 @@ from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, Mask
 from ehrsequencing.training.run_folder import TrainingState
 from helpers.no_wait import check_no_wait
 from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
-from helpers.training import TINY
-from helpers.training import NetworkTrainer as Trainer
+from helpers.training import TINY, NetworkTrainer as Trainer
 
 ENCODERS: list[dict[str, Any]] = [
     {}, {"scorer": "bottleneck"}, {"visit_encoder": "mean"}, {"visit_encoder": "transformer", "visit_pool": "cls"},

@@ -26,8 +26,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import outcome_lines
 from ehrsequencing.training.transfer import Pretrained
-from helpers.training import Interrupted, raise_at, weights
-from helpers.training import NetworkTrainer as Trainer
+from helpers.training import Interrupted, NetworkTrainer as Trainer, raise_at, weights
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.grid_bins=4"),

@@ -58,8 +58,10 @@ def one_cause(
 def train_and_predict(variant: str, prepared: Path, data: Path, folder: Path) -> Answer:
     """Both commands as a user types them, at each subject's newest moment."""
     run, out = folder / "run", folder / "p.parquet"
-    for command in (["train", prepared, "--out", run, *settings(variant)],
-                    ["predict", run, data, "--at", "last", "--out", out]):  # fmt: skip
+    for command in (
+        ["train", prepared, "--out", run, *settings(variant)],
+        ["predict", run, data, "--at", "last", "--out", out],
+    ):
         done = ehrseq(*command)
         assert done.exit_code == 0, done.output
     return ModelConfig.model_validate_json((run / "config.json").read_text()), pq.read_table(out)["risk"].to_numpy()

@@ -65,12 +65,15 @@ def ablate(
         EhrseqError: There is one value or none, a setting is unknown, or a folder holds another training.
     """
     if len(set(values)) < 2 or len(set(values)) < len(values):
-        fix = f"write {setting}=ONE,OTHER"
-        raise EhrseqError("compares two different values or more", where="--ablate", fix=fix)
+        raise EhrseqError(
+            "compares two different values or more",
+            where="--ablate",
+            fix=f"write {setting}=ONE,OTHER",
+        )
     name = task or prepared.only_task()
     places = [(value, seed) for value in values for seed in range(seeds)]
     folders = [out / re.sub(r"[^\w.-]+", "-", value) / f"seed-{seed}" for value, seed in places]
-    kept = read_json(out / SECONDS) if (out / SECONDS).is_file() else {}
+    seconds = read_json(out / SECONDS) if (out / SECONDS).is_file() else {}
     for (value, seed), folder in zip(places, folders, strict=True):
         say(f"{setting}={value}, seed {seed}")
         own = [*overrides, *ALONE, f"{setting}={value}", f"training.seed={seed}"]
@@ -82,16 +85,16 @@ def ablate(
                 fit(plan, folder, resume=True, on_progress=report)
         finally:
             if not was_done:
-                kept[key] = kept.get(key, 0.0) + time.monotonic() - started
+                seconds[key] = seconds.get(key, 0.0) + time.monotonic() - started
                 out.mkdir(parents=True, exist_ok=True)
-                write_json(out / SECONDS, kept)
+                write_json(out / SECONDS, seconds)
     runs = [Run(folder) for folder in folders]
     with stages("comparing", show=progress) as stage:
-        found, subject = _on_held_out(runs, prepared, name, progress=stage)
+        of_runs, subject = _on_held_out(runs, prepared, name, progress=stage)
     rows = [
-        {"value": value, "seed": seed, "seconds": kept.get(folder.relative_to(out).as_posix())}
+        {"value": value, "seed": seed, "seconds": seconds.get(folder.relative_to(out).as_posix())}
         | {metric: of_run[metric] for metric in ("nll", *_METRICS)}
-        for (value, seed), folder, of_run in zip(places, folders, found, strict=True)
+        for (value, seed), folder, of_run in zip(places, folders, of_runs, strict=True)
     ]
     by_value = (
         pd.DataFrame(rows)
@@ -101,7 +104,7 @@ def ablate(
     columns = {metric: by_value[metric].mean() for metric in ("nll", *_METRICS)}
     columns |= {f"{metric} sd": by_value[metric].std() for metric in ("nll", *_METRICS)}
     table = pd.DataFrame(columns | {"seconds": by_value["seconds"].median()})
-    nll = np.reshape([of_run["rows"] for of_run in found], (len(values), seeds, -1)).mean(axis=1)
+    nll = np.reshape([of_run["rows"] for of_run in of_runs], (len(values), seeds, -1)).mean(axis=1)
     for value, less in zip(values, nll - nll[0], strict=True):
         gap, se = mean_by_subject(less, subject)
         table.loc[value, ["nll less the first", "low", "high"]] = (
@@ -141,9 +144,9 @@ def _on_held_out(
         if (row["landmark_days"], row["horizon_days"], row["cause"]) == (landmark, horizon, cause)
     }
     names = [evaluated.name, *others]
-    found = [
+    results = [
         {"rows": evaluation.nll[name], "nll": float(evaluation.nll[name].mean())}
         | {metric: at.get((name, metric)) for metric in _METRICS}
         for name in names
     ]
-    return found, np.asarray(population.records.rows.subject)
+    return results, np.asarray(population.records.rows.subject)

@@ -89,8 +89,8 @@ def compare(
 
     Example:
         >>> import ehrsequencing as eh
-        >>> found = eh.compare(["runs/hf", "runs/hf"], bootstrap=20, progress=False)
-        >>> found.metrics.model.unique().tolist()
+        >>> comparison = eh.compare(["runs/hf", "runs/hf"], bootstrap=20, progress=False)
+        >>> comparison.metrics.model.unique().tolist()
         ['hf', 'hf 2']
     """
     opened = [run if isinstance(run, Run) else Run(os.fspath(run)) for run in runs]
@@ -107,26 +107,26 @@ def compare(
             Population.of_split(stores[0], task, split), opened, records
         )
         first, *others = _names(opened)
-        asked = [
+        predictors = [
             _OnOwnRecords(run.predictor, own, place)
             for run, own, place in zip(opened, records, places, strict=True)
         ]
         evaluation = Evaluation(
-            replace(Evaluated.of_run(opened[0]), name=first, predictor=asked[0]),
+            replace(Evaluated.of_run(opened[0]), name=first, predictor=predictors[0]),
             population,
             prepared=None,
             settings=EvaluationConfig(baselines="none", bootstrap=bootstrap, seed=seed),
-            beside=dict(zip(others, asked[1:], strict=True)),
+            beside=dict(zip(others, predictors[1:], strict=True)),
         )
         metrics, differences, main = evaluation.tables(progress=stage)
-    found = {
+    result_ = {
         "main": main,
         "metrics": without_few(metrics),
         "differences": without_few(differences),
         "subjects": len(np.unique(population.records.rows.subject)),
     }
     is_simulated = all(run.manifest.get("simulated") for run in opened)
-    result = redact_rows(found, is_simulated=is_simulated)
+    result = redact_rows(result_, is_simulated=is_simulated)
     return RunComparison({**result, "task": task}, result["subjects"])
 
 

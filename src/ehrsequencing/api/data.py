@@ -26,8 +26,7 @@ from ehrsequencing.core.files import private_folder, read_json, write_json
 from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
 from ehrsequencing.records.meds import SPLITS, MedsReader
-from ehrsequencing.records.prepare import content_of
-from ehrsequencing.records.prepare import prepare as write_prepared
+from ehrsequencing.records.prepare import content_of, prepare as write_prepared
 from ehrsequencing.records.prepared import Prepared
 
 if TYPE_CHECKING:

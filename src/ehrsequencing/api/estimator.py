@@ -24,7 +24,7 @@ from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.prediction.predict import Moment, RiskPredictor
 
 _POINTS = 100  # of a step function, beside the horizons
-# a frame holds training data only
+# a frame has training data alone, so that nobody is held out
 _OF_FRAMES = {"splits": {"by": "hash", "train": 0.85, "tuning": 0.1499}}
 
 
@@ -88,13 +88,16 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         """
         given = self.task if y is None else y
         if given is None:
-            fix = "write EHRSurvival(task='task.yaml') or fit(X, 'task.yaml')"
-            raise EhrseqError("has no task", where="EHRSurvival", fix=fix)
+            raise EhrseqError(
+                "has no task",
+                where="EHRSurvival",
+                fix="write EHRSurvival(task='task.yaml') or fit(X, 'task.yaml')",
+            )
         task = task_of(given)
         if self.out is None:
-            kept = ExitStack()
-            folder = kept.enter_context(private_folder())
-            weakref.finalize(self, kept.close)
+            cleanup = ExitStack()
+            folder = cleanup.enter_context(private_folder())
+            weakref.finalize(self, cleanup.close)
         else:
             folder = Path(self.out)
         sections = {**({} if is_path(X) else _OF_FRAMES), **dict(self.prepare or {})}
@@ -155,10 +158,12 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
     def _curves(self, X: Any, days: Floats | None) -> Floats:
         """(n, causes, days) risks of each subject at its last prediction time."""
         check_is_fitted(self, "run_")
-        asked = RiskPredictor(self.run_, (self.unique_times_ if days is None else days).tolist())
+        predictor = RiskPredictor(
+            self.run_, (self.unique_times_ if days is None else days).tolist()
+        )
         with opened(self.run_, X, show=False) as records:
             records.require_known(force=False)
-            parts = [risks.risk for risks in asked.answers(records, Moment("last"))]
+            parts = [risks.risk for risks in predictor.answers(records, Moment("last"))]
         return np.concatenate(parts).astype(np.float64)
 
     def score(self, X: Any, y: Any = None, *, horizon: str | float | None = None) -> float:
@@ -177,8 +182,11 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         if not is_path(X):
             self._refuse_cut_records(_rows_of(X))
         if y is not None and task_of(y) != task:
-            fix = "fit another estimator with this task"
-            raise EhrseqError("the estimator was fitted with another task", where="score", fix=fix)
+            raise EhrseqError(
+                "the estimator was fitted with another task",
+                where="score",
+                fix="fit another estimator with this task",
+            )
         days = (
             float(self.horizons_[-1]) if horizon is None else days_of(horizon, where="horizon")[0]
         )
@@ -202,12 +210,14 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
             EhrseqError: There is one.
         """
         if any(self.rows_of_.get(subject, rows) != rows for subject, rows in rows_of.items()):
-            what = "training had other rows of the same subjects"
-            fix = "write cross_val_score(model, rows, groups=rows.subject_id, cv=GroupKFold(5))"
-            raise EhrseqError(what, where="EHRSurvival.score", fix=fix)
+            raise EhrseqError(
+                "training had other rows of the same subjects",
+                where="EHRSurvival.score",
+                fix="write cross_val_score(model, rows, groups=rows.subject_id, cv=GroupKFold(5))",
+            )
 
 
 def _rows_of(frame: Any) -> dict[int, int]:
     """Subject → how many rows of a frame are its own."""
-    found = pc.value_counts(as_table(frame)["subject_id"]).to_pylist()
-    return {pair["values"]: pair["counts"] for pair in found}
+    counts = pc.value_counts(as_table(frame)["subject_id"]).to_pylist()
+    return {pair["values"]: pair["counts"] for pair in counts}

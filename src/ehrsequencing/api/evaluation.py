@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ehrsequencing.api import plots
-from ehrsequencing.api import predictions as curves
+from ehrsequencing.api import plots, predictions as curves
 from ehrsequencing.api.data import meds_folder, times
 from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
 from ehrsequencing.api.predictions import StepFunction, days_of, risk_column

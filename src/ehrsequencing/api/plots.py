@@ -30,8 +30,9 @@ def axes(ax: Any, *, width: float = 6.4, height: float = 3.6) -> Any:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        fix = install("notebook")
-        raise EhrseqError("is not installed", where="matplotlib", fix=fix) from error
+        raise EhrseqError(
+            "is not installed", where="matplotlib", fix=install("notebook")
+        ) from error
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 

@@ -21,8 +21,10 @@ from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
 from ehrsequencing.explain.deletions import KINDS, OF_PART
 from ehrsequencing.explain.tables import CHANGE, attention_weights, explain_subject
-from ehrsequencing.metrics.censoring import aalen_johansen as cumulative_incidence
-from ehrsequencing.metrics.censoring import aalen_johansen_se
+from ehrsequencing.metrics.censoring import (
+    aalen_johansen as cumulative_incidence,
+    aalen_johansen_se,
+)
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -115,14 +117,18 @@ def draw_subject(
         EhrseqError: The head is `visit`, or the subject has no prediction time in these records.
     """
     if run.is_visit_head:
-        fix = "train with head='horizon'"
-        raise EhrseqError("the visit head knows no days", where="plot_risk", fix=fix)
+        raise EhrseqError(
+            "the visit head knows no days", where="plot_risk", fix="train with head='horizon'"
+        )
     own, last = subject_records(records, subject), horizons_of(run, horizons)[-1]
     days = np.linspace(start_days_of(run), float(last or 0.0), CURVE_POINTS + 1)[1:]
-    told, curves = (RiskPredictor(run, asked).answer(own) for asked in ([days[-1]], days.tolist()))
-    if not len(told):
+    now, curves = (
+        RiskPredictor(run, horizons_days).answer(own)
+        for horizons_days in ([days[-1]], days.tolist())
+    )
+    if not len(now):
         raise _no_subject()
-    rows, since_us = events_table(records.reader, np.array([subject])), told.prediction_us[0]
+    rows, since_us = events_table(records.reader, np.array([subject])), now.prediction_us[0]
     codes, when_us = rows["code"].to_pylist(), rows["time"].cast(pa.int64()).fill_null(0).to_numpy()
     events, parents = dict[str, int](), read_parents(records.data)
     for cause, patterns in run.task.patterns.items():  # their codes make no tokens
@@ -130,9 +136,9 @@ def draw_subject(
         own_us = when_us[[matches(code) for code in codes]]
         if (own_us > since_us).any():
             events[cause] = int(own_us[own_us > since_us].min())
-    visit_us, causes = own.timelines.start_us, run.task.causes[: told.risk.shape[1]]
+    visit_us, causes = own.timelines.start_us, run.task.causes[: now.risk.shape[1]]
     return plots.subject_risk(
-        told, curves, days, causes=causes, visit_us=visit_us, events=events, ax=ax
+        now, curves, days, causes=causes, visit_us=visit_us, events=events, ax=ax
     )
 
 
@@ -192,7 +198,7 @@ def explained(
     """
     if subject is None:
         refuse_idle({"kind": kind}, "without a subject", where="explain")
-        found = explain_cohort(
+        effects = explain_cohort(
             question,
             records,
             subjects=MOST_SUBJECTS if subjects is None else subjects,
@@ -200,16 +206,17 @@ def explained(
         )
         return Explanation(
             question.text,
-            found.risk,
-            found.table,
-            subjects=found.subjects,
-            warning=f"warning: {OF_PART}" if found.is_part else "",
+            effects.risk,
+            effects.table,
+            subjects=effects.subjects,
+            warning=f"warning: {OF_PART}" if effects.is_part else "",
         )
     refuse_idle({"subjects": subjects}, "beside a subject", where="explain")
     kinds, kind = (*KINDS, CHANGE), kind or "all"
     if kind not in (*kinds, "all"):
-        fix = f"name one of {', '.join(kinds)}, or all"
-        raise EhrseqError(f"no kind {kind!r}", where="explain", fix=fix)
+        raise EhrseqError(
+            f"no kind {kind!r}", where="explain", fix=f"name one of {', '.join(kinds)}, or all"
+        )
     record = subject_record(records, subject)
     of_subject, table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])
     if kind != "all":
@@ -284,8 +291,8 @@ class StepFunction:
         days = np.asarray(x, dtype=np.float64)
         if not ((days >= self.domain[0]) & (days <= self.domain[1])).all():
             raise ValueError(f"x must be within [{self.domain[0]:g}; {self.domain[1]:g}]")
-        found = self.y[np.searchsorted(self.x, days, side="right") - 1]
-        return float(found) if found.ndim == 0 else found
+        value = self.y[np.searchsorted(self.x, days, side="right") - 1]
+        return float(value) if value.ndim == 0 else value
 
     def __repr__(self) -> str:
         return (
@@ -313,9 +320,9 @@ def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFun
     duration = np.asarray(time, dtype=np.float64)
     codes = np.asarray(cause, dtype=np.int64)
     n_causes = max(of, int(codes.max(initial=1)))
-    found = cumulative_incidence(duration, codes, n_causes=n_causes)
-    x = np.unique(np.r_[0.0, found.times_days, duration.max(initial=0.0)])
-    y = found.at(x)[of - 1]
+    curve = cumulative_incidence(duration, codes, n_causes=n_causes)
+    x = np.unique(np.r_[0.0, curve.times_days, duration.max(initial=0.0)])
+    y = curve.at(x)[of - 1]
     error = 1.96 * aalen_johansen_se(duration, codes, x, n_causes=n_causes)[of - 1]
     return StepFunction(x, y, low=np.clip(y - error, 0, 1), high=np.clip(y + error, 0, 1))
 
@@ -364,8 +371,9 @@ def export(
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
     if format not in _BELONGS:
-        fix = f"use {' or '.join(_BELONGS)}"
-        raise EhrseqError(f"{format!r} is not a choice", where="format", fix=fix)
+        raise EhrseqError(
+            f"{format!r} is not a choice", where="format", fix=f"use {' or '.join(_BELONGS)}"
+        )
     values = {
         "data": data,
         "labels": labels,

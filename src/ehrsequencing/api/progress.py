@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Tick = Callable[..., None]  # (pieces done, pieces in all, what comes next)
 BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds
-# CSI, OSC, the others
+# control sequences of a terminal: CSI, OSC, then all others
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _bars: list[Callable[[str], None]] = []  # the last one prints a line above the bar that is shown
 

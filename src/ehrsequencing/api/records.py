@@ -18,8 +18,7 @@ from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.registry import all_readers
 from ehrsequencing.records.check import DataCheck, check_data
 from ehrsequencing.records.code_search import FoundCode, find_codes
-from ehrsequencing.simulate import SimulationConfig
-from ehrsequencing.simulate import simulate as write_simulation
+from ehrsequencing.simulate import SimulationConfig, simulate as write_simulation
 
 
 def import_source(
@@ -139,8 +138,8 @@ def check(
 
     Example:
         >>> import ehrsequencing as eh
-        >>> found = eh.check("meds/", task="task.yaml", progress=False)
-        >>> found.tasks[0].attrition["prediction_times"]
+        >>> checked = eh.check("meds/", task="task.yaml", progress=False)
+        >>> checked.tasks[0].attrition["prediction_times"]
         3494
     """
     settings, tasks = study_of(study, sections, where="check"), tasks_of(task)
@@ -171,10 +170,10 @@ def codes(data: Any, text: str = "", *, progress: bool = True, **facts: Any) -> 
     """
     settings = validated(DataConfig, facts, where="codes")
     with meds_folder(data) as folder, bar("searching", show=progress) as tick:
-        found = find_codes(folder, text, settings=settings, progress=tick)
-    # as objects: whole numbers beside None would become floats
+        matches = find_codes(folder, text, settings=settings, progress=tick)
+    # objects, since whole numbers beside None would become floats
     return pd.DataFrame(
-        map(asdict, found), columns=[f.name for f in fields(FoundCode)], dtype=object
+        map(asdict, matches), columns=[f.name for f in fields(FoundCode)], dtype=object
     )
 
 

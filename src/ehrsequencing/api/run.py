@@ -95,11 +95,11 @@ class TrainedRun(Run):
             >>> len(risk), bool((risk["hf_1y"] >= risk["hf_90d"]).all())
             (400, True)
         """
-        asked = RiskPredictor(
+        predictor = RiskPredictor(
             self, None if horizons is None else days_of(horizons), recalibrated=recalibrated
         )
         with opened(self, data, facts=facts, show=progress) as records:
-            table = predictions(records, asked, at=at, force=force, say=warn_of)
+            table = predictions(records, predictor, at=at, force=force, say=warn_of)
         return table.to_pandas()
 
     def explain(
@@ -150,14 +150,14 @@ class TrainedRun(Run):
             recalibrated=recalibrated,
         )
         with opened(self, data, facts=facts, show=progress, label="explaining") as records:
-            found = explained(
+            explanation = explained(
                 question,
                 records,
                 subject,
                 kind=kind if subject is None else kind or "code in visit",
             )
-        warn_of(found.warning)
-        return found.table.to_pandas()
+        warn_of(explanation.warning)
+        return explanation.table.to_pandas()
 
     def attention(
         self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None
@@ -262,11 +262,11 @@ class TrainedRun(Run):
             EhrseqError: The data cannot be used, or something else is at `out`.
 
         Example:
-            >>> found = eh.load("runs/hf").explore("meds/", "explorer.html", patients=20, what_if=False)
-            >>> len(found.gathered.patients)
+            >>> explorer = eh.load("runs/hf").explore("meds/", "explorer.html", patients=20, what_if=False)
+            >>> len(explorer.gathered.patients)
             20
         """
-        page, told = Path(out), say or warn_of
+        page, tell = Path(out), say or warn_of
         settings = ExplorerSettings(
             patients=patients,
             fewest=fewest,
@@ -278,9 +278,9 @@ class TrainedRun(Run):
         with meds_folder(data) as folder, bar("exploring", show=progress) as tick:
             refuse_overlap(page, folder, self.folder)
             records = NewRecords(self, folder, data_config(facts))
-            found = collect(records, settings, force=force, progress=tick, say=told)
-            write_page(found, page, overwrite=overwrite)
-        return found
+            gathered = collect(records, settings, force=force, progress=tick, say=tell)
+            write_page(gathered, page, overwrite=overwrite)
+        return gathered
 
     def hazard_ratios(
         self,

@@ -54,18 +54,18 @@ def run(
         >>> quick = {"epochs": 1, "blend": False, "distillation": 0}
         >>> tiny = {"model": {"dim": 16, "heads": 2, "layers": 1}, "training": quick}
         >>> fast = {"evaluation": {"baselines": "none", "bootstrap": 0, "explained_subjects": 0}}
-        >>> found = eh.run("meds/", "task.yaml", out="study/", progress=False, **tiny, **fast)
-        >>> found.evaluation.report.name
+        >>> study = eh.run("meds/", "task.yaml", out="study/", progress=False, **tiny, **fast)
+        >>> study.evaluation.report.name
         'report.html'
     """
     keep_freed_memory()
-    settings, asked = study_of(study, sections, where="run"), task_of(task)
+    settings, task_ = study_of(study, sections, where="run"), task_of(task)
     store, folder = Path(out) / "prepared", Path(out) / "run"
     if not (store / MANIFEST).is_file():
         say("1/5  checking the records")
-        say(str(check(data, asked, study=settings, progress=progress)))
+        say(str(check(data, task_, study=settings, progress=progress)))
         say("2/5  preparing visits, codes and labels")
-    prepared = prepare(data, asked, out=store, study=settings, progress=progress)
+    prepared = prepare(data, task_, out=store, study=settings, progress=progress)
     if not (folder / MANIFEST).is_file():
         say("3/5  training")
         asked_for = settings

@@ -9,8 +9,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.audit import data as same_person
-from ehrsequencing.audit import fitted, leading_codes, predictions, shuffled, suspicion
+from ehrsequencing.audit import (
+    data as same_person,
+    fitted,
+    leading_codes,
+    predictions,
+    shuffled,
+    suspicion,
+)
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.suspicion import importance, sentence
 from ehrsequencing.core.disclosure import redact_audit

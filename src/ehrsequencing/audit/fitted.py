@@ -72,12 +72,12 @@ def _recalibration_is_same(data: AuditData) -> bool | None:
     pairs = [(model, data.run.manifest)]
     if isinstance(model, Ensemble):
         pairs = list(zip(model.members, data.run.manifest.get("members", ()), strict=True))
-    found = [
+    are_same = [
         _correction_is_same(data, network, facts["recalibration"])
         for network, facts in pairs
         if facts.get("recalibration") and not data.run.is_visit_head
     ]
-    return None if None in found or not found else all(found)
+    return None if None in are_same or not are_same else all(are_same)
 
 
 def _correction_is_same(
@@ -174,17 +174,17 @@ CHECKS = (
 
 def pretraining(data: AuditData) -> Finding:
     """Nobody held out was seen, and nothing of the outcome was a target, in any model that the run goes back to."""
-    found = list[Finding]()
+    findings = list[Finding]()
     for place, link in enumerate(links(data.run.manifest["init"]), start=1):
         parts = [unseen_subjects(data, link)]
         if "objectives" in link:  # made by ehrseq pretrain
             parts.append(excluded_codes(data, link))
         where = f" (model {place} that the run goes back to)" if place > 1 else ""
-        found += [replace(part, reason=part.reason + where) for part in parts]
-    if all(one.verdict == "passed" for one in found):
-        return replace(found[0], reason="; ".join(one.reason for one in found))
+        findings += [replace(part, reason=part.reason + where) for part in parts]
+    if all(one.verdict == "passed" for one in findings):
+        return replace(findings[0], reason="; ".join(one.reason for one in findings))
     return min(
-        found, key=lambda one: ("leak", "warning", "not_tested", "passed").index(one.verdict)
+        findings, key=lambda one: ("leak", "warning", "not_tested", "passed").index(one.verdict)
     )
 
 
@@ -207,19 +207,19 @@ def unseen_subjects(data: AuditData, init: Mapping[str, Any]) -> Finding:
         before = {split: theirs.timelines(split).subject_id for split in before}
     if not _are_those(seen, before):
         return Finding("not_tested", "the prepared set of the pretraining has changed", tested)
-    found = judge(
+    finding = judge(
         len(np.intersect1d(np.concatenate(list(before.values())), held_out)),
         of=len(held_out),
         what="held-out subjects were seen in pretraining",
         clean="no held-out subject was seen in pretraining",
         tested=tested,
     )
-    if found.verdict == "leak" and not same_data:
+    if finding.verdict == "leak" and not same_data:
         reason = (
-            f"{found.reason}, by their ids; but in other data, so that they may be other people"
+            f"{finding.reason}, by their ids; but in other data, so that they may be other people"
         )
-        return replace(found, verdict="warning", reason=reason)
-    return found
+        return replace(finding, verdict="warning", reason=reason)
+    return finding
 
 
 def _are_those(seen: Mapping[str, str], subjects: Mapping[str, Any]) -> bool:
@@ -249,7 +249,7 @@ def excluded_codes(data: AuditData, init: Mapping[str, Any]) -> Finding:
     tested = {"codes": sum(map(len, groups.values()))}
     if not whose:
         return Finding("passed", "nothing of the outcome was a target", tested)
-    # without a task nothing was excluded, and everybody knows; an exclusion that missed the outcome is a leak
+    # a leak is an exclusion that missed the outcome; a pretraining without a task says that it excluded nothing
     is_leak = recorded is not None and next(iter(groups)) in whose
     reason = f"{' and '.join(whose)} were targets of the pretraining: part of its benefit is supervised learning"
     return Finding("leak" if is_leak else "warning", reason, tested)

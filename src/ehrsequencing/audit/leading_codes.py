@@ -105,7 +105,7 @@ def _compared(
     observed = np.bincount(token, a, size).astype(np.float64)
     expected = np.bincount(token, n1[at] * (a + c) / total, size)
     visits_with = np.bincount(token, a + c, size)
-    # of so many or more: Hoeffding's bound by a binomial tail with the same mean
+    # chance of so many or more: Hoeffding's bound, by a binomial tail with the same mean
     chance = betainc(
         np.maximum(observed, 1.0),
         visits_with - np.minimum(observed, visits_with) + 1.0,
@@ -136,7 +136,7 @@ def event_after_code(data: AuditData) -> Finding:
     """Compare the zones before each cause with other visits and with the zones of others."""
     visits, size = _Visits.of(data.fitted), len(data.vocabulary)
     people = _people(visits, np.ones(len(visits.subject), np.bool_), size)
-    found = list[tuple[bool, float, int, str]]()  # is it sure, share, token, in words
+    leading = list[tuple[bool, float, int, str]]()  # is it sure, share, token, in words
     with_event = 0
     for number, cause in enumerate(data.task.causes, start=1):
         has_event = visits.cause == number
@@ -147,13 +147,13 @@ def event_after_code(data: AuditData) -> Finding:
             for token in np.flatnonzero(high).tolist():
                 words = f"{share[token]:.0%} of its visits are {where} before {cause}"
                 is_sure = days is not None and bool(share[token] > SURE_SHARE)
-                found.append((is_sure, float(share[token]), token, words))
+                leading.append((is_sure, float(share[token]), token, words))
     tested = {"visits": len(visits.subject), "codes": int((people >= FEWEST_CARRIERS).sum())}
     if with_event < FEWEST_CARRIERS:
         return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with it", tested)
-    if not found:
+    if not leading:
         return Finding("passed", "no code stands just before events and seldom elsewhere", tested)
-    gravest = {one[2]: one for one in sorted(found)}
+    gravest = {one[2]: one for one in sorted(leading)}
     ranked = sorted(gravest.values(), reverse=True)
     said = [f"{data.code_name(k, int(people[k]))} ({words})" for _, _, k, words in ranked]
     more = f" and {len(said) - MOST_NAMED:,} more" if len(said) > MOST_NAMED else ""

@@ -44,8 +44,8 @@ def _logits(model: SurvivalModel, data: AuditData, records: TaskRecords) -> Floa
     out: Floats = np.full((len(records), 1), np.nan)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            found = model(step.batch)
-            logits = found.reshape(len(found), -1).numpy()
+            output = model(step.batch)
+            logits = output.reshape(len(output), -1).numpy()
             if out.shape[1] != logits.shape[1]:
                 out = np.full((len(records), logits.shape[1]), np.nan)
             out[step.rows] = logits[step.positions]
@@ -108,7 +108,7 @@ def judge_movement(
 def prefix_equality(data: AuditData) -> Finding:
     """Cut the records at p, encode them again, and ask again: the same prediction as from the prepared set."""
     rows, cut = data.asked.rows, cut_rows(data)
-    # later rows decide which encounters overlap
+    # where encounters make the visits, later rows decide which of them overlap
     inside = (rows.unfinished_codes[cut] > 0) & (data.prepared.study.visits.by == "encounter")
     before = answers(data, data.asked)[cut]
     parts = []
@@ -171,8 +171,8 @@ def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
     """
     rng, own = data.rng(14), data.asked.rows
     copies = data.asked.take(own.subject[cut])
-    old, asked = copies.timelines, copies.rows
-    row = asked.row_offsets[:-1] + cut - own.row_offsets[own.subject[cut]]
+    old, times = copies.timelines, copies.rows
+    row = times.row_offsets[:-1] + cut - own.row_offsets[own.subject[cut]]
     unfinished = own.unfinished_codes[cut]
     n_visits, n_codes = np.diff(old.subject_offsets), np.diff(old.visit_offsets)
     seen = own.visits_before[cut].astype(np.int64) + (unfinished > 0)
@@ -181,9 +181,9 @@ def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
     inside = np.flatnonzero(unfinished)
     shown[(old.subject_offsets[:-1] + seen - 1)[inside]] = unfinished[inside]
     later_code = _places(n_codes) >= np.repeat(shown, n_codes)
-    is_cut = np.isin(np.arange(len(asked)), row)
+    is_cut = np.isin(np.arange(len(times)), row)
     visit, code = later_visit ^ past, later_code ^ past
-    question = asked.is_query & (is_cut == past)
+    question = times.is_query & (is_cut == past)
     codes, values = _scrambled(data, old.codes, old.values, code, rng)
     shift_us = np.where(visit & (not past), rng.integers(1, 400, len(visit)) * DAY_US, 0)
     timelines = replace(
@@ -199,17 +199,17 @@ def _with_noise(data: AuditData, cut: Ints, *, past: bool) -> Floats:
         start_us=old.start_us + shift_us,
         end_us=old.end_us + shift_us,
     )
-    carried = np.repeat(question, np.diff(asked.carry_offsets))
-    codes, values = _scrambled(data, asked.carry_codes, asked.carry_values, carried, rng)
+    carried = np.repeat(question, np.diff(times.carry_offsets))
+    codes, values = _scrambled(data, times.carry_codes, times.carry_values, carried, rng)
     rows: TaskRows = replace(
-        asked,
+        times,
         carry_codes=codes,
         carry_values=values,
         age_years=np.where(
-            question, rng.uniform(0, 120, len(asked)).astype(np.float32), asked.age_years
+            question, rng.uniform(0, 120, len(times)).astype(np.float32), times.age_years
         ),
         delta_days=np.where(
-            question, rng.exponential(100, len(asked)).astype(np.float32), asked.delta_days
+            question, rng.exponential(100, len(times)).astype(np.float32), times.delta_days
         ),
     )
     return np.asarray(answers(data, TaskRecords(timelines, rows))[row])
@@ -261,15 +261,15 @@ def labels_in_records(data: AuditData) -> Finding:
 def _labels(records: TaskRecords) -> set[tuple[float, ...]]:
     """Of each prediction time; of many outcomes, their events."""
     names = ("subject", "prediction_us", "index_us", "cause", "duration_days", "entry_days")
-    found: set[tuple[float, ...]] = set(
+    labels: set[tuple[float, ...]] = set(
         zip(*(getattr(records.rows, name).tolist() for name in names), strict=True)
     )
     if records.outcomes is not None:
         events = records.outcomes
         owner = np.repeat(np.arange(len(records.timelines)), np.diff(events.outcome_offsets))
         columns = (owner, events.outcome_codes, events.outcome_us)
-        found.update(zip(*(column.tolist() for column in columns), strict=True))
-    return found
+        labels.update(zip(*(column.tolist() for column in columns), strict=True))
+    return labels
 
 
 CHECKS = (

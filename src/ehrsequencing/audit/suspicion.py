@@ -200,8 +200,8 @@ def importance(data: AuditData, suspects: tuple[int, ...]) -> dict[str, dict[str
     if not enough_people(events, len(np.unique(rows.subject))):
         return None
     hidden = np.isin(data.vocabulary.base, suspects)
-    found = {"with": _fit(data, np.zeros_like(hidden)), "without": _fit(data, hidden)}
-    return {name: {key: scores[name] for key, scores in found.items()} for name in ("c", "nll")}
+    scores_of = {"with": _fit(data, np.zeros_like(hidden)), "without": _fit(data, hidden)}
+    return {name: {key: scores[name] for key, scores in scores_of.items()} for name in ("c", "nll")}
 
 
 def _fit(data: AuditData, hidden: Bools) -> dict[str, float]:
@@ -229,11 +229,11 @@ def _without(records: TaskRecords, hidden: Bools) -> TaskRecords:
     return replace(records, timelines=timelines)
 
 
-def sentence(found: dict[str, dict[str, float]] | None) -> str:
+def sentence(scores: dict[str, dict[str, float]] | None) -> str:
     """What `importance` found, for people."""
-    if found is None:
+    if scores is None:
         return "too few people have the event to say how much this matters"
-    c, nll = found["c"], found["nll"]
+    c, nll = scores["c"], scores["nll"]
     return (
         f"with the suspicious codes a Cox model has C {c['with']:.2f} and an NLL of {nll['with']:.3f}, "
         f"without them C {c['without']:.2f} and {nll['without']:.3f}"

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.batches.reach import Part as Part
-from ehrsequencing.batches.reach import Reach as Reach
+from ehrsequencing.batches.reach import Reach as Reach, RecordPart as RecordPart
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.arrays import Bools, Ints, ragged, spans
@@ -28,7 +27,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.timelines import TaskRecords
 
-# in one visit, where codes attend to one another: time and memory grow with the square
+# in one visit, whose codes attend to one another: time and memory grow with the square
 MAX_VISIT_CODES = 16_384
 
 
@@ -80,7 +79,7 @@ class SubjectLoader:
                 is_query, offsets[self.subjects], dtype=np.int64
             )
         self.cost: Ints = self.n_visits + self.n_queries
-        # one for each query that lies in a visit
+        # copies of each subject: one for each query that lies in a visit
         self.n_copies = np.zeros(len(timelines), dtype=np.int64)
         if queries:
             self._count_copies()
@@ -215,7 +214,7 @@ class SubjectLoader:
         low, high = self.rows.row_offsets[subject : subject + 2]
         return int(low) + np.flatnonzero(self.rows.unfinished_codes[low:high])
 
-    def parts(self, subject: int, *, size: int) -> list[Part]:
+    def parts(self, subject: int, *, size: int) -> list[RecordPart]:
         """Cut one subject's prediction times into parts of about equal size.
 
         Args:
@@ -238,7 +237,7 @@ class SubjectLoader:
             row, known = row[chosen], known[chosen]
         if not len(row):
             nothing = int(rows.row_offsets[subject])
-            return [Part(subject, (0, 1), (nothing, nothing))]
+            return [RecordPart(subject, (0, 1), (nothing, nothing))]
         seen = rows.visits_before[row].astype(np.int64)
         codes = np.diff(self.timelines.visit_offsets[first : first + int(seen[-1]) + 1])
         tokens: Ints = np.r_[0, np.cumsum(np.maximum(codes, 1))]  # before each visit
@@ -252,17 +251,19 @@ class SubjectLoader:
         count = -(-(int(place[-1]) + 1) // max(size - self.reach.most, 1))
         bounds = np.flatnonzero(np.diff(place * count // (int(place[-1]) + 1))) + 1
         at_risk = row[known]
-        parts: list[Part] = []
+        parts: list[RecordPart] = []
         for low, high in zip([0, *bounds.tolist()], [*bounds.tolist(), len(row)], strict=True):
             back = self.reach.first_visit(start, int(seen[low]) - 1) if seen[low] else 0
             rest = at_risk[np.searchsorted(at_risk, row[high - 1], side="right") :]
             next_row = int(rest[0]) if len(rest) and not self.queries else None
             visits, own = (back, int(seen[high - 1])), (int(row[low]), int(row[high - 1]) + 1)
             skipped = int(tokens[back])
-            parts.append(Part(subject, visits, own, tokens_skipped=skipped, next_row=next_row))
+            parts.append(
+                RecordPart(subject, visits, own, tokens_skipped=skipped, next_row=next_row)
+            )
         return parts + copies
 
-    def _part_of_copy(self, subject: int, row: int) -> Part:
+    def _part_of_copy(self, subject: int, row: int) -> RecordPart:
         """A query that lies in a visit, with that visit and what it can depend on before."""
         assert self.reach is not None
         first, seen = self.timelines.subject_offsets[subject], int(self.rows.visits_before[row])
@@ -272,11 +273,11 @@ class SubjectLoader:
         start = tokens if self.reach.in_tokens else np.arange(len(tokens))
         back = self.reach.first_visit(start, seen)
         skipped = int(tokens[back])
-        return Part(
+        return RecordPart(
             subject, (back, seen + 1), (row, row + 1), unfinished=True, tokens_skipped=skipped
         )
 
-    def collate_part(self, part: Part) -> Step:
+    def collate_part(self, part: RecordPart) -> Step:
         """Pack one part of a long record."""
         low, high = part.rows
         row = np.arange(low, high)
@@ -342,20 +343,20 @@ class SubjectLoader:
             row, row_owner = row[own], row_owner[own]
             is_query = np.zeros(len(row), dtype=bool)
         seen = rows.visits_before[row].astype(np.int64) - low[row_owner] + (cut[row_owner] > 0)
-        asked = np.flatnonzero(is_query)
+        queries = np.flatnonzero(is_query)
 
         # A visit stands before the queries that may see it: visit i at 2(i + 1), a query that sees k visits at 2k + 1.
-        owner = np.r_[visit_owner, row_owner[asked]]
-        order = np.lexsort((np.r_[2 * (visit_rank + 1), 2 * seen[asked] + 1], owner))
+        owner = np.r_[visit_owner, row_owner[queries]]
+        order = np.lexsort((np.r_[2 * (visit_rank + 1), 2 * seen[queries] + 1], owner))
         position = np.empty(len(order), dtype=np.int64)
         position[order] = np.arange(len(order))
         positions = position[np.maximum(visit_start[row_owner] + seen - 1, 0)]
-        positions[asked] = position[len(visit) :]
+        positions[queries] = position[len(visit) :]
 
         def merged(of_visits: NDArray[np.generic], of_queries: NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate([of_visits, of_queries])[order])
 
-        query_rows = row[asked]
+        query_rows = row[queries]
         first_code = timelines.visit_offsets[visit]
         length = timelines.visit_offsets[visit + 1] - first_code
         is_cut = np.flatnonzero(cut)
@@ -381,7 +382,7 @@ class SubjectLoader:
             values=torch.from_numpy(
                 np.concatenate([timelines.values[codes], rows.carry_values[carried]])[token]
             ),
-            is_query=merged(np.zeros(len(visit), dtype=bool), np.ones(len(asked), dtype=bool)),
+            is_query=merged(np.zeros(len(visit), dtype=bool), np.ones(len(queries), dtype=bool)),
             code_types=None if self.code_types is None else self.code_types[all_codes],
             **self._labels(row, row_owner, positions, len(order)),
             **self._outcome_labels(row, positions),

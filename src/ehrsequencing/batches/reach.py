@@ -53,16 +53,14 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordPart:
     """Some consecutive prediction times of one subject, and the visits that they need."""
 
     subject: int  # row of the subject
     visits: tuple[int, int]  # from which of the subject's visits to which (exclusive)
     rows: tuple[int, int]  # from which row of the task to which (exclusive)
-    # whether it is a query that lies in the last of these visits, by itself; queries that lie in a visit are left out
-    # of other parts
+    # Whether it is one query that lies in the last of these visits; other parts leave such queries out.
     unfinished: bool = False
     tokens_skipped: int = 0  # codes of the visits before, an empty visit counting as one
-    # for the `visit` head, the subject's next visit at risk, after which this part's last one is no last one; None at
-    # the end of a record
+    # `visit` head: the subject's next visit at risk, so that this part's last visit is not its last; None at the end
     next_row: int | None = None

@@ -19,11 +19,11 @@ from ehrsequencing.cli.console import (
     Panels,
     bar,
     finish,
+    run as run_app,
     say,
     shown,
     warn,
 )
-from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.evaluate import audit, compare, evaluate, main_results, score
 from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.options import (
@@ -111,22 +111,25 @@ def run(
     study = read_study(config, [*(overrides or ()), *quickly], "run")
     tasks = read_tasks(task, study)
     if len(tasks) != 1:
-        fix = "name one task file with --task"
-        raise EhrseqError(f"needs one task, not {len(tasks)}", where="ehrseq run", fix=fix)
+        raise EhrseqError(
+            f"needs one task, not {len(tasks)}",
+            where="ehrseq run",
+            fix="name one task file with --task",
+        )
     from ehrsequencing.api.study import run as run_all
     from ehrsequencing.core.files import read_json
     from ehrsequencing.reporting.terminal import audit_lines, metric_lines
 
-    found = run_all(data, tasks[0], out=out, study=study, progress=shown(), say=say)
-    metrics, checks = (read_json(found.folder / f"{name}.json") for name in ("metrics", "audit"))
+    made = run_all(data, tasks[0], out=out, study=study, progress=shown(), say=say)
+    metrics, checks = (read_json(made.folder / f"{name}.json") for name in ("metrics", "audit"))
     say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
     finish(
-        wrote={"run": found.folder, "report": found.folder / "report.html"},
-        then=["predict", found.folder, data, "--at", "last", "--out", out / "predictions.parquet"],
+        wrote={"run": made.folder, "report": made.folder / "report.html"},
+        then=["predict", made.folder, data, "--at", "last", "--out", out / "predictions.parquet"],
         result=main_results(metrics) | {"leaks": checks["leaks"]},
     )
     if checks["leaks"]:
-        warn(f"the audit found leaks: see {found.folder / 'report.html'}")
+        warn(f"the audit found leaks: see {made.folder / 'report.html'}")
 
 
 @app.command(example="ehrseq simulate sim --subjects 4000 --seed 0", panel=DATA)
@@ -187,14 +190,14 @@ def codes(
     if "=" in text and not overrides:  # a setting in the place of the text
         text, overrides = "", [text]
     study = read_study(config, overrides, "codes")
-    found = find(data, text, progress=shown(), **dict(study.data))
-    first = found[["code", "subjects", "rows", "description"]].head(top).copy()
+    matches = find(data, text, progress=shown(), **dict(study.data))
+    first = matches[["code", "subjects", "rows", "description"]].head(top).copy()
     first["rows"] = first["rows"].map(lambda rows: "hidden" if rows is None else rows)
     first["description"] = first.description.str.slice(0, 45).str.ljust(45)
     say(first.to_string(index=False))
-    if len(found) > top:
-        say(f"and {len(found) - top:,} more (--top {len(found)} prints all)")
-    result = {"text": text, "codes": found.to_dict("records")}
+    if len(matches) > top:
+        say(f"and {len(matches) - top:,} more (--top {len(matches)} prints all)")
+    result = {"text": text, "codes": matches.to_dict("records")}
     finish(wrote={}, then=["check", data, "--task", "TASK.yaml"], result=result)
 
 
@@ -230,16 +233,16 @@ def check(
         return
     if out is not None:
         refuse_existing(out, CHECK, overwrite=overwrite)
-    found = check_records(data, read_tasks(task, study), study=study, progress=shown())
+    checked = check_records(data, read_tasks(task, study), study=study, progress=shown())
     if out is not None:
         with output_file(out, CHECK, overwrite=overwrite) as temporary:
-            write_json(temporary, {**CHECK.facts, **found.as_json()})
-    say(str(found))
+            write_json(temporary, {**CHECK.facts, **checked.as_json()})
+    say(str(checked))
     given = [word for path in task or () for word in ("--task", path)]
     named = given or ([] if study.task else ["--task", "TASK.yaml"])
     settings = [*(["--config", config] if config else []), *(overrides or ())]
     then = ["prepare", data, *named, "--out", "prepared", *settings]
-    finish(wrote={"check": out}, then=then, result=found.as_json())
+    finish(wrote={"check": out}, then=then, result=checked.as_json())
 
 
 def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
@@ -251,16 +254,16 @@ def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:
     if out is not None:
         refuse_existing(out, TASKS)
     with bar("looking at the codes") as tick:
-        found = fitting(data, settings=study.data, progress=tick)
-    for one in found:
+        templates = fitting(data, settings=study.data, progress=tick)
+    for one in templates:
         none = f" (no code of {' or of '.join(one.missing)} was found)" if one.missing else ""
         say(f"{'no  ' if none else 'fits'}  {one.name:<21}  {one.title}{none}")
         if one.covers:
             say(f"      {one.covers}")
-    fits = [one for one in found if one.text]
+    fits = [one for one in templates if one.text]
     result = {
         "templates": [
-            {"name": one.name, "missing": one.missing, "covers": one.covers} for one in found
+            {"name": one.name, "missing": one.missing, "covers": one.covers} for one in templates
         ]
     }
     if not fits:

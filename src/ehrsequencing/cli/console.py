@@ -348,7 +348,7 @@ class CommandLine(typer.Typer):
         if panel:
             settings["rich_help_panel"] = panel
         if example:
-            # \b: Click breaks no line, so that it can be copied
+            # \b keeps Click from breaking the line, so that it can be copied
             settings["epilog"] = f"\b\nExample: {example}"
 
         def declare(function: Function) -> Function:
@@ -396,8 +396,11 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
 
 def _refuse_torchrun(command: str) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        fix = "start it without torchrun; only ehrseq train uses several processes"
-        raise EhrseqError("runs in one process", where=f"ehrseq {command}", fix=fix)
+        raise EhrseqError(
+            "runs in one process",
+            where=f"ehrseq {command}",
+            fix="start it without torchrun; only ehrseq train uses several processes",
+        )
 
 
 def _name_setting(option: str) -> None:
@@ -425,8 +428,8 @@ def run(app: typer.Typer) -> None:
             what = stop.__context__.format_message()
             parts = {"what": what, "where": "", "fix": "see ehrseq --help"}
             typer.echo(Output(error=parts).as_json(USER_ERROR))
-        if asked := getattr(stop.__context__, "option_name", ""):
-            _name_setting(str(asked))
+        if option := getattr(stop.__context__, "option_name", ""):
+            _name_setting(str(option))
         if stop.code != 1 or isinstance(stop.__context__, typer.Exit):
             raise
         if isinstance(

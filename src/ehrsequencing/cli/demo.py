@@ -8,8 +8,7 @@ import torch
 
 from ehrsequencing.api.records import simulate
 from ehrsequencing.api.study import run
-from ehrsequencing.cli.console import say as print_line
-from ehrsequencing.cli.console import shown
+from ehrsequencing.cli.console import say as print_line, shown
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import entries, read_json, require_name
@@ -61,7 +60,7 @@ def run_demo(
         The metrics.
     """
     require_name(out)
-    # so small a model gains little from a second thread, and loses much on a busy machine
+    # a model this small gains little from a second thread, and loses much on a busy machine
     torch.set_num_threads(1)
     refuse_another_demo(out, subjects=subjects, seed=seed)
     data = out / "data"

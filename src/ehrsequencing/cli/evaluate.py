@@ -25,9 +25,11 @@ from ehrsequencing.core.signals import keep_freed_memory
 def main_results(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The cause of interest as rows for `--json`, from the content of `metrics.json`."""
     cause = metrics["causes"][0]
-    kept = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
+    columns = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
     rows = [
-        {key: row.get(key) for key in kept} for row in metrics["metrics"] if row["cause"] == cause
+        {key: row.get(key) for key in columns}
+        for row in metrics["metrics"]
+        if row["cause"] == cause
     ]
     named = {"cause": cause, "strongest": metrics.get("strongest")}
     return {**named, "metrics": rows, "warnings": metrics.get("warnings", [])}
@@ -82,8 +84,7 @@ def evaluate(
     external = data is not None and splits is None
     command = "evaluate --data" if external else "evaluate"
     study = read_study(config, given, command)
-    from ehrsequencing.api.evaluate import evaluate as evaluate_run
-    from ehrsequencing.api.evaluate import redraw as redraw_report
+    from ehrsequencing.api.evaluate import evaluate as evaluate_run, redraw as redraw_report
     from ehrsequencing.config import load_study
     from ehrsequencing.prediction.run import AUDIT
     from ehrsequencing.reporting.pages import outcome_lines
@@ -111,7 +112,7 @@ def evaluate(
         finish(wrote={"report": page}, then=["predict", run, "DATA"])
         return
     settings = load_study(config, given, evaluation=opened.study.evaluation).evaluation
-    found = evaluate_run(
+    evaluated = evaluate_run(
         opened,
         split=split,
         data=data,
@@ -125,14 +126,14 @@ def evaluate(
         say=remark,
         **dict(settings),
     )
-    say("\n".join(metric_lines(found.result)))
-    pages = {"report": found.report, "metrics": found.folder / "metrics.json"}
-    if found.every_outcome is not None:
-        say("\n".join(outcome_lines(found.every_outcome)))
-        pages["every outcome"] = found.folder / "outcomes.html"
+    say("\n".join(metric_lines(evaluated.result)))
+    pages = {"report": evaluated.report, "metrics": evaluated.folder / "metrics.json"}
+    if evaluated.every_outcome is not None:
+        say("\n".join(outcome_lines(evaluated.every_outcome)))
+        pages["every outcome"] = evaluated.folder / "outcomes.html"
     audited = external or (run / AUDIT).is_file()
     then = ["predict", run, data or "DATA"] if audited else ["audit", run]
-    finish(wrote=pages, then=then, result=main_results(found.result))
+    finish(wrote=pages, then=then, result=main_results(evaluated.result))
 
 
 def audit(
@@ -165,7 +166,7 @@ def audit(
     from ehrsequencing.reporting.terminal import audit_lines
 
     open_run(run)
-    found = audit_run(
+    findings = audit_run(
         run,
         split=split,
         subjects=subjects,
@@ -175,7 +176,7 @@ def audit(
         shuffled_labels=shuffled_labels,
         progress=shown(),
     )
-    result, line = found.attrs["audit"], found.attrs["report"]
+    result, line = findings.attrs["audit"], findings.attrs["report"]
     say("\n".join(audit_lines(result)))
     if line.startswith("warning: "):
         remark(line)
@@ -225,7 +226,7 @@ def score(
     from ehrsequencing.api.evaluate import score as score_file
     from ehrsequencing.reporting.terminal import metric_lines
 
-    found = score_file(
+    scored = score_file(
         predictions,
         data,
         read_tasks([task], study)[0],
@@ -237,13 +238,13 @@ def score(
         prepared=prepared,
         progress=shown(),
     )
-    for text in found.result["warnings"]:
+    for text in scored.result["warnings"]:
         note(f"note: {text}")
-    say("\n".join(metric_lines(found.result)))
+    say("\n".join(metric_lines(scored.result)))
     finish(
-        wrote={"report": found.report, "metrics": found.folder / "metrics.json"},
-        then=f"open {found.report} in a browser",
-        result=main_results(found.result),
+        wrote={"report": scored.report, "metrics": scored.folder / "metrics.json"},
+        then=f"open {scored.report} in a browser",
+        result=main_results(scored.result),
     )
 
 
@@ -293,8 +294,9 @@ def compare(
     refuse_idle(given, "beside --pool or --ablate", where=where, when=more)
     refuse_idle({"--ablate": ablate}, "beside --pool", where=where, when=pool)
     if more and out is None:
-        fix = "name a folder to make"
-        raise EhrseqError("--pool and --ablate need --out", where=where, fix=fix)
+        raise EhrseqError(
+            "--pool and --ablate need --out", where=where, fix="name a folder to make"
+        )
     if out is not None:
         if pool:
             _pool(runs, out, overwrite=overwrite)
@@ -306,15 +308,15 @@ def compare(
     for run in runs:
         open_run(run)
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    found = compare_runs(runs, progress=shown(), **chosen)
-    table = found.table()
-    say(f"{table.caption}, {found.subjects} subjects")
+    comparison = compare_runs(runs, progress=shown(), **chosen)
+    table = comparison.table()
+    say(f"{table.caption}, {comparison.subjects} subjects")
     say(table.frame.to_string())
     columns = ["against", "horizon", "metric", "value", "low", "high"]
-    gaps = found.differences.query("cause == @found.causes[0]")[columns]
-    say(f"\n{runs[0]} minus each other run, {found.causes[0]}")
+    gaps = comparison.differences.query("cause == @comparison.causes[0]")[columns]
+    say(f"\n{runs[0]} minus each other run, {comparison.causes[0]}")
     say(gaps.to_string(index=False, float_format=lambda value: f"{value:+.4f}"))
-    rows = {name: found.result[name] for name in ("metrics", "differences")}
+    rows = {name: comparison.result[name] for name in ("metrics", "differences")}
     finish(wrote={}, then=["predict", runs[0], "DATA"], result=rows)
 
 
@@ -324,8 +326,11 @@ def _ablate(sets: list[Path], asked: str, out: Path, *, task: str | None, seeds:
 
     setting, _, values = asked.partition("=")
     if len(sets) != 1 or not values:
-        fix = "write ehrseq compare PREPARED --ablate SETTING=ONE,OTHER --out DIR"
-        raise EhrseqError("takes one prepared set and one setting", where="--ablate", fix=fix)
+        raise EhrseqError(
+            "takes one prepared set and one setting",
+            where="--ablate",
+            fix="write ehrseq compare PREPARED --ablate SETTING=ONE,OTHER --out DIR",
+        )
     table, result = ablate(
         Prepared(sets[0]),
         setting,

@@ -93,11 +93,11 @@ def _command(reader: "Reader") -> Any:
             result=report.as_json(),
         )
 
-    # the options that this format has
+    # the signature keeps the options that this format has
     signature = inspect.signature(import_records)
     missing = {"map": not reader.needs_map, "show_sql": reader.sql is None}
-    kept = [p for name, p in signature.parameters.items() if not missing.get(name)]
-    import_records.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    parameters = [p for name, p in signature.parameters.items() if not missing.get(name)]
+    import_records.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     files = "visits.csv --map map.yaml meds" if reader.needs_map else "export meds"
     example = f"ehrseq import {reader.name} {files}"
     app.command(reader.name, help=reader.help, example=example)(import_records)

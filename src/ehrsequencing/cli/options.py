@@ -99,6 +99,9 @@ def read_tasks(paths: list[Path] | None, study: "StudyConfig") -> "list[TaskConf
 
     tasks = [load_task(path) for path in paths or ()]
     if tasks and study.task is not None and study.task not in tasks:
-        what = f"the settings hold the task {study.task.name!r}, which is none of these"
-        raise EhrseqError(what, where="--task", fix="leave out one of the two")
+        raise EhrseqError(
+            f"the settings hold the task {study.task.name!r}, which is none of these",
+            where="--task",
+            fix="leave out one of the two",
+        )
     return tasks or ([study.task] if study.task is not None else [])

@@ -138,22 +138,28 @@ def explain(
     with bar("explaining") as tick:
         records = NewRecords(question.run, data, study.data)
         note(records.require_known(force=False))
-        found = explained(question, records, subject, subjects=subjects, progress=tick)
-    if found.warning:
-        remark(found.warning)
+        explanation = explained(question, records, subject, subjects=subjects, progress=tick)
+    if explanation.warning:
+        remark(explanation.warning)
     show = _cohort_lines if subject is None else _subject_lines
-    for line in show(found, read_descriptions(data)):
+    for line in show(explanation, read_descriptions(data)):
         say(line)
     say("An effect is an association in the model, not the effect of a treatment.")
     if out is not None:
-        write_table(found.table, out, overwrite=overwrite)
-    result = {"risk": found.risk, "question": question.text, "rows": found.table.num_rows}
-    result |= {} if found.subjects is None else {"subjects": found.subjects}
+        write_table(explanation.table, out, overwrite=overwrite)
+    result = {
+        "risk": explanation.risk,
+        "question": question.text,
+        "rows": explanation.table.num_rows,
+    }
+    result |= {} if explanation.subjects is None else {"subjects": explanation.subjects}
     finish(wrote={"table": out}, then=["predict", run, data, "--at", "last"], result=result)
 
 
-def _subject_lines(found: "Explanation", described: dict[str, str]) -> list[str]:
-    lines = [f"risk of {found.question}: {found.risk:.1%}, after {found.visits} visits"]
+def _subject_lines(explanation: "Explanation", described: dict[str, str]) -> list[str]:
+    lines = [
+        f"risk of {explanation.question}: {explanation.risk:.1%}, after {explanation.visits} visits"
+    ]
     for kind, title in (
         ("code", "what each code adds, in all visits"),
         ("visit", "what each visit adds"),
@@ -163,9 +169,9 @@ def _subject_lines(found: "Explanation", described: dict[str, str]) -> list[str]
             "what has changed since the prediction time before; rows add up",
         ),
     ):
-        rows = [row for row in found.table.to_pylist() if row["kind"] == kind]
+        rows = [row for row in explanation.table.to_pylist() if row["kind"] == kind]
         if rows:
-            effects = [_effect(row, found.risk, described) for row in rows[:SHOWN]]
+            effects = [_effect(row, explanation.risk, described) for row in rows[:SHOWN]]
             lines += ["", title, *(f"  {effect}" for effect in effects)]
     return lines
 
@@ -195,14 +201,14 @@ def _signed(points: float) -> str:
     return f"{points:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _cohort_lines(found: "Explanation", described: dict[str, str]) -> list[str]:
+def _cohort_lines(explanation: "Explanation", described: dict[str, str]) -> list[str]:
     lines = [
-        f"risk of {found.question}: {found.risk:.1%} on average over {found.subjects:,} subjects, at their last"
-        " prediction times",
+        f"risk of {explanation.question}: {explanation.risk:.1%} on average over {explanation.subjects:,} subjects,"
+        " at their last prediction times",
         "",
         f"{'code':<{CODE}}  carriers  adds (points)  95 % interval     raises it for",
     ]
-    rows = found.table.to_pylist()
+    rows = explanation.table.to_pylist()
     for row in rows[: 2 * SHOWN]:
         interval = f"{_signed(100 * row['low'])} to {_signed(100 * row['high'])}"
         against = f" against {row['against']}" if row["against"] else ""
@@ -257,7 +263,7 @@ def explore(
     from ehrsequencing.api.run import TrainedRun
 
     open_run(run, study, "explore", config=config)
-    found = TrainedRun(run).explore(
+    explorer = TrainedRun(run).explore(
         data,
         out,
         overwrite=overwrite,
@@ -272,8 +278,8 @@ def explore(
         say=remark,
     )
     result = {
-        "patients": len(found.gathered.patients),
-        "what_if": 0 if found.removals is None else len(found.removals),
+        "patients": len(explorer.gathered.patients),
+        "what_if": 0 if explorer.removals is None else len(explorer.removals),
         "megabytes": round(out.stat().st_size / 1e6, 1),
     }
     say("{patients:,} patients, {what_if:,} what-if answers, {megabytes} MB".format(**result))

@@ -86,8 +86,9 @@ def serve(
     try:
         from ehrsequencing.serve.app import serve as listen
     except ImportError as error:
-        fix = install("serve")
-        raise EhrseqError(f"needs {error.name}", where="ehrseq serve", fix=fix) from error
+        raise EhrseqError(
+            f"needs {error.name}", where="ehrseq serve", fix=install("serve")
+        ) from error
     from ehrsequencing.api.predictions import days_of
     from ehrsequencing.serve.security import Limits
 
@@ -104,19 +105,18 @@ def serve(
     open_run(run)
     started: list[str] = []
 
-    def explorer(found: "Run") -> str | None:
+    def explorer(opened: "Run") -> str | None:
         if data is None or not page:
             return None
-        if found.is_visit_head:
+        if opened.is_visit_head:
             note("note: the visit head has no risk curves, so there is no explorer")
             return None
-        from ehrsequencing.explorer import ExplorerSettings, collect
-        from ehrsequencing.explorer import page as page_of
+        from ehrsequencing.explorer import ExplorerSettings, collect, page as page_of
         from ehrsequencing.prediction.predict import NewRecords
 
         settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrate)
         with bar("reading the patients") as tick:
-            records = NewRecords(found, data)
+            records = NewRecords(opened, data)
             return page_of(collect(records, settings, force=force, progress=tick, say=note))
 
     def on_start(url: str) -> None:
@@ -183,7 +183,7 @@ def export(
     from ehrsequencing.api.predictions import export as write
 
     open_run(run)
-    found = write(
+    written = write(
         run,
         out,
         data,
@@ -196,14 +196,14 @@ def export(
         progress=shown(),
         say=remark,
     )
-    if isinstance(found, list):
+    if isinstance(written, list):
         say(f"read {out / 'README.md'} before you give the folder away")
         then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-        finish(wrote={"shared": out}, then=then, result={"files": found})
+        finish(wrote={"shared": out}, then=then, result={"files": written})
         return
-    say(f"risks at {found:,} labels")
+    say(f"risks at {written:,} labels")
     finish(
         wrote={"predictions": out},
         then=f"meds-dev-evaluation predictions_path={out} output_dir=results",
-        result={"labels": found},
+        result={"labels": written},
     )

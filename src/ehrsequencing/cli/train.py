@@ -83,19 +83,19 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
     lines, facts = [], []
     for number, member in enumerate(members or [manifest], start=1):
         rows = [row for row in history if row.get("member", 1) == number]
-        kept = next((row for row in rows if row["epoch"] == member.get("best_epoch")), None)
-        if kept is None:
+        row_of_best = next((row for row in rows if row["epoch"] == member.get("best_epoch")), None)
+        if row_of_best is None:
             continue
         who = f"model {number}: " if members else ""
         ended = f"training ran all {training.epochs} epochs"
         if len(rows) < training.epochs:
             ended = f"training stopped early, after {training.patience} epochs without a gain"
-        nll = kept["tuning_nll"]
+        nll = row_of_best["tuning_nll"]
         lines.append(
-            f"{who}kept epoch {kept['epoch']} of {len(rows)}, whose tuning NLL is lowest ({nll:.4f}); {ended}"
+            f"{who}kept epoch {row_of_best['epoch']} of {len(rows)}, whose tuning NLL is lowest ({nll:.4f}); {ended}"
         )
-        facts.append({"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": nll})
-    found = {
+        facts.append({"epoch": row_of_best["epoch"], "epochs": len(rows), "tuning_nll": nll})
+    epochs = {
         "kept": facts,
         "tuning_nll": manifest.get("tuning_nll"),
         "parameters": manifest.get("parameters"),
@@ -108,8 +108,8 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
         best = min(alone, key=lambda part: part[1])
         if best[1] < whole[1]:
             lines.append(f"on the tuning people {best[0]} alone is more likely than the {whole[0]}")
-        found["blend_tuning_nll"] = parts
-    return lines, found
+        epochs["blend_tuning_nll"] = parts
+    return lines, epochs
 
 
 def pretrain(

@@ -222,7 +222,9 @@ def load_table_map(path: Path | None) -> TableMap:
         EhrseqError: There is none, or it has unknown keys or lacks one.
     """
     if path is None:
-        fix = f"write what the columns mean into a file, and name it with --map map.yaml; see {_SHOWN}"
-        raise EhrseqError("a flat table needs a map", fix=fix)
+        raise EhrseqError(
+            "a flat table needs a map",
+            fix=f"write what the columns mean into a file, and name it with --map map.yaml; see {_SHOWN}",
+        )
     data: dict[str, Any] = read_yaml(path, see=_SHOWN)
     return validated(TableMap, data, where=str(path))

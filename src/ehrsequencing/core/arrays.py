@@ -127,7 +127,7 @@ def scratch(*shape: int) -> Floats:
         return np.full(shape, np.nan)
     try:
         with TemporaryFile(prefix="ehrseq-") as file:
-            # a disk that is full later would kill the process
+            # reserves the space: a disk that is full later would kill the process
             os.posix_fallocate(file.fileno(), 0, size)
             out: Floats = np.asarray(np.memmap(file, dtype=np.float64, mode="r+", shape=shape))
     except OSError:

@@ -103,7 +103,7 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         None: result["data"]["subjects"].get(result["split"], 0),
         **{row["landmark_days"]: row["subjects"] for row in result["at_risk"]},
     }
-    inputs = _inputs(found) if (found := result.get("inputs")) else None
+    inputs = _inputs(present) if (present := result.get("inputs")) else None
     parts: dict[str, Callable[[Row], Any]] = {
         "checks": lambda row: _counted({name: row.get(name) for name in _CHECKS}),
         "external": partial(_external, rates=inputs["by_split"] if inputs else {}),
@@ -150,24 +150,24 @@ def _learned(row: Row, *, events: Row) -> dict[str, Any]:
         for split, counts in events.items()
     }
     decided_by = {
-        # seconds × subjects a second are the training people, and so are steps × subjects a step
+        # hidden: seconds × subjects a second are the training people, and so are steps × subjects a step
         ("subjects_per_second", "steps"): 0,
         ("tuning_nll", "best_part"): max(had.get("tuning", {}).values(), default=0),
         ("train_nll",): max(had.get("train", {}).values(), default=0),
-        # of a part of a blend: its weight
+        # the weight of a part of a blend
         ("value", "low", "high"): had.get("train", {}).get(row.get("cause"), SMALLEST_COUNT),
     }
     hidden = {name for names, n in decided_by.items() if n < SMALLEST_COUNT for name in names}
     return {**row, **dict.fromkeys(hidden & row.keys())}
 
 
-def redact_rows(found: Row, *, is_simulated: bool, is_pooled: bool = False) -> Shareable:
+def redact_rows(exact: Row, *, is_simulated: bool, is_pooled: bool = False) -> Shareable:
     """Redact a result of nested rows, each with its own numbers of people, as a comparison of runs.
 
     What `is_pooled` was made of files that were redacted at their sites, cell by cell.
     """
     of_row = _counted if is_pooled else partial(_cell, cells={})
-    return Shareable(found if is_simulated else rounded(_changed(found, of_row)))
+    return Shareable(exact if is_simulated else rounded(_changed(exact, of_row)))
 
 
 def owners_part(result: Row) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _data(data: Row) -> dict[str, Any]:
 
 
 def _attrition(steps: Sequence[Row]) -> list[dict[str, Any]]:
-    # without the indexes, which are people where each has one
+    # leaves out the indexes, which are people where each has one
     return [
         {
             **{name: step[name] for name in ("step", "reason") if name in step},
@@ -314,10 +314,10 @@ def _followed(row: Row, at_risk: Mapping[Any, int]) -> dict[str, Any]:
     return {**_counted(row), **times}
 
 
-def _inputs(found: Row) -> dict[str, Any]:
+def _inputs(inputs: Row) -> dict[str, Any]:
     """Rates of each split of at least 11 people; a share of few people's prediction times is left out."""
     rates = {}
-    for split, row in found["by_split"].items():
+    for split, row in inputs["by_split"].items():
         people, sides = row["subjects"], row.get("people", {})
         shown = {
             name: None
@@ -332,18 +332,18 @@ def _inputs(found: Row) -> dict[str, Any]:
     return {"by_split": rates}
 
 
-def _external(found: Row, rates: Row) -> dict[str, Any]:
+def _external(external: Row, rates: Row) -> dict[str, Any]:
     """What an external validation says of its data; rates of tokens are those of the inputs."""
     return {
-        **_counted({name: found.get(name) for name in _EXTERNAL}),
+        **_counted({name: external.get(name) for name in _EXTERNAL}),
         "unknown_token_rate": rates.get("external", {}).get("unknown_token_rate"),
         "training_unknown_token_rate": rates.get("train", {}).get("unknown_token_rate"),
     }
 
 
-def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
+def _recalibration(recalibration: Row, result: Row, cells: Cells) -> dict[str, Any]:
     """Calibration before and after, of causes with enough events by every horizon."""
-    landmark = found["landmark_days"]
+    landmark = recalibration["landmark_days"]
     large = {
         cause
         for cause in result["causes"]
@@ -352,33 +352,33 @@ def _recalibration(found: Row, result: Row, cells: Cells) -> dict[str, Any]:
             for days in result["horizons_days"]
         )
     }
-    fitted = found.get("fitted", {})
+    fitted = recalibration.get("fitted", {})
     shown = {
         cause
         for cause, row in fitted.items()
         if shareable_count(row["events"]) not in (f"<{SMALLEST_COUNT}", 0)
     }
-    kept = {"before": large, "after": large, "fitted": shown}
+    parts = {"before": large, "after": large, "fitted": shown}
     return {
-        **found,
+        **recalibration,
         **{
             name: {
                 cause: _counted(row)
-                for cause, row in found.get(name, {}).items()
+                for cause, row in recalibration.get(name, {}).items()
                 if cause in causes
             }
-            for name, causes in kept.items()
+            for name, causes in parts.items()
         },
     }
 
 
-def _repeated(found: Row, cells: Cells) -> dict[str, Any]:
+def _repeated(repeated: Row, cells: Cells) -> dict[str, Any]:
     """Means over random splits; not each split's value."""
     return {
-        "splits": found["splits"],
-        "seeds": found.get("seeds"),
+        "splits": repeated["splits"],
+        "seeds": repeated.get("seeds"),
         **{
-            name: [{**_cell(row, cells), "values": []} for row in found[name]]
+            name: [{**_cell(row, cells), "values": []} for row in repeated[name]]
             for name in ("rows", "differences")
         },
     }

@@ -17,13 +17,13 @@ def made_of(**parts: object) -> dict[str, str]:
     >>> list(made_of(split="train", training={"epochs": 3, "seed": 0}))
     ['formulas', 'split', 'training.epochs', 'training.seed']
     """
-    found = {"formulas": digest(FORMULAS)}
+    digests = {"formulas": digest(FORMULAS)}
     for name, part in parts.items():
         if isinstance(part, Mapping):
-            found |= {f"{name}.{key}": digest(value) for key, value in part.items()}
+            digests |= {f"{name}.{key}": digest(value) for key, value in part.items()}
         else:
-            found[name] = digest(part)
-    return found
+            digests[name] = digest(part)
+    return digests
 
 
 def differing(made: Mapping[str, str], noted: object) -> list[str]:

@@ -388,11 +388,11 @@ def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
 
     A file that this user may not read is left out: the owner's exact numbers have mode 600.
     """
-    found = {}
+    faults = {}
     for name in set(manifest["files"]) - set(manifest.get("required", manifest["files"])):
         path = folder / name
         if not path.is_file():
-            found[name] = "is missing"
+            faults[name] = "is missing"
         elif os.access(path, os.R_OK) and sha256(path) != manifest["files"][name]:
-            found[name] = "has changed since it was written"
-    return dict(sorted(found.items()))
+            faults[name] = "has changed since it was written"
+    return dict(sorted(faults.items()))

@@ -13,7 +13,7 @@ from ehrsequencing.core.errors import quoted
 LONGEST_YAML = 1_000_000  # characters: it takes some seconds to read as many
 _SHORT_YAML = 50_000  # longer than any task; PyYAML reads as many in half a second
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-# PyYAML raises any of them for bad tags
+# what PyYAML raises for bad tags
 _INVALID = (
     yaml.YAMLError,
     ValueError,
@@ -99,12 +99,12 @@ def _bad_text(language: str) -> Iterator[None]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise BadText(f"has the key{quoted(twice)} twice")
-    return found
+    return entries
 
 
 class _Strict(yaml.SafeLoader):

@@ -85,14 +85,14 @@ class Comparison:
 
     def parts(self) -> "list[Comparison]":
         """The horizons in order, those of the same rows together: each with the rows that could be followed so long."""
-        found: list[Comparison] = []
+        divided: list[Comparison] = []
         start, inside = 0, self.followed(self.horizons_days[0])
         for h, horizon in enumerate(self.horizons_days):
             here = self.followed(horizon)
             if not np.array_equal(here, inside):
-                found.append(self._part(inside, slice(start, h)))
+                divided.append(self._part(inside, slice(start, h)))
                 start, inside = h, here
-        return [*found, self._part(inside, slice(start, len(self.horizons_days)))]
+        return [*divided, self._part(inside, slice(start, len(self.horizons_days)))]
 
     def until(self, horizon_days: float) -> "Comparison":
         """The same rows with the risks up to a day."""
@@ -170,11 +170,11 @@ class Comparison:
     def smallest_g(self) -> Floats:
         """(horizons,) the smallest chance G of being followed; the largest weight is its inverse. 1 without rows."""
         model = next(iter(self.risk))
-        found = [
+        smallest = [
             part.scored(model).smallest_g[0] if len(part) else np.ones(len(part.horizons_days))
             for part in self.parts()
         ]
-        return np.concatenate(found).astype(np.float64)
+        return np.concatenate(smallest).astype(np.float64)
 
     def blocks(self) -> Iterator[Ints32]:
         """(block, n) multiplicities of the rows, over all resamples."""
@@ -213,22 +213,22 @@ def main_place(comparisons: "Sequence[Comparison]", model: str) -> tuple[float |
     nothing is reached, the first landmark and horizon; all prediction times together only where there is no landmark.
     """
     at_landmarks = [one for one in comparisons if one.landmark_days is not None]
-    found: list[tuple[int, float | None, float]] = []
+    places: list[tuple[int, float | None, float]] = []
     for one in at_landmarks or comparisons:
         for part in one.parts():
             if not len(part):
                 continue
             events, covered = part.subjects_with_event()[0], part.scored(model).covered[0]
-            found += [
+            places += [
                 (int(count), one.landmark_days, float(horizon))
                 for count, horizon, reached in zip(events, part.horizons_days, covered, strict=True)
                 if reached
             ]
-    if not found:
+    if not places:
         first = (at_landmarks or comparisons)[0]
         return first.landmark_days, float(first.horizons_days[0])
-    most = max(count for count, *_ in found)
-    _, landmark, horizon = next(place for place in found if place[0] == most)
+    most = max(count for count, *_ in places)
+    _, landmark, horizon = next(place for place in places if place[0] == most)
     return landmark, horizon
 
 

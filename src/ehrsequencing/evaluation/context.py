@@ -228,7 +228,7 @@ class Context:
 
     def checks(self, *, trials: int | None) -> dict[str, Any]:
         """Content of `checks`; `trials` is what people tell of their tuning."""
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             "time_zero": time_zero(self.source.task),
             "tuning_trials": trials,
             "parameters": None,
@@ -238,9 +238,9 @@ class Context:
         }
         run = self.source.run
         if run is None:
-            return found
+            return content
         training = run.study.training
-        return found | {
+        return content | {
             "predictor_cutoff": CUTOFF,
             "parameters": int(run.manifest["parameters"]),
             "members": training.members,
@@ -250,22 +250,22 @@ class Context:
     def warnings(self, comparisons: Sequence[Comparison]) -> list[str]:
         """What a reader must know of the cohort and of what could not be compared."""
         task, population = self.source.task, self.population
-        found: list[str] = []
+        sentences: list[str] = []
         if self.prepared is not None:
-            found += task_warnings(task, self.prepared.attrition(task.name))
+            sentences += task_warnings(task, self.prepared.attrition(task.name))
         if population.counts["events"][task.causes[0]] < FEW_EVENTS:
             few = f"Fewer than {FEW_EVENTS} subjects of {population.split} had the event"
-            found.append(f"{few}: the intervals are wide.")
+            sentences.append(f"{few}: the intervals are wide.")
         there = {comparison.landmark_days for comparison in comparisons}
-        found += [
+        sentences += [
             f"Nobody was at risk {format_days(landmark)} after the index."
             for landmark in task.landmarks
             if landmark not in there
         ]
         for comparison in comparisons:
-            found += comparison.warnings(self.source.name)
-            found += unobserved_tenths(comparison, population.records)
-        return found
+            sentences += comparison.warnings(self.source.name)
+            sentences += unobserved_tenths(comparison, population.records)
+        return sentences
 
 
 def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
         "codes_per_visit": rate(tokens, visits),
         "visits_per_subject": rate(visits, len(subjects)),
         "numeric_value_rate": rate(int(numeric.sum()), tokens),
-        # with such a prediction time or token, and with another one
+        # people with such a prediction time or token, and people with another one
         "people": sides,
     }
 
@@ -321,9 +321,9 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, Any]:
 def time_zero(task: TaskConfig) -> str:
     """From when a subject's clock runs, and at which moments risks are compared."""
     landmarks = [format_days(days) for days in task.landmarks if days]
-    asked = "at it" if 0.0 in task.landmarks else ""
+    at_index = "at it" if 0.0 in task.landmarks else ""
     later = f"{', '.join(landmarks)} after it" if landmarks else ""
-    when = " and ".join(part for part in (asked, later) if part)
+    when = " and ".join(part for part in (at_index, later) if part)
     clock = "durations and horizons count from the moment of prediction"
     if task.blanking:
         clock += f", given no event in the {format_days(task.blanking)} that follow it"

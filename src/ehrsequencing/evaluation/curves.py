@@ -120,8 +120,8 @@ def decision_rows(
     at = at if thresholds else np.moveaxis(at, 0, -1)
     out = []
     for model in models:
-        found = estimate(scope, model, partial(_net_benefit, at=at))
-        low, high = found["net_benefit"].band()
+        estimates = estimate(scope, model, partial(_net_benefit, at=at))
+        low, high = estimates["net_benefit"].band()
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())
@@ -135,10 +135,12 @@ def decision_rows(
                     "thresholds": at[place].tolist(),
                     "above": [people(scope.subject, some) for some in flagged],
                     "events_above": [people(scope.subject, some & had) for some in flagged],
-                    "net_benefit": [results.number(x) for x in found["net_benefit"].value[place]],
+                    "net_benefit": [
+                        results.number(x) for x in estimates["net_benefit"].value[place]
+                    ],
                     "low": low[place].tolist() if defined else None,
                     "high": high[place].tolist() if defined else None,
-                    "treat_all": [results.number(x) for x in found["treat_all"].value[place]],
+                    "treat_all": [results.number(x) for x in estimates["treat_all"].value[place]],
                 }
             )
     return out
@@ -193,7 +195,7 @@ def incidence_rows(
     for e, cause in enumerate(causes):
         event = (part.cause == e + 1) & (part.duration_days <= horizon_days)
         group = risk_groups(part.risk[model][:, e, -1], event, part.subject)
-        found = [
+        groups = [
             _group(part.among(group == g), model, e, ticks)
             for g in range(int(group.max(initial=-1)) + 1)
         ]
@@ -204,7 +206,7 @@ def incidence_rows(
                 "horizon_days": float(horizon_days),
                 "days": [0.0, *part.horizons_days.tolist()],
                 "tick_days": ticks,
-                "groups": found,
+                "groups": groups,
             }
         )
     return out
@@ -256,8 +258,8 @@ def tick_days(horizon_days: float) -> list[float]:
 def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict[str, Any]:
     """One risk group: mean predicted and observed incidence, its band over people, and how many people are left."""
     days = part.horizons_days
-    found = estimate(part, model, partial(_incidence, e=e), hides_few=False)["observed"]
-    low, high = found.band()
+    observed = estimate(part, model, partial(_incidence, e=e), hides_few=False)["observed"]
+    low, high = observed.band()
     counts = RiskSets.count(part.duration_days, part.cause, part.risk[model].shape[1], None)
     reached = counts.reaches(days)
 
@@ -269,7 +271,7 @@ def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict
     return {
         "n": part.subjects,
         "predicted": [0.0, *part.risk[model][:, e].mean(axis=0).tolist()],
-        "observed": shown(found.value[0]),
+        "observed": shown(observed.value[0]),
         "low": shown(low[0]),
         "high": shown(high[0]),
         "events": [
@@ -281,5 +283,5 @@ def _group(part: Comparison, model: str, e: int, ticks: Sequence[float]) -> dict
 
 
 def _incidence(rows: ScoredRows, *, e: int) -> dict[str, Floats]:
-    found = np.atleast_3d(rows.counts.incidence.at(rows.horizons_days))[:, e : e + 1]
-    return {"observed": rows.finish(found)}
+    incidence = np.atleast_3d(rows.counts.incidence.at(rows.horizons_days))[:, e : e + 1]
+    return {"observed": rows.finish(incidence)}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BIASED = "biased under resampling"  # why a row has no interval
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
-# resamples that share one sorting, up to so many rows that they would fill the memory:
+# resamples that share one sorting, unless their rows would fill the memory
 FEWEST_TOGETHER = 16
 MOST_ELEMENTS = 2**21  # resamples × rows of one work array at most; some fifteen exist at once
 
@@ -104,10 +104,10 @@ def estimate(
         hides_few: Whether there is no interval where there are too few people.
     """
     point = metrics(scope.scored(model))
-    found = [metrics(scope.scored(model, weights=weights)) for weights in _work_blocks(scope)]
+    blocks = [metrics(scope.scored(model, weights=weights)) for weights in _work_blocks(scope)]
     none = {name: np.zeros((0, *value.shape)) for name, value in point.items()}
     samples = {
-        name: np.concatenate([none[name], *(block[name] for block in found)]) for name in point
+        name: np.concatenate([none[name], *(block[name] for block in blocks)]) for name in point
     }
     events = scope.subjects_with_event()
     subjects = np.full(len(scope.horizons_days), scope.subjects)
@@ -126,7 +126,7 @@ def metric_estimates(
 
     Those that have no interval are not resampled.
     """
-    found: dict[str, Estimate] = {}
+    estimates: dict[str, Estimate] = {}
     for interval, of_every_row in itertools.product((True, False), repeat=2):
         some = [
             metric
@@ -137,8 +137,10 @@ def metric_estimates(
             rows = scope if interval else scope.without_resamples()
             parts = [rows] if of_every_row else rows.parts()
             of_parts = [_estimates(part, model, some) for part in parts]
-            found |= {metric.key: _joined([one[metric.key] for one in of_parts]) for metric in some}
-    return {metric.key: found[metric.key] for metric in metrics}
+            estimates |= {
+                metric.key: _joined([one[metric.key] for one in of_parts]) for metric in some
+            }
+    return {metric.key: estimates[metric.key] for metric in metrics}
 
 
 def _estimates(part: Comparison, model: str, metrics: Sequence[Metric]) -> dict[str, Estimate]:
@@ -184,9 +186,11 @@ def scope_estimates(
     out: Estimates = {name: {} for name in causes}
     for place, model in enumerate(scope.risk, start=1):
         progress(f"intervals {scope.where}, model {place} of {len(scope.risk)}")
-        for name, found in metric_estimates(scope, model, taken("everywhere", "causes")).items():
+        for name, of_causes in metric_estimates(
+            scope, model, taken("everywhere", "causes")
+        ).items():
             for e, cause in enumerate(causes):
-                out[cause].setdefault(model, {})[name] = found.of_cause(e)
+                out[cause].setdefault(model, {})[name] = of_causes.of_cause(e)
     return out
 
 
@@ -196,8 +200,8 @@ def metric_rows(scope: Comparison, estimates: Estimates) -> list[dict[str, Any]]
     return [
         row
         for model in models
-        for cause, found in estimates.items()
-        for name, one in found[model].items()
+        for cause, of_cause in estimates.items()
+        for name, one in of_cause[model].items()
         for row in long_rows(scope, one, model=model, cause=cause, metric=name)
     ]
 
@@ -220,11 +224,11 @@ def difference_rows(
     return [
         row
         for rival in rivals
-        for cause, found in estimates.items()
+        for cause, of_cause in estimates.items()
         for name in (metric.key for metric in in_columns(taken("everywhere")) if metric.compared)
         for row in long_rows(
             scope,
-            found[ours][name].minus(found[rival][name]),
+            of_cause[ours][name].minus(of_cause[rival][name]),
             model=rival,
             cause=cause,
             metric=name,
@@ -278,10 +282,10 @@ def over_time_rows(
         inside = grid.followed(horizon)
         part = (grid if inside.all() else grid.among(inside)).until(horizon)
         for model in grid.risk if len(part) else ():
-            found = _integrals(part, model)
+            estimates = _integrals(part, model)
             if model in strongest:
-                found |= _incidence_errors(part, model)
-            for name, one in found.items():
+                estimates |= _incidence_errors(part, model)
+            for name, one in estimates.items():
                 for e, cause in enumerate(causes):
                     out += long_rows(
                         part.at_end(), one.of_cause(e), model=model, cause=cause, metric=name
@@ -294,19 +298,19 @@ def _integrals(part: Comparison, model: str) -> dict[str, Estimate]:
     if len(part.horizons_days) < 2:
         return {}
     plain = [metric for metric in taken("over time") if metric.interval]
-    found = estimate(
+    estimates = estimate(
         part, model, lambda rows: {key: x[..., None] for key, x in values(rows, plain).items()}
     )
     return {
         key: replace(one, events=one.events[:, -1:], subjects=one.subjects[-1:])
-        for key, one in found.items()
+        for key, one in estimates.items()
     }
 
 
 def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
     """AJ error up to the last day, and what it would be by chance, each (causes, 1)."""
-    found = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)}, hides_few=False)
-    gap = found["gap"]
+    gaps = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)}, hides_few=False)
+    gap = gaps["gap"]
     days, events = part.horizons_days, gap.events[:, -1:]
     error = mean_distance(gap.value, days)[:, None]
     own = Estimate(error, np.zeros((0, *error.shape)), events, gap.subjects[-1:])
@@ -389,9 +393,9 @@ def before_and_after(
     scope = next(one for one in scopes if one.landmark_days == landmark_days).without_resamples()
 
     def measured(side: str) -> dict[str, dict[str, list[float | None]]]:
-        found = metric_estimates(scope, side, [METRICS[key] for key in SHOWN])
+        estimates = metric_estimates(scope, side, [METRICS[key] for key in SHOWN])
         return {
-            name: {key: [number(v) for v in one.value[e]] for key, one in found.items()}
+            name: {key: [number(v) for v in one.value[e]] for key, one in estimates.items()}
             for e, name in enumerate(run.task.causes)
         }
 

@@ -18,8 +18,7 @@ from ehrsequencing.core.arrays import Floats, Ints, selected
 from ehrsequencing.core.disclosure import INDIVIDUAL
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import write_json
-from ehrsequencing.evaluation import population as follow_up
-from ehrsequencing.evaluation import results
+from ehrsequencing.evaluation import population as follow_up, results
 from ehrsequencing.evaluation.comparison import (
     ORACLE,
     Comparison,
@@ -100,30 +99,34 @@ class Evaluation:
         self.population, self.prepared, self.settings = population, prepared, settings
         self.fitted, self.train_censoring = fitted, train_censoring
         if prepared is None and train_censoring:
-            fix = "name the prepared set of the run with --prepared"
             raise EhrseqError(
-                "censoring weights need the training subjects", where=self.source.where, fix=fix
+                "censoring weights need the training subjects",
+                where=self.source.where,
+                fix="name the prepared set of the run with --prepared",
             )
         if prepared is not None and self.run is not None:
             self.run.require_own(prepared)
         self.context = Context(self.source, population, prepared)
         self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
-            where = f"task {self.task.name}, {population.split}"
-            raise EhrseqError("nobody has a prediction time", where=where, fix="see ehrseq check")
+            raise EhrseqError(
+                "nobody has a prediction time",
+                where=f"task {self.task.name}, {population.split}",
+                fix="see ehrseq check",
+            )
         self.horizons = self.grid = self.knots = np.array(self.task.horizons)
         if self.source.is_curve:
             last = self.horizons[-1]
             spaced = np.linspace(0, last, GRID_POINTS + 1)[1:]
             self.grid = np.union1d(spaced, self.horizons)
             # where risks are known: between two of these days a hazard counts as constant, as between two edges
-            asked = [self.source.predictor, *(beside or {}).values()]
-            edges = [edge for one in asked for edge in one.edges_days if edge < last]
+            predictors = [self.source.predictor, *(beside or {}).values()]
+            edges = [edge for one in predictors for edge in one.edges_days if edge < last]
             self.knots = np.union1d(self.grid, edges)
         self.truth, notes = truth_of(population, self.task)
         self.warnings = [*population.warnings(), *notes]
         self.trials = trials_of(self.source, settings)
-        # ours; baselines, strongest first; the parts of a blend that are none of them; others; the truth
+        # in order: ours, the baselines with the strongest first, the blend's other parts, others' files, the truth
         self.predictors: dict[str, Predictor] = {
             self.ours: self.source.predictor,
             **{one.model.name: one.model for one in fitted},
@@ -233,10 +236,10 @@ class Evaluation:
         for comparison in comparisons:
             days = comparison.landmark_days
             rows = slice(None) if days is None else self.records.at_landmark(days)
-            for name, found in self.nll.items():
-                metrics.append(nll_row(comparison, found[rows], model=name, cause=causes[0]))
+            for name, nll in self.nll.items():
+                metrics.append(nll_row(comparison, nll[rows], model=name, cause=causes[0]))
                 if name in rivals:
-                    less = self.nll[self.ours][rows] - found[rows]
+                    less = self.nll[self.ours][rows] - nll[rows]
                     differences.append(nll_row(comparison, less, model=name, cause=causes[0]))
         return metrics, differences
 
@@ -249,7 +252,7 @@ class Evaluation:
         ours, *others = self.predictors
         if not self.predictors[ours].has_hazards:
             return {}
-        found = {ours: self.predictors[ours].nll(self.records)}
+        likelihoods = {ours: self.predictors[ours].nll(self.records)}
         knots, start = self.source.knots_days, self.task.blanking
         for name in others:
             predictor = self.predictors[name]
@@ -259,11 +262,11 @@ class Evaluation:
             else:
                 nll = predictor.nll(self.records)
             if np.isfinite(nll).all():
-                found[name] = nll
+                likelihoods[name] = nll
             else:
                 note = "has no NLL: an event falls where its curve is flat."
                 self.warnings.append(f"{name} {note}")
-        return found
+        return likelihoods
 
     @property
     def _strongest(self) -> list[str]:
@@ -326,9 +329,9 @@ class Evaluation:
         parts = [part for one in comparisons for part in one.parts() if len(part)]
         for number, part in enumerate(parts, start=1):
             progress(f"calibration, decision curves, {number} of {len(parts)}")
-            drawn, found = smooth_rows(part, causes, models=models, seed=self.settings.seed)
+            drawn, metrics = smooth_rows(part, causes, models=models, seed=self.settings.seed)
             smooth += drawn
-            indices += found
+            indices += metrics
             at = self.settings.decision_thresholds
             decision += decision_rows(part, causes, models=models, thresholds=at)
         return {
@@ -338,13 +341,13 @@ class Evaluation:
 
     def _incidence(self, risk: Floats, horizon_days: float) -> Rows:
         """Incidence by risk group at each landmark, up to the main horizon."""
-        found: Rows = []
+        rows: Rows = []
         for one in self.comparisons({self.ours: risk}, self.grid):
             if one.landmark_days is not None and one.followed(horizon_days).any():
-                found += incidence_rows(
+                rows += incidence_rows(
                     one, self.task.causes, model=self.ours, horizon_days=horizon_days
                 )
-        return found
+        return rows
 
     def _subgroups(self, comparison: Comparison) -> Rows:
         at, kinds = self.records.at_landmark(comparison.landmark_days or 0), self.settings.subgroups
@@ -368,9 +371,9 @@ class Evaluation:
             return None
         if self.run is None:
             return {"name": ORACLE}
-        found = oracle_table(self.truth, self.source.predictor, self.records, self.nll[self.ours])
-        self.warnings += oracle_warnings(found)
-        return found
+        table = oracle_table(self.truth, self.source.predictor, self.records, self.nll[self.ours])
+        self.warnings += oracle_warnings(table)
+        return table
 
 
 def evaluate(
@@ -411,8 +414,8 @@ def evaluate(
         landmark = result["main"]["landmark_days"]
         recalibration = before_and_after(evaluation, run, fitted, landmark_days=landmark)
         result["recalibration"] = recalibration
-        # before and after are in `metrics.json`, where small numbers of people are hidden
-        kept = {"fitted": recalibration["fitted"]}
-        add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, kept))
+        # the values before and after stand in `metrics.json`, which hides small numbers of people
+        facts = {"fitted": recalibration["fitted"]}
+        add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, facts))
     results.add_result(result, run_folder)
     return result

@@ -31,7 +31,7 @@ CURVE_POINTS = 40  # of a whole risk curve
 SIMULATED_TRAJECTORIES = 4  # unless the settings say how many
 MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
-# of the main horizon: what is left until the event or the end at the time that is shown
+# share of the main horizon that must be left before the event or the end at the time that is shown
 LEFT_TO_SEE = 0.25
 
 
@@ -157,7 +157,7 @@ def _curves(
     at = sorted({round(k * last / (CURVES - 1)) for k in range(CURVES)} | {row["now"]})
     start = source.task.blanking
     risk, of_members = source.predictor.risk_of_members(alone, days, start_days=start)
-    found: dict[str, Any] = {
+    curves: dict[str, Any] = {
         "curve_days": days.round(2).tolist(),
         "curve_at": at,
         "full": {
@@ -167,11 +167,11 @@ def _curves(
     }
     if len(of_members):
         low, high = member_band(of_members[:, offset + row["now"]])
-        found["band"] = {
+        curves["band"] = {
             name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
             for e, name in enumerate(source.task.causes)
         }
-    return found
+    return curves
 
 
 def _add_moves(
@@ -187,17 +187,17 @@ def _add_moves(
     """
     ids = [int(records.timelines.subject_id[subject]) for subject in chosen]
     try:
-        found = {
+        record_of = {
             record.subject_id: record
             for record in subject_records(NewRecords(question.run, data), set(ids))
         }
     except EhrseqError:
         return
     for row, subject, who in zip(rows, chosen, ids, strict=True):
-        if who not in found:
+        if who not in record_of:
             continue
         own = _own(records.rows, subject)[: row["now"] + 1]
-        places = np.searchsorted(found[who].prediction_us, records.rows.prediction_us[own])
+        places = np.searchsorted(record_of[who].prediction_us, records.rows.prediction_us[own])
         at = row["horizons_days"].index(question.horizon_days)
         risk = [risks[at] for risks in row["curves"][question.cause_name]][: row["now"] + 1]
         largest = sorted(np.argsort(-np.abs(np.diff(risk)), kind="stable")[:MOVES].tolist())
@@ -205,7 +205,7 @@ def _add_moves(
         for k in largest:
             if places[k + 1] != places[k] + 1:
                 continue
-            moved = change(question, found[who], row=int(places[k + 1]))
+            moved = change(question, record_of[who], row=int(places[k + 1]))
             parts = [
                 {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
                 for part in moved.rows
@@ -253,8 +253,8 @@ def code_effects(
     if population.source is None or not population.source.is_dir():
         return {"codes": [], "reason": GONE}
     rows, ids = population.records.rows, population.records.timelines.subject_id
-    asked = ids[np.unique(rows.subject)]
-    chosen = asked[np.argsort(hash_u64(asked.astype(np.uint64)), kind="stable")[:subjects]]
+    with_row = ids[np.unique(rows.subject)]
+    chosen = with_row[np.argsort(hash_u64(with_row.astype(np.uint64)), kind="stable")[:subjects]]
     try:
         question = Question.for_run(run, horizon_days=horizon_days)
     except EhrseqError as error:  # the run has no answer for the horizon
@@ -264,30 +264,30 @@ def code_effects(
         if population.made_from not in (None, records.made_by["data"]):
             return {"codes": [], "reason": CHANGED}
         resamples = min(settings.bootstrap, MOST_RESAMPLES)
-        found = explain_cohort(question, records, subjects=None, bootstrap=resamples)
+        effects = explain_cohort(question, records, subjects=None, bootstrap=resamples)
     except EhrseqError:
         return {"codes": [], "reason": CHANGED}
     words = read_descriptions(population.source)
-    kept = found.table.to_pylist()
+    rows_of_codes = effects.table.to_pylist()
     return {
         "cause": question.cause_name,
         "horizon_days": question.horizon_days,
         "subjects": subjects,
-        "risk": found.risk,
-        "reason": (OF_PART if found.is_part else None) if kept else RARE,
+        "risk": effects.risk,
+        "reason": (OF_PART if effects.is_part else None) if rows_of_codes else RARE,
         "codes": [
             {
                 "code": row["code"],
                 "description": words.get(row["code"]),
                 "against": words.get(row["against"], row["against"]),
                 "share": shareable_rate(  # from the printed count
-                    min(int(row["carriers"].replace(",", "")) / found.subjects, 1.0),
-                    found.subjects,
+                    min(int(row["carriers"].replace(",", "")) / effects.subjects, 1.0),
+                    effects.subjects,
                 ),
                 "effect": row["change_in_risk"],
                 "low": row["low"],
                 "high": row["high"],
             }
-            for row in kept[:MOST_CODES]
+            for row in rows_of_codes[:MOST_CODES]
         ],
     }

@@ -89,18 +89,21 @@ def read_external(
     """
     reader = MedsReader(data, facts, run.study.visits)
     progress("reading the new data")
-    found, parents, task = survey(reader, CodeCounts), read_parents(data), run.task
-    encoder, codes = Encoder(run, parents), found.part.subjects
+    surveyed, parents, task = survey(reader, CodeCounts), read_parents(data), run.task
+    encoder, codes = Encoder(run, parents), surveyed.part.subjects
     inputs = TokenRows(run.vocabulary, encoder.excluded)
-    unknown = found.part.unknown(run.vocabulary, encoder.excluded)
+    unknown = surveyed.part.unknown(run.vocabulary, encoder.excluded)
     unmatched = _unmatched(task, codes, parents)
     if any(not text.startswith("competing.") for text in unmatched):
         whole = sum(not encoder.excluded(code) for code in codes)
         known = f"{len(unknown)} of its {whole} codes are unknown to the run"
         what = f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)})"
-        fix = "map its codes to those of the data that the run was trained on"
-        raise EhrseqError(f"{what}, and {known}", where=str(data), fix=fix)
-    end_us, tally = found.end_us, Tally(task)
+        raise EhrseqError(
+            f"{what}, and {known}",
+            where=str(data),
+            fix="map its codes to those of the data that the run was trained on",
+        )
+    end_us, tally = surveyed.end_us, Tally(task)
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
@@ -134,7 +137,7 @@ def read_external(
         unmatched,
         differences(inputs, encoder.builder.cause_codes),
         late=reader.late,
-        made_of=made_of(records=found.days.content),
+        made_of=made_of(records=surveyed.days.content),
     )
 
 
@@ -205,34 +208,37 @@ def validate(
     own = prepared or Path(run.manifest["prepared"])
     store = Prepared(own) if own.is_dir() else None
     if store is None and (prepared is not None or settings.recalibrate):
-        fix = "name the set that the run was trained on with --prepared, or leave out --recalibrate"
-        raise EhrseqError("the prepared set is not there", where=str(own), fix=fix)
+        raise EhrseqError(
+            "the prepared set is not there",
+            where=str(own),
+            fix="name the set that the run was trained on with --prepared, or leave out --recalibrate",
+        )
     if out is None:
         refuse_shared(run_folder, run.manifest)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL, overwrite=overwrite or out is None) as temporary:
-        found = read_external(run, data, facts=facts, progress=progress)
+        external = read_external(run, data, facts=facts, progress=progress)
         is_there = is_json_of(folder / MANIFEST, EXTERNAL)
-        noted = read_json(folder / MANIFEST).get("made_of") if is_there else found.made_of
-        if out is None and not overwrite and differing(found.made_of, noted):
+        noted = read_json(folder / MANIFEST).get("made_of") if is_there else external.made_of
+        if out is None and not overwrite and differing(external.made_of, noted):
             raise EhrseqError(
                 f"holds the validation of other records, which are called {name} too",
                 where=str(folder),
                 fix="name another folder with --out, or replace it with --overwrite",
             )
-        for text in found.differences:
+        for text in external.differences:
             say(f"warning: {text}")
-        found = replace(found, population=found.population.drawn(settings))
+        external = replace(external, population=external.population.drawn(settings))
         rivals = fit_rivals(evaluated, store, settings, progress)
         evaluation = Evaluation(
-            evaluated, found.population, prepared=store, settings=settings, fitted=rivals
+            evaluated, external.population, prepared=store, settings=settings, fitted=rivals
         )
         result = evaluation.result(progress=progress)
-        summary, warnings = _summary(run, found, store, result["inputs"]["by_split"])
+        summary, warnings = _summary(run, external, store, result["inputs"]["by_split"])
         result["made_of"] = evaluation_made_of(
-            run, SPLIT, settings, data=found.made_of, baselines=store is not None
+            run, SPLIT, settings, data=external.made_of, baselines=store is not None
         )
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
@@ -244,16 +250,16 @@ def validate(
             )
         write_result(result, temporary)
         draw(result, temporary)
-        made = {"run": run.fingerprint, "made_of": found.made_of}
+        made = {"run": run.fingerprint, "made_of": external.made_of}
         write_manifest(temporary, {**EXTERNAL.facts, **made})
     return result, folder
 
 
 def _summary(
-    run: Run, found: External, store: Prepared | None, inputs: Mapping[str, Any]
+    run: Run, external: External, store: Prepared | None, inputs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """The `external` key of `metrics.json`, and what a reader must be warned of; `inputs` are rates by split."""
-    population, seen, warnings = found.population, None, list[str]()
+    population, seen, warnings = external.population, None, list[str]()
     rate, there = (inputs.get(split, {}).get("unknown_token_rate") for split in (SPLIT, "train"))
     if store is None:
         warnings.append(
@@ -266,18 +272,18 @@ def _summary(
         warnings.append(
             "Far more tokens are unknown to the run than in training: it cannot use what it does not know."
         )
-    warnings += [f"{text[0].upper()}{text[1:]}." for text in found.differences]
+    warnings += [f"{text[0].upper()}{text[1:]}." for text in external.differences]
     if seen:
         warnings.append(
             f"{people(seen)} subject ids also occur in the run's training data: if they are the same "
             "people, this is not external validation."
         )
-    if found.late is not None:
+    if external.late is not None:
         warnings.append(
             "A few rows come long after all others. They do not move the data's end. Set data.extracted "
             "to state it."
         )
-    warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
+    warnings += [f"No code of the data matches the task's {text}." for text in external.unmatched]
     return {
         "data": population.data,
         "subjects": population.counts["steps"][-1]["subjects"],
@@ -285,10 +291,10 @@ def _summary(
         "training_unknown_token_rate": there,
         "new_codes": [
             {"code": code, "subjects": count}
-            for code, count in found.unknown.items()
+            for code, count in external.unknown.items()
             if count >= SMALLEST_COUNT
         ][:MOST_CODES],
-        "unmatched": found.unmatched,
+        "unmatched": external.unmatched,
         "seen_in_training": seen,
-        "people": digest(found.made_of),
+        "people": digest(external.made_of),
     }, warnings

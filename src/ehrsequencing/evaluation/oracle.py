@@ -196,9 +196,9 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
     own = -np.einsum("rek,rk->r", stake * true, at_risk)
     had = np.flatnonzero(cause > 0)
     own[had] += stake[had, cause[had] - 1, event_bin(inner, duration[had])]
-    found = np.full(len(truth.hazards), np.nan)
-    found[known] = own
-    return found
+    nats = np.full(len(truth.hazards), np.nan)
+    nats[known] = own
+    return nats
 
 
 def beside_the_truth(
@@ -277,13 +277,13 @@ def oracle_table(
     )
 
 
-def oracle_warnings(found: Mapping[str, Any]) -> list[str]:
+def oracle_warnings(table: Mapping[str, Any]) -> list[str]:
     """What a reader of `oracle` must be warned of."""
-    if found["beats_oracle_z"] > LEAK_Z:
+    if table["beats_oracle_z"] > LEAK_Z:
         return [
             "The model beats the true hazards by more than three standard errors: it is leaking."
         ]
-    if found["nll_z"] > LEAK_Z:
+    if table["nll_z"] > LEAK_Z:
         return [
             "The model's NLL beats that of the true hazards by more than three standard errors, but it foresees no "
             "event that they do not expect: they are means over too few simulated futures. Raise truth_futures."

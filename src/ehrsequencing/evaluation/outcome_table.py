@@ -34,7 +34,7 @@ from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.prepared import Prepared
 
 FEWEST_EVENTS = 50  # subjects with the event, below which an outcome has no line of its own
-# a case is asked about at least so long before its event, as Delphi-2M's evaluation does
+# a case is predicted at least so long before its event, as in Delphi-2M's evaluation
 GAP_DAYS = 36.5
 BAND_YEARS = 5
 MOST_RESAMPLES = 200
@@ -73,18 +73,18 @@ def evaluate_outcomes(
         `events` of `subjects`.
     """
     rows = OutcomeRows(run, prepared, split, settings)
-    found, rare = list[dict[str, Any]](), _Pool()
+    outcomes, rare = list[dict[str, Any]](), _Pool()
     for done, one in enumerate(rows.outcomes(), start=1):
         if (events := len(one.had)) >= FEWEST_EVENTS:
-            found.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
+            outcomes.append({"code": run.outcomes[one.number], "events": events, **one.numbers()})
         else:
             rare.add(one)
         progress(done, len(run.outcomes))
-    found.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
+    outcomes.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
     result = {
         "task": run.task.name,
         "split": split,
-        "outcomes": found,
+        "outcomes": outcomes,
         "pooled": rare.numbers(),
         "fewest_events": FEWEST_EVENTS,
         "subjects": len(rows.subject_ids),
@@ -97,18 +97,18 @@ def evaluate_outcomes(
     return shared
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Median AUC, and how many O/E lie within .9 to 1.1; with events as they are, even true hazards miss that often."""
-    aucs = [row["auc"]["value"] for row in found if row["auc"]["value"] is not None]
-    ratios = np.array([row["oe"]["value"] for row in found if row["oe"]["value"] is not None])
+    aucs = [row["auc"]["value"] for row in rows if row["auc"]["value"] is not None]
+    ratios = np.array([row["oe"]["value"] for row in rows if row["oe"]["value"] is not None])
     held = [
-        row["oe"]["low"] <= 1 <= row["oe"]["high"] for row in found if row["oe"]["low"] is not None
+        row["oe"]["low"] <= 1 <= row["oe"]["high"] for row in rows if row["oe"]["low"] is not None
     ]
     rng = np.random.default_rng(0)
-    drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in found]
+    drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in rows]
     shown: dict[str, Any] = rounded(
         {
-            "outcomes": len(found),
+            "outcomes": len(rows),
             "median_auc": float(np.median(aucs)) if aucs else None,
             "oe_within_10_percent": float(np.mean(np.abs(ratios - 1) <= 0.1))
             if len(ratios)

@@ -190,15 +190,22 @@ def read_sites(files: Sequence[Path]) -> dict[str, Site]:
             first = error.errors(include_input=False, include_url=False)[0]
             parts = [f"row {part + 1}" if isinstance(part, int) else part for part in first["loc"]]
             what = ", ".join([*parts, first["msg"].removeprefix("Value error, ")])
-            fix = "evaluate again at this site"
-            raise EhrseqError(f"is no metrics.json: {what}", where=str(path), fix=fix) from error
+            raise EhrseqError(
+                f"is no metrics.json: {what}", where=str(path), fix="evaluate again at this site"
+            ) from error
         for known, other in sites.items():
             if why := site.conflict(other):
-                what = f"cannot be pooled with {known}: {why}"
-                raise EhrseqError(what, where=str(path), fix="evaluate one run at each site")
+                raise EhrseqError(
+                    f"cannot be pooled with {known}: {why}",
+                    where=str(path),
+                    fix="evaluate one run at each site",
+                )
         if name in sites:
-            what = f"has the name of {name}"
-            raise EhrseqError(what, where=str(path), fix="give each site a folder of its name")
+            raise EhrseqError(
+                f"has the name of {name}",
+                where=str(path),
+                fix="give each site a folder of its name",
+            )
         sites[name] = site
     if len(sites) < 2:
         raise EhrseqError("needs two sites or more", where="--pool", fix="name their metrics.json")
@@ -225,9 +232,9 @@ def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
             low, value, high = to_scale(ends).T
             error = (high - low) / (2 * norm.ppf(0.975))
         used = np.isfinite(value) & np.isfinite(error) & (error > 0)
-        found = random_effects(value[used], error[used]) if used.sum() > 1 else {}
+        pooled = random_effects(value[used], error[used]) if used.sum() > 1 else {}
         limits = {
-            name: float(back(found[name])) if np.isfinite(found.get(name, np.nan)) else None
+            name: float(back(pooled[name])) if np.isfinite(pooled.get(name, np.nan)) else None
             for name in ("mean", "low", "high", "next_low", "next_high")
         }
         rows.append(
@@ -238,8 +245,8 @@ def pool(sites: Mapping[str, Site]) -> dict[str, Any]:
                 "sites": {name: row.model_dump() for name, row in own.items()},
                 "pooled": int(used.sum()),
                 **limits,
-                "tau": found.get("tau"),
-                "i2": found.get("i2"),
+                "tau": pooled.get("tau"),
+                "i2": pooled.get("i2"),
             }
         )
     return {"task": next(iter(sites.values())).title, "sites": list(sites), "rows": rows}

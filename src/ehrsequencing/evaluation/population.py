@@ -139,11 +139,11 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
 
     Everybody is as likely as anybody else, whatever happens to them and however long their record is.
     """
-    asked = np.flatnonzero(np.diff(records.rows.row_offsets))
-    if settings.subjects is None or len(asked) <= settings.subjects:
+    with_row = np.flatnonzero(np.diff(records.rows.row_offsets))
+    if settings.subjects is None or len(with_row) <= settings.subjects:
         return None
     return np.sort(
-        np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False)
+        np.random.default_rng(settings.seed).choice(with_row, settings.subjects, replace=False)
     )
 
 
@@ -263,16 +263,16 @@ def unobserved_tenths(scope: Comparison, records: TaskRecords) -> list[str]:
     sides = {"ages": np.asarray(rows.age_years[at], dtype=np.float64)}
     if landmark is None:
         sides["prediction times"] = (rows.prediction_us[at] - rows.index_us[at]) / DAY_US
-    found = []
+    warnings = []
     for name, values in sides.items():
         for horizon in scope.horizons_days:
             if _has_unobserved_tenth(scope, values, float(horizon)):
-                found.append(
+                warnings.append(
                     f"In at least one tenth of the {name} {scope.where} nobody is observed for "
                     f"{format_days(float(horizon))}: no weight stands in for them, so that all numbers by then may be "
                     "biased. If follow-up ends at a fixed age or date, name it, as in censoring: {age: 80y}."
                 )
-    return found
+    return warnings
 
 
 def _has_unobserved_tenth(scope: Comparison, values: Floats, horizon_days: float) -> bool:

@@ -40,7 +40,7 @@ from ehrsequencing.training.resolve import DECIDED_BY_DATA
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
-# of the splits; above, what is left would be a selection of the lucky ones
+# share of splits without a value; above it, a mean of the others would be one of the lucky splits
 LARGEST_UNDEFINED_SHARE = 0.05
 
 
@@ -68,9 +68,9 @@ def corrected_interval(
         >>> [round(x, 3) for x in corrected_interval([1.0, 2.0, 3.0], 0.25)]
         [2.0, -1.286, 5.286]
     """
-    found = np.asarray(values, dtype=np.float64)
-    defined = found[~np.isnan(found)]
-    if not len(defined) or len(defined) < (1 - LARGEST_UNDEFINED_SHARE) * len(found):
+    all_splits = np.asarray(values, dtype=np.float64)
+    defined = all_splits[~np.isnan(all_splits)]
+    if not len(defined) or len(defined) < (1 - LARGEST_UNDEFINED_SHARE) * len(all_splits):
         return np.nan, np.nan, np.nan
     mean, count = float(defined.mean()), len(defined)
     if count < 2:
@@ -114,7 +114,7 @@ class Split:
         """Read what `_judge` wrote, landmarks only."""
         values, counts = {}, {}
         for row in stored["metrics"]:
-            # not regressions, for which a split has too few events
+            # without the regressions, for which one split has too few events
             is_averaged = row["metric"] in METRICS and METRICS[row["metric"]].taken != "causes"
             if row["landmark_days"] is not None and is_averaged:
                 place = Place(*(row[name] for name in Place._fields))
@@ -206,25 +206,30 @@ def repeated_splits(
     run = Run(run_folder)
     Evaluated.of_run(run)  # refuses the visit head
     if not 0 <= first_seed < 2**31:
-        fix = "use a number from 0 on, as in 1234"
-        raise EhrseqError("is not a seed", where="--split-seed", fix=fix)
+        raise EhrseqError(
+            "is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234"
+        )
     if splits < 2:
-        what = "an interval over splits needs two splits"
-        raise EhrseqError(what, where="--splits", fix="use 25")
+        raise EhrseqError(
+            "an interval over splits needs two splits", where="--splits", fix="use 25"
+        )
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
-        what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
-        fix = "repeat the splits of a run without --init"
-        raise EhrseqError(what, where=f"--splits, {run_folder}", fix=fix)
+        raise EhrseqError(
+            "the run started from another model, which other splits cannot use: they hold out subjects whom it saw",
+            where=f"--splits, {run_folder}",
+            fix="repeat the splits of a run without --init",
+        )
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
-        what, fix = "the MEDS records have moved", "name them with --data"
-        raise EhrseqError(what, where=str(records), fix=fix)
+        raise EhrseqError(
+            "the MEDS records have moved", where=str(records), fix="name them with --data"
+        )
     require_made_of(store, records)
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
     own = {"task": run.task, "model": run.study.model, "training": run.study.training}
     study = store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
-    found = []
+    finished = []
     for done, seed in enumerate(range(first_seed, first_seed + splits)):
 
         def stage(what: str, done: int = done) -> None:
@@ -239,10 +244,12 @@ def repeated_splits(
             origin=run.manifest["fingerprint"],
             stage=stage,
         )
-        found.append(Split.of(stored))
-    result = summarise(found)
-    kept = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
-    write_json(run_folder / FOLDER / SUMMARY, sealed(kept), owner_only=True)  # it has exact counts
+        finished.append(Split.of(stored))
+    result = summarise(finished)
+    summary = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
+    write_json(
+        run_folder / FOLDER / SUMMARY, sealed(summary), owner_only=True
+    )  # it has exact counts
     progress(splits, splits, "done")
     return result
 
@@ -250,11 +257,11 @@ def repeated_splits(
 def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
     path = run_folder / FOLDER / SUMMARY
-    kept = read_json(path) if path.is_file() else {}
+    summary = read_json(path) if path.is_file() else {}
     own = Run(run_folder).manifest["fingerprint"]
-    if kept.get("fingerprint") != own or kept != sealed(kept):
+    if summary.get("fingerprint") != own or summary != sealed(summary):
         return result
-    whole = result | {"repeated_splits": kept["repeated_splits"]}
+    whole = result | {"repeated_splits": summary["repeated_splits"]}
     add_result(whole, run_folder)
     return whole
 
@@ -313,7 +320,7 @@ def one_split(
     stored = {"fingerprint": fingerprint, "seed": seed}
     stored = sealed(stored | _judge(run_folder, parts, settings, stage))
     write_json(folder / ROWS, stored, owner_only=True)
-    # made again in seconds; 25 of them would fill a disk
+    # a prepared set is made again in seconds, and 25 of them would fill a disk
     shutil.rmtree(set_folder, ignore_errors=True)
     return stored
 
@@ -321,9 +328,9 @@ def one_split(
 def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
     elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
-    asked = settings.model_dump(mode="json", exclude=elsewhere)
+    chosen = settings.model_dump(mode="json", exclude=elsewhere)
     splits = study.splits.model_dump(mode="json")
-    return digest(made_of(origin=origin, splits=splits, evaluation=asked))
+    return digest(made_of(origin=origin, splits=splits, evaluation=chosen))
 
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:

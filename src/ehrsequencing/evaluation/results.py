@@ -38,11 +38,11 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
     """
     if run is None or run.blend is None:
         return None
-    found = run.blend.weights
+    weights = run.blend.weights
     parts = [part.name for part in run.blend.parts]
     rows = [
         {"cause": cause, "part": part}
-        | {name: float(getattr(found, name)[e, m]) for name in ("value", "low", "high")}
+        | {name: float(getattr(weights, name)[e, m]) for name in ("value", "low", "high")}
         for e, cause in enumerate(run.task.causes)
         for m, part in enumerate(parts)
     ]
@@ -100,7 +100,7 @@ def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 SHARED = "metrics.json"
-# made of an evaluation: they never stand beside the numbers of another one
+# files drawn from an evaluation, which must not stand beside the numbers of another one
 DRAWN = ("report.html", "report-details.html", "outcome-metrics.json", "outcomes.html")
 
 

@@ -52,8 +52,8 @@ def fit_rivals(
 
 def trials_of(evaluated: Evaluated, settings: EvaluationConfig) -> int | None:
     """What people tell of their tuning; the boosting tries as many settings."""
-    told = settings.tuning_trials
-    return evaluated.study.evaluation.tuning_trials if told is None else told
+    trials = settings.tuning_trials
+    return evaluated.study.evaluation.tuning_trials if trials is None else trials
 
 
 def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> dict[str, Predictor]:
@@ -78,10 +78,10 @@ def likelihood_of_parts(
     if not len(tuning):
         return {}
     parts = parts_alone(run, fitted)
-    found = {name: float(part.nll(tuning).mean()) for name, part in parts.items()}
-    kept = (BoostedVisits.name, LandmarkCox.name)
-    found |= {one.model.name: one.tuning_nll for one in fitted if one.model.name in kept}
-    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+    nll = {name: float(part.nll(tuning).mean()) for name, part in parts.items()}
+    rivals = (BoostedVisits.name, LandmarkCox.name)
+    nll |= {one.model.name: one.tuning_nll for one in fitted if one.model.name in rivals}
+    return dict(sorted(nll.items(), key=lambda pair: pair[1]))
 
 
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Predictor]:

@@ -146,13 +146,16 @@ def score(
             require_made_of(store, data)
         for path, own in {predictions: table, **tables}.items():
             if own.made_from not in (None, store.manifest["made_of"]["records"]):
-                fix = "predict from these records; if those risks are meant for these, write them as CSV"
                 raise EhrseqError(
-                    "its risks were predicted from other records", where=str(path), fix=fix
+                    "its risks were predicted from other records",
+                    where=str(path),
+                    fix="predict from these records; if those risks are meant for these, write them as CSV",
                 )
         whole = Population.of_split(store, task, split)
-        found = match(table, whole.records, task, path=predictions)
-        population, risk, notes = _evaluated(replace(whole, source=data), found, task, predictions)
+        matched = match(table, whole.records, task, path=predictions)
+        population, risk, notes = _evaluated(
+            replace(whole, source=data), matched, task, predictions
+        )
         chosen = drawn_subjects(population.records, study.evaluation)
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
         population = population.take(chosen)
@@ -160,7 +163,7 @@ def score(
         file = FromFile(
             name or stem,
             population.records,
-            found.horizons_days,
+            matched.horizons_days,
             risk,
             edges_days=training_edges(store, task, bins=study.training.grid_bins),
             start_days=task.blanking,
@@ -186,12 +189,12 @@ def score(
             },
         )
         result = evaluation.result(progress=progress)
-        notes += [*found.warnings, *file.warnings()]
+        notes += [*matched.warnings, *file.warnings()]
         result |= {
             "score": {
                 "file": predictions.name,
                 "sha256": sha256(predictions),
-                "horizons_days": [*found.horizons_days],
+                "horizons_days": [*matched.horizons_days],
             },
             "warnings": [*notes, *result["warnings"]],
         }
@@ -269,8 +272,11 @@ def match(
         )
     absent = [name for name in causes if name not in table.causes]
     if absent:
-        fix = f"the task's causes are {', '.join(causes)}; a cause that you do not model can have its mean risk"
-        raise EhrseqError(f"has no risk of {', '.join(absent)}", where=where, fix=fix)
+        raise EhrseqError(
+            f"has no risk of {', '.join(absent)}",
+            where=where,
+            fix=f"the task's causes are {', '.join(causes)}; a cause that you do not model can have its mean risk",
+        )
     place = np.array([causes.index(name) if name in causes else -1 for name in table.causes])[
         table.cause
     ]
@@ -280,23 +286,30 @@ def match(
     owner = RowFinder(records)(table.subject_id, table.prediction_us)
     chosen = np.flatnonzero((owner >= 0) & (place >= 0))
     if not len(chosen):
-        fix = "check subject_id and prediction_time: cohort.parquet of ehrseq prepare lists those of the task"
-        raise EhrseqError("has no prediction for anybody of the cohort", where=where, fix=fix)
+        raise EhrseqError(
+            "has no prediction for anybody of the cohort",
+            where=where,
+            fix="check subject_id and prediction_time: cohort.parquet of ehrseq prepare lists those of the task",
+        )
     horizons, column = _horizons(table.horizon_days[chosen], task, where)
     shape = (len(records), len(causes), len(horizons))
     flat = np.ravel_multi_index((owner[chosen], place[chosen], column), shape)
     if len(np.unique(flat)) < len(flat):
         twice = len(flat) - len(np.unique(flat))
-        what = f"{twice:,} rows have the subject, prediction time, cause and horizon of another row"
-        raise EhrseqError(what, where=where, fix="keep one of them")
+        raise EhrseqError(
+            f"{twice:,} rows have the subject, prediction time, cause and horizon of another row",
+            where=where,
+            fix="keep one of them",
+        )
     risk = np.full(shape, np.nan)
     risk.reshape(-1)[flat] = np.clip(table.risk[chosen], 0.0, 1.0)
     some = ~np.isnan(risk)
     partly = some.any(axis=(1, 2)) & ~some.all(axis=(1, 2))
     if partly.any():
-        what = f"{int(partly.sum()):,} prediction times lack the risk of some cause at some horizon"
         raise EhrseqError(
-            what, where=where, fix="give every prediction time all causes and the same horizons"
+            f"{int(partly.sum()):,} prediction times lack the risk of some cause at some horizon",
+            where=where,
+            fix="give every prediction time all causes and the same horizons",
         )
     outside = owner < 0
     if outside.any():
@@ -313,13 +326,19 @@ def _horizons(days: Floats, task: TaskConfig, where: str) -> tuple[Floats, Ints]
     distinct, position = np.unique(days, return_inverse=True)
     wanted = np.array(task.horizons)
     if not (np.isfinite(distinct).all() and distinct[0] > task.blanking):
-        what = "has horizons that are not numbers of days after the start of the risks"
-        raise EhrseqError(what, where=where, fix="leave these rows out")
+        raise EhrseqError(
+            "has horizons that are not numbers of days after the start of the risks",
+            where=where,
+            fix="leave these rows out",
+        )
     near = np.abs(distinct[:, None] - wanted) <= _SAME_DAYS * wanted
     lacking = [format_days(float(h)) for h in wanted[~near.any(axis=0)]]
     if lacking:
-        fix = "predict them, or take them out of the task file"
-        raise EhrseqError(f"has no risk within {', '.join(lacking)}", where=where, fix=fix)
+        raise EhrseqError(
+            f"has no risk within {', '.join(lacking)}",
+            where=where,
+            fix="predict them, or take them out of the task file",
+        )
     distinct = np.where(near.any(axis=1), wanted[near.argmax(axis=1)], distinct)
     merged, again = np.unique(distinct, return_inverse=True)
     return merged, again[position]
@@ -331,17 +350,19 @@ def _beside(file: FromFile, task: TaskConfig, name: str, path: Path, table: Risk
     Raises:
         EhrseqError: It cannot be used, or lacks some of these prediction times.
     """
-    found = match(table, file.labels, task, path=path)
-    if not found.answered.all():
-        what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
+    matched = match(table, file.labels, task, path=path)
+    if not matched.answered.all():
+        without = people(int((~matched.answered).sum())).lower()
         raise EhrseqError(
-            what, where=str(path), fix="models are compared where all of them have a prediction"
+            f"has no prediction at {without} of the evaluated prediction times",
+            where=str(path),
+            fix="models are compared where all of them have a prediction",
         )
     return FromFile(
         name,
         file.labels,
-        found.horizons_days,
-        found.risk,
+        matched.horizons_days,
+        matched.risk,
         edges_days=file.edges_days,
         start_days=file.start_days,
     )
@@ -358,12 +379,15 @@ def _stem(predictions: Path) -> str:
 def _require_own_names(names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         if not name.strip() or name in (NETWORK, ORACLE, *BASELINES, *names[:number]):
-            what = f"{name!r} is the name of another model of the report"
-            raise EhrseqError(what, where="--name", fix="choose another")
+            raise EhrseqError(
+                f"{name!r} is the name of another model of the report",
+                where="--name",
+                fix="choose another",
+            )
 
 
 def _evaluated(
-    whole: Population, found: Matched, task: TaskConfig, path: Path
+    whole: Population, matched: Matched, task: TaskConfig, path: Path
 ) -> tuple[Population, Floats, list[str]]:
     """The prediction times that are evaluated, their risks, and what is left out.
 
@@ -373,16 +397,18 @@ def _evaluated(
     Raises:
         EhrseqError: Somebody at a landmark has none.
     """
-    rows, answered = whole.records.rows, found.answered
+    rows, answered = whole.records.rows, matched.answered
     if answered.all():
-        return whole, found.risk, []
+        return whole, matched.risk, []
     at_landmark = np.any([rows.at_landmark(days) for days in task.landmarks], axis=0)
     missing = int((at_landmark & ~answered).sum())
     if missing:
         days = ", ".join(map(format_days, task.landmarks))
-        what = f"{people(missing).lower()} prediction times at a landmark ({days} after the index) have no prediction"
-        fix = "predict everybody in cohort.parquet of ehrseq prepare, by the mean risk where nothing else is known"
-        raise EhrseqError(what, where=str(path), fix=fix)
+        raise EhrseqError(
+            f"{people(missing).lower()} prediction times at a landmark ({days} after the index) have no prediction",
+            where=str(path),
+            fix="predict everybody in cohort.parquet of ehrseq prepare, by the mean risk where nothing else is known",
+        )
     missing = int((~answered).sum())
     of = f"{people(len(rows))} prediction times"
     note = f"{people(missing)} of {of} have no prediction: only landmarks are evaluated."
@@ -393,5 +419,5 @@ def _evaluated(
     records = TaskRecords(whole.records.timelines, rows.select(chosen, offsets.astype(np.int64)))
     counts = {**whole.counts, "prediction_times": len(chosen)}
     attrition = {**whole.attrition, "splits": {**whole.attrition["splits"], whole.split: counts}}
-    kept = replace(whole, records=records, attrition=attrition, only_landmarks=True)
-    return kept, found.risk[chosen], [note]
+    population = replace(whole, records=records, attrition=attrition, only_landmarks=True)
+    return population, matched.risk[chosen], [note]

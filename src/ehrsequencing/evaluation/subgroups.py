@@ -43,9 +43,9 @@ def subgroup_rows(
     for group, level_of in groups.items():
         for level in np.unique(level_of).tolist():
             part = comparison.among(level_of == level)
-            found = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
+            estimates = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
             for e, h in np.ndindex(len(causes), len(part.horizons_days)):
-                own = found["auc"]
+                own = estimates["auc"]
                 cell = {
                     "landmark_days": part.landmark_days,
                     "cause": causes[e],
@@ -53,7 +53,7 @@ def subgroup_rows(
                     "n": int(own.subjects[h]),
                     "events": int(own.events[e, h]),
                 }
-                values = {name: _value(one, (e, h)) for name, one in found.items()}
+                values = {name: _value(one, (e, h)) for name, one in estimates.items()}
                 out.append({**cell, "group": group, "level": level, **values})
     return out
 
@@ -128,10 +128,10 @@ def _families(
         if token >= vocabulary.n_unknown:  # codes that training did not know are no group
             members.setdefault(name.rpartition("//")[0] or name, []).append((count, token))
     for family in sorted(members):
-        kept = sorted(token for _, token in sorted(members[family], reverse=True)[:MOST_LEVELS])
-        alone = [vocabulary.tokens[token] for token in kept] == [family]
+        largest = sorted(token for _, token in sorted(members[family], reverse=True)[:MOST_LEVELS])
+        alone = [vocabulary.tokens[token] for token in largest] == [family]
         level_of = np.full(len(timelines), "no" if alone else NOT_RECORDED, dtype=object)
-        for token in reversed(kept):
+        for token in reversed(largest):
             level = "yes" if alone else vocabulary.tokens[token].rpartition("//")[2]
             level_of[owner[codes == token]] = level
         yield family, level_of.astype(np.str_)

@@ -95,19 +95,19 @@ def explain_cohort(
     ranges = _ranges(people) if has_numbers else {}
     risks: list[float] = []
     is_part = False
-    # one entry for each subject and code
+    # three parallel lists, with one entry for each subject and code
     subject, code, effect = list[int](), list[Compared](), list[tuple[float, float]]()
     for record in people:
-        found = deletion(question, record, kinds=["code"])
+        removed = deletion(question, record, kinds=["code"])
         effects: dict[Compared, tuple[float, float]] = {}
-        for one in found.effects:
+        for one in removed.effects:
             effects[one.code or "", None] = (one.effect, one.log_hazard)
         effects.update(_contrasts(question, records, record, others, ranges))
         code += effects
         effect += effects.values()
         subject += [len(risks)] * len(effects)
-        risks.append(found.risk)
-        is_part |= found.is_part
+        risks.append(removed.risk)
+        is_part |= removed.is_part
         progress(len(risks), len(chosen))
     weights = None
     if bootstrap:
@@ -148,8 +148,8 @@ def _ranges(people: Sequence[SubjectRecord]) -> dict[str, tuple[float, float]]:
         for code, row in _newest_numbers(record).items():
             numbers.setdefault(code, []).append(float(record.record.events.value[row]))
     common = {code: own for code, own in numbers.items() if len(own) >= SMALLEST_COUNT}
-    found = {code: np.percentile(own, RANGE).tolist() for code, own in common.items()}
-    return {code: (low, high) for code, (low, high) in found.items() if low < high}
+    percentiles = {code: np.percentile(own, RANGE).tolist() for code, own in common.items()}
+    return {code: (low, high) for code, (low, high) in percentiles.items() if low < high}
 
 
 def _contrasts(

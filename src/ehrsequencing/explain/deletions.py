@@ -24,7 +24,7 @@ KINDS = ("code", "visit", "code in visit", "pair")
 EXACT_CODES = 6  # so many new codes: all orders are averaged, from the risks of 64 subsets at most
 MOST_CODES = 24  # more new codes than that: those with the smallest effects share one row
 ORDERS = 32  # orders that are drawn beyond EXACT_CODES: 16 and their reverses
-# rows of all copies for one kind of deletion; beyond them some are not tried: of 10,000 rows all but 1,500 codes
+# most rows in all copies for one kind of deletion; of a record of 10,000 rows 1,500 codes are tried
 MOST_ROWS = 15_000_000
 OF_PART = "Not every code of a very long record was removed. Codes that the model knows come first, then the newest."
 _SEED = 0
@@ -122,10 +122,10 @@ def deletion(
                 if code in tried:
                     edit = Edit(code_at=((visit, code),))
                     of_parts.append(Effect("code in visit", edit, code, visit=visit))
-    risk, found = _measured(question, record, row, [*singles, *of_parts[-most:]])
+    risk, effects = _measured(question, record, row, [*singles, *of_parts[-most:]])
     if "pair" in kinds:
-        found += _pairs(question, record, row, found[: len(codes)], most=paired_codes)
-    chosen = [effect for effect in found if effect.kind in kinds]
+        effects += _pairs(question, record, row, effects[: len(codes)], most=paired_codes)
+    chosen = [effect for effect in effects if effect.kind in kinds]
     chosen.sort(key=_by_kind_and_size)
     is_part = max(len(every), len(visits), len(of_parts)) > most
     return Deletion(risk, tuple(chosen), is_part)
@@ -140,8 +140,8 @@ def _measured(
     question: Question, record: SubjectRecord, row: int, effects: Sequence[Effect]
 ) -> tuple[float, list[Effect]]:
     """The risk with nothing removed, and the effects with their numbers."""
-    kept = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in effects))]
-    answers: Floats = question.of_copies(record, kept, rows=[row])[:, 0]
+    masks = [kept_rows(record, edit) for edit in (Edit(), *(effect.edit for effect in effects))]
+    answers: Floats = question.of_copies(record, masks, rows=[row])[:, 0]
     change = answers[0] - answers[1:]
     could = record.known_rows(row) | record.static_rows
     return float(answers[0, 0]), [
@@ -151,7 +151,7 @@ def _measured(
             effect=float(of_risk),
             log_hazard=float(of_log_hazard),
         )
-        for effect, mask, (of_risk, of_log_hazard) in zip(effects, kept[1:], change, strict=True)
+        for effect, mask, (of_risk, of_log_hazard) in zip(effects, masks[1:], change, strict=True)
     ]
 
 
@@ -161,17 +161,17 @@ def _pairs(
     """All pairs of the codes with the largest effects."""
     largest = sorted(of_codes, key=lambda effect: -abs(effect.log_hazard))[:most]
     pairs = list(itertools.combinations(largest, 2))
-    asked = [
+    untried = [
         Effect("pair", Edit(codes=(*a.edit.codes, *b.edit.codes)), a.code, b.code) for a, b in pairs
     ]
-    _, found = _measured(question, record, row, asked)
+    _, effects = _measured(question, record, row, untried)
     return [
         replace(
             effect,
             interaction=effect.effect - a.effect - b.effect,
             log_hazard_interaction=effect.log_hazard - a.log_hazard - b.log_hazard,
         )
-        for effect, (a, b) in zip(found, pairs, strict=True)
+        for effect, (a, b) in zip(effects, pairs, strict=True)
     ]
 
 
@@ -237,8 +237,8 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     new = record.known_rows(row) & ~record.known_rows(row - 1)
     rows_of = _new_codes(record, new)
 
-    def risk_now(kept: Iterable[Bools]) -> Floats:
-        return question.of_copies(record, kept, rows=[row])[:, 0, 0]
+    def risk_now(copies: Iterable[Bools]) -> Floats:
+        return question.of_copies(record, copies, rows=[row])[:, 0, 0]
 
     most, every = max(MOST_ROWS // len(new), MOST_CODES), np.arange(len(new))
     names = list(rows_of)[-most:]
@@ -253,8 +253,8 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     subsets = list(
         dict.fromkeys(frozenset(order[:n]) for order in orders for n in range(len(masks) + 1))
     )
-    kept = (~new | np.any([new & False, *(masks[k] for k in own)], axis=0) for own in subsets)
-    risk = dict(zip(subsets, risk_now(kept).tolist(), strict=True))
+    copies = (~new | np.any([new & False, *(masks[k] for k in own)], axis=0) for own in subsets)
+    risk = dict(zip(subsets, risk_now(copies).tolist(), strict=True))
     parts = np.zeros(len(masks))
     for order in orders:
         for n, code in enumerate(order):

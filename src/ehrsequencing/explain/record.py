@@ -204,15 +204,15 @@ def kept_rows(record: SubjectRecord, edit: Edit) -> Bools:
             where="edits",
             fix="name codes of the record",
         )
-    kept = np.ones(len(events), dtype=bool)
+    is_left = np.ones(len(events), dtype=bool)
     for code in edit.codes:
-        kept[events.code == number[code]] = False
+        is_left[events.code == number[code]] = False
     for visit in edit.visits:
-        kept[visits.event[bounds[visit] : bounds[visit + 1]]] = False
+        is_left[visits.event[bounds[visit] : bounds[visit + 1]]] = False
     for visit, code in edit.code_at:
         own = visits.event[bounds[visit] : bounds[visit + 1]]
-        kept[own[events.code[own] == number[code]]] = False
-    return kept
+        is_left[own[events.code[own] == number[code]]] = False
+    return is_left
 
 
 def encode_copies(
@@ -346,8 +346,8 @@ class Question:
     def answer(self, records: TaskRecords) -> Floats:
         """(R, 2) risk and log hazard at every prediction time; NaN where the run has no answer."""
         if self.horizon_days is None:
-            found = visit_hazards(self.run.model, records, code_types=self.run.code_types)
-            risk = found[:, 0, 0].astype(np.float64)
+            visit_head = visit_hazards(self.run.model, records, code_types=self.run.code_types)
+            risk = visit_head[:, 0, 0].astype(np.float64)
             return np.stack([risk, np.log(-np.log1p(-risk))], axis=1)
         edges, start = self.predictor.edges_days, start_days_of(self.run)
         horizon, out = np.array([self.horizon_days]), np.empty((len(records), 2))
@@ -397,13 +397,13 @@ def edited_risks(
     Raises:
         EhrseqError: An edit names a code or a visit that the record does not have, or a horizon is out of reach.
     """
-    asked = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
+    predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     return predict_copies(
         run.vocabulary,
         record,
         (kept_rows(record, edit) for edit in edits),
         rows=rows,
-        predict=asked.risk,
+        predict=predictor.risk,
     )
 
 
@@ -422,6 +422,6 @@ def predict_copies(
     waiting = iter(kept)
     parts: list[NDArray[Any]] = []
     while some := list(itertools.islice(waiting, step)):
-        found = predict(encode_copies(vocabulary, record, np.stack(some), chosen))
-        parts.append(found.reshape(-1, len(chosen), *found.shape[1:]))
+        answer = predict(encode_copies(vocabulary, record, np.stack(some), chosen))
+        parts.append(answer.reshape(-1, len(chosen), *answer.shape[1:]))
     return np.concatenate(parts)

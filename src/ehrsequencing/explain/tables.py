@@ -35,7 +35,7 @@ COLUMNS = pa.schema(
         ("visit", pa.int64()),  # number of the visit within the record, from 0
         ("time", pa.timestamp("us")),  # start of that visit
         ("rows", pa.int64()),  # of the record that were removed
-        # with − without; the part of the change in the rows of CHANGE
+        # risk with it minus risk without it; in rows of CHANGE its part of the change
         (
             "change_in_risk",
             pa.float64(),
@@ -71,9 +71,9 @@ def explain_subject(
         The effects, and a table with the columns of `COLUMNS`, sorted by kind and size.
     """
     row = row % len(record.moments)
-    found = deletion(question, record, row=row, kinds=kinds, paired_codes=paired_codes)
+    removed = deletion(question, record, row=row, kinds=kinds, paired_codes=paired_codes)
     attention = _attention(question, record, row) if "code in visit" in kinds else {}
-    rows = [_row(effect, record, attention) for effect in found.effects]
+    rows = [_row(effect, record, attention) for effect in removed.effects]
     if CHANGE in kinds and row > 0:
         for part in change(question, record, row=row).rows:
             rows.append(
@@ -85,7 +85,7 @@ def explain_subject(
                     "time": None if part.visit is None else int(record.visit_us[part.visit]),
                 }
             )
-    return found, pa.Table.from_pylist(rows, schema=COLUMNS)
+    return removed, pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
 def _attention(question: Question, record: SubjectRecord, row: int) -> dict[tuple[int, str], float]:

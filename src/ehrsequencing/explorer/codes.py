@@ -118,9 +118,9 @@ def _carriers(patients: Patients, n_codes: int) -> csr_matrix:
     owner = np.repeat(owner, np.diff(patients.item_offsets))
     static = np.repeat(np.arange(len(patients)), np.diff(patients.static_offsets))
     at = np.r_[owner, static], np.r_[patients.item_code, patients.static_code]
-    found = csr_matrix((np.ones(len(at[0]), dtype=np.int32), at), shape=(len(patients), n_codes))
-    found.data[:] = 1
-    return found
+    has_code = csr_matrix((np.ones(len(at[0]), dtype=np.int32), at), shape=(len(patients), n_codes))
+    has_code.data[:] = 1
+    return has_code
 
 
 def _together(has: csr_matrix, *, fewest: int) -> Ints:

@@ -73,7 +73,7 @@ def collect(
         EhrseqError: Nobody has a prediction time, or the run has no risk curves.
     """
     settings, run = settings or ExplorerSettings(), records.run
-    asked = RiskPredictor(run, recalibrated=settings.recalibrated)
+    predictor = RiskPredictor(run, recalibrated=settings.recalibrated)
     if run.is_visit_head:
         raise EhrseqError(
             "the explorer needs risk curves, and the visit head has none",
@@ -83,8 +83,8 @@ def collect(
     say(records.require_known(force=force))
     tick = progress or (lambda *_: None)
     tick(0, 1, "predicting")
-    days = curve_days(tuple(run.task.horizons), start_days=asked.start_days)
-    gathered = gather(records, asked, days, settings)
+    days = curve_days(tuple(run.task.horizons), start_days=predictor.start_days)
+    gathered = gather(records, predictor, days, settings)
     patients = gathered.patients
     for text in unanswered(records, answered=gathered.in_all):
         say(text)
@@ -97,7 +97,7 @@ def collect(
     if not settings.what_if:
         return Explorer(run, settings, gathered, shown, days)
     removals = single_removals(patients, shown, latest_only=False)
-    per_answer = len(asked.causes) * len(run.task.horizons) * _BYTES
+    per_answer = len(predictor.causes) * len(run.task.horizons) * _BYTES
     latest_only = removals.answers * per_answer > (1 - _OTHER_BYTES) * settings.megabytes * 1e6
     if latest_only:
         removals = single_removals(patients, shown, latest_only=True)

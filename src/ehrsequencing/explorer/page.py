@@ -38,8 +38,8 @@ def quantised(risk: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     """Risks as 16-bit integers q, with risk ≈ (q / 65,535)²: off by at most 1.6e-5, and by less where risks are small.
 
     >>> import numpy as np
-    >>> found = quantised(np.array([0.0, 0.0003, 1.0]))
-    >>> ((found / 65_535) ** 2).round(5).tolist()
+    >>> numbers = quantised(np.array([0.0, 0.0003, 1.0]))
+    >>> ((numbers / 65_535) ** 2).round(5).tolist()
     [0.0, 0.0003, 1.0]
     """
     whole: NDArray[np.uint16] = np.round(
@@ -97,7 +97,7 @@ def pack(
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array).ravel()
         width = flat.dtype.itemsize
-        # all first bytes, then all second ones …
+        # all first bytes of the numbers, then all second ones …: text that compresses well
         parts.append(flat.view(np.uint8).reshape(-1, width).T.tobytes())
         listed.append([name, _NAMES[flat.dtype.name], len(flat), coded.get(name, "")])
     whole = b"".join(parts)
@@ -169,7 +169,7 @@ def note(explorer: Explorer) -> str:
     )
 
 
-# one ES module, in this order
+# the parts of one ES module, in this order
 MODULE = (
     "data.js",
     "marks.js",

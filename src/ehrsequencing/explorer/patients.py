@@ -149,7 +149,7 @@ def curve_days(horizons_days: tuple[float, ...], *, start_days: float = 0.0) -> 
     [3.7, 730.5]
     """
     last = max(horizons_days)
-    # closer together at first, where curves bend most
+    # the points lie closer together at first, where curves bend most
     share = np.linspace(0.0, 1.0, CURVE_POINTS + 1)[1:] ** 2
     return np.unique(np.r_[start_days + (last - start_days) * share, horizons_days].round(6))
 
@@ -173,10 +173,10 @@ def gather(
     for record, rows in records.prediction_times(Moment("all")):
         own = np.unique(rows.subject)
         key, in_all = chance.random(len(own)), in_all + len(own)
-        kept = np.sort(np.argsort(key)[: settings.patients])
-        if len(kept):
-            keys.append(key[kept])
-            parts.append(_of_shard(record, rows, asked, records, days, numbers).take(own[kept]))
+        drawn = np.sort(np.argsort(key)[: settings.patients])
+        if len(drawn):
+            keys.append(key[drawn])
+            parts.append(_of_shard(record, rows, asked, records, days, numbers).take(own[drawn]))
     if not parts:
         raise no_prediction_times(records)
     order = np.argsort(np.concatenate(keys))[: settings.patients]
@@ -197,8 +197,8 @@ def _of_shard(
         encode_timelines(record, run.vocabulary)[0], encode_rows(record, rows, run.vocabulary)
     )
     assert asked.of_run is not None  # `require_curves`
-    found = asked.of_run.risk(encoded, days, start_days=asked.start_days)
-    risk = found.astype(np.float32)
+    exact = asked.of_run.risk(encoded, days, start_days=asked.start_days)
+    risk = exact.astype(np.float32)
     n, row_offsets = len(record.subject_id), encoded.rows.row_offsets
     first = np.full(n, np.iinfo(np.int64).max)
     np.minimum.at(first, visits.subject, visits.start_us)
@@ -271,11 +271,11 @@ def _sex(encoded: TaskRecords, asked: RiskPredictor) -> NDArray[np.str_]:
     out = np.full(n, "", dtype=object)
     own = np.flatnonzero(np.diff(rows.row_offsets))
     if len(own):
-        found = groups_of_rows(
+        levels = groups_of_rows(
             encoded, asked.run.vocabulary, chosen=rows.row_offsets[own], kinds=["sex"]
         )
-        if "sex" in found:
-            out[own] = found["sex"]
+        if "sex" in levels:
+            out[own] = levels["sex"]
     return out.astype(np.str_)
 
 
@@ -286,11 +286,11 @@ def landmark_rows(patients: Patients, landmark_days: float) -> Ints:
     """
     out = np.full(len(patients), -1, dtype=np.int64)
     owner = np.repeat(np.arange(len(patients)), np.diff(patients.row_offsets))
-    asked = patients.is_query & (
+    is_query = patients.is_query & (
         np.abs(patients.row_day - patients.row_index_day - landmark_days) < 1 / 24
     )
     for_index = patients.row_index_day == patients.row_index_day[patients.row_offsets[:-1]][owner]
-    rows = np.flatnonzero(asked & for_index)[::-1]
+    rows = np.flatnonzero(is_query & for_index)[::-1]
     out[owner[rows]] = rows
     if landmark_days == 0:
         out = np.where(out < 0, patients.row_offsets[:-1], out)

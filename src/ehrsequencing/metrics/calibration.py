@@ -324,7 +324,7 @@ def fit_logistic(
     beta, step = np.zeros((2, len(weights), n_columns))
     if start is not None and np.isfinite(start).all():
         beta[:] = start
-    loss, found = np.full(len(weights), np.inf), np.zeros(len(weights), dtype=bool)
+    loss, converged = np.full(len(weights), np.inf), np.zeros(len(weights), dtype=bool)
     todo = np.flatnonzero(weights.sum(axis=1) > 0)
     for _ in range(50):
         trial, w = beta[todo] + step[todo], weights[todo]
@@ -348,13 +348,13 @@ def fit_logistic(
         moved, scale, axes, gradient = moved[curved], scale[curved], axes[curved], gradient[curved]
         step[moved] = np.einsum("rij,rj->ri", axes, np.einsum("rji,rj->ri", axes, gradient) / scale)
         small = np.abs(step[moved]).max(axis=1, initial=0.0) < 1e-7
-        # the next step would be of the size of this one's square
+        # converges as the square: after a step this small the next one would not count
         beta[moved[small]] += step[moved[small]]
-        found[moved[small]] = True
+        converged[moved[small]] = True
         todo = np.concatenate([todo[~accepted], moved[~small]])
         if todo.size == 0:
             break
-    beta[~found] = np.nan
+    beta[~converged] = np.nan
     return beta
 
 

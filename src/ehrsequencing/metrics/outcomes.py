@@ -35,7 +35,7 @@ class ScoredRows:
     risk: Floats  # (n, causes, horizons) predicted cumulative incidence
     horizons_days: Floats  # (horizons,) increasing
     weights: Floats  # (resamples, n) multiplicities; one row of ones without weights
-    # G where it was fitted on other rows, one for all or one for each row; None: on these rows, again for each resample
+    # G fitted on other rows, one for all or one for each row; None: fitted on these rows, again for each resample
     fixed_censoring: StepFunction | SubjectClock | None
     is_block: bool  # whether results keep a leading resample axis
     # (n, causes, horizons) events that the model expects of each row while it is under observation; None: those of the
@@ -183,8 +183,8 @@ class ScoredRows:
         """`function` of these rows, computed the first time and kept: several metrics share a fit."""
         if function not in self._kept:
             self._kept[function] = function(self)
-        found: T = self._kept[function]
-        return found
+        value: T = self._kept[function]
+        return value
 
     @cached_property
     def _kept(self) -> dict[Callable[[ScoredRows], Any], Any]:

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.attention_blocks import codes_blocks, rows_blocks, visits_blocks
-from ehrsequencing.models.attention_spans import codes_spans, visits_spans
-from ehrsequencing.models.attention_spans import is_ragged as is_ragged
+from ehrsequencing.models.attention_spans import codes_spans, is_ragged as is_ragged, visits_spans
 
 
 class Plan(Protocol):

@@ -27,8 +27,7 @@ class Block:
     groups: int  # G
     query_length: int  # Lq
     key_length: int  # Lk
-    # broadcastable to (G, heads, Lq, Lk), `True` = attended to; None: all
-    mask: Tensor | None = None
+    mask: Tensor | None = None  # broadcasts to (G, heads, Lq, Lk), True = attended to; None: all
     causal: bool = False  # instead of a mask: slot i sees the slots up to i
 
 
@@ -53,7 +52,7 @@ class AttentionPlan:
         answers: list[Tensor] = []
         for part in zip(queries, keys, values, strict=True):
             block = self.blocks[len(answers)]
-            # (G, heads, L, d/heads)
+            # each (G, heads, L, d/heads)
             q, k, v = (x.view(block.groups, -1, *x.shape[1:]).transpose(1, 2) for x in part)
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=block.mask, is_causal=block.causal
@@ -144,16 +143,16 @@ def rows_blocks(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPla
 
     The plan's queries are numbered from 0 to R − 1, its keys are rows of the batch. Always in dense blocks.
     """
-    asked, batch = rows.cpu(), batch.host
+    query, batch = rows.cpu(), batch.host
     subjects = SubjectRows(batch)
-    seen = batch.visits_before[asked]
-    builder = _Blocks(len(asked))
+    seen = batch.visits_before[query]
+    builder = _Blocks(len(query))
     builder.add_each(
-        torch.arange(len(asked)),
-        asked,
+        torch.arange(len(query)),
+        query,
         seen.clamp(max=window - 1),
         real_rows=subjects.real_rows,
-        before=subjects.first[batch.subject_of_visit[asked]] + seen,
+        before=subjects.first[batch.subject_of_visit[query]] + seen,
     )
     return builder.plan(rows.device)
 
@@ -196,18 +195,18 @@ class _VisitsPlan(_Blocks):
         nth = torch.arange(len(subject)) - (chunks.cumsum(0) - chunks)[subject]
         start = self.in_square[subject] + nth * size  # (G,) first visit of each chunk
         last, first = (self.length[subject] - 1).unsqueeze(1), self.first[subject].unsqueeze(1)
-        asked = start.unsqueeze(1) + torch.arange(size)  # (G, Lq)
+        query = start.unsqueeze(1) + torch.arange(size)  # (G, Lq)
         keys = start.unsqueeze(1) - back + torch.arange(back + size + ahead)  # (G, Lk)
-        # key minus query
+        # (Lq, Lk) place of the key minus that of the query
         distance = torch.arange(back + size + ahead) - back - torch.arange(size).unsqueeze(1)
         mask = (distance >= -back) & (distance <= ahead)  # (Lq, Lk)
         if self.bidirectional:  # else a window starts inside the subject and ends at the query
             inside = ((keys >= 0) & (keys <= last)).unsqueeze(1)
             mask = (mask & inside | (distance == 0)).unsqueeze(1)
         self.blocks.append(Block(len(subject), size, keys.shape[1], mask))
-        query_rows = self.real_rows[first + asked.minimum(last)].flatten()
+        query_rows = self.real_rows[first + query.minimum(last)].flatten()
         key_rows = self.real_rows[first + keys.clamp(min=0).minimum(last)].flatten()
-        self.add_rows(query_rows, key_rows, answers=(asked <= last).flatten())
+        self.add_rows(query_rows, key_rows, answers=(query <= last).flatten())
 
     def add_queries(self) -> None:
         """Each query against itself and the real visits that it sees."""
@@ -275,9 +274,9 @@ class _TokensPlan(_Blocks):
         self.subjects = subjects = SubjectRows(batch)
         tokens = token_offsets.diff()
         real_tokens = tokens[subjects.real_rows]
-        # of each real visit's real tokens
+        # where each real visit's real tokens begin among all of them
         self.start = torch.cat([real_tokens.new_zeros(1), real_tokens.cumsum(0)])
-        # packed place of real tokens
+        # the packed place of each real token
         self.token_of_real = ranges(token_offsets[subjects.real_rows], real_tokens)
         place = torch.arange(len(subjects.real_rows))
         first = subjects.first.repeat_interleave(subjects.length)
@@ -303,9 +302,9 @@ class _TokensPlan(_Blocks):
         for size, key_length in _similar_lengths([self._tokens(keys) for _, keys in runs]):
             group, done = runs[done : done + size], done + size
             query_length = max(self._tokens(visits) for visits, _ in group)
-            asked, answers = self._slots([visits for visits, _ in group], query_length)
+            query, answers = self._slots([visits for visits, _ in group], query_length)
             keys, real = self._slots([keys for _, keys in group], key_length)
-            visit = visit_of_token[asked].unsqueeze(2)  # (G, Lq, 1)
+            visit = visit_of_token[query].unsqueeze(2)  # (G, Lq, 1)
             mask = (
                 (keys.unsqueeze(1) >= low[visit])
                 & (keys.unsqueeze(1) < high[visit])
@@ -313,7 +312,7 @@ class _TokensPlan(_Blocks):
             )
             seen = None if bool(mask.all()) else mask.unsqueeze(1)
             self.blocks.append(Block(size, query_length, key_length, seen))
-            query_rows = self.token_of_real[asked].flatten()
+            query_rows = self.token_of_real[query].flatten()
             key_rows = self.token_of_real[keys].flatten()
             self.add_rows(query_rows, key_rows, answers=answers.flatten())
 
@@ -356,7 +355,7 @@ class _TokensPlan(_Blocks):
         for size, key_length in _similar_lengths((own + seen)[order].tolist()):
             group, done = order[done : done + size], done + size
             own_tokens, past = own[group].unsqueeze(1), seen[group].unsqueeze(1)
-            asked = torch.arange(int(own_tokens.max())).expand(size, -1)
+            query = torch.arange(int(own_tokens.max())).expand(size, -1)
             first = self.token_offsets[row[group]].unsqueeze(1)
             place = torch.arange(key_length).expand(size, -1)
             nth = (self.start[low[group]].unsqueeze(1) + place - own_tokens).clamp(
@@ -368,9 +367,9 @@ class _TokensPlan(_Blocks):
             )
             keys = torch.where(is_own | ~is_real, first + place.minimum(own_tokens - 1), past_keys)
             mask = None if bool(is_real.all()) else is_real.view(size, 1, 1, key_length)
-            self.blocks.append(Block(size, asked.shape[1], key_length, mask))
-            query_rows = (first + asked.minimum(own_tokens - 1)).flatten()
-            self.add_rows(query_rows, keys.flatten(), answers=(asked < own_tokens).flatten())
+            self.blocks.append(Block(size, query.shape[1], key_length, mask))
+            query_rows = (first + query.minimum(own_tokens - 1)).flatten()
+            self.add_rows(query_rows, keys.flatten(), answers=(query < own_tokens).flatten())
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------

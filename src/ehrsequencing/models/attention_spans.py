@@ -52,10 +52,8 @@ class Spans:
 class Stream:
     """Packed rows, and the calls that cut them into spans, one after another."""
 
-    # (P,) packed rows of the queries, none twice; None: all rows in their order
-    rows: Tensor | None
-    # (Q,) packed rows of the keys, which may repeat; None: the queries are the keys
-    key_rows: Tensor | None
+    rows: Tensor | None  # (P,) packed rows of the queries, none twice; None: all in order
+    key_rows: Tensor | None  # (Q,) packed rows of the keys, may repeat; None: the queries
     calls: tuple[Spans, ...]  # the kernel's calls
 
 
@@ -143,8 +141,7 @@ def visits_spans(batch: VisitBatch, *, window: int, bidirectional: bool) -> Ragg
     if not has_queries:
         return RaggedPlan((visits,) if visits.calls else (), None)
     seen = subjects.seen.clamp(max=window - 1)
-    # among real_rows; the last place of each is the query's own
-    nth = ranges(subjects.before - seen, seen + 1)
+    nth = ranges(subjects.before - seen, seen + 1)  # of `real_rows`, and a place for itself
     own = torch.cat([subjects.real_rows, subjects.real_rows.new_zeros(1)])[nth]
     own[(seen + 1).cumsum(0) - 1] = subjects.query_row
     queries = make_stream(
@@ -154,9 +151,9 @@ def visits_spans(batch: VisitBatch, *, window: int, bidirectional: bool) -> Ragg
         key_lengths=seen + 1,
         device=device,
     )
-    asked = torch.cat([subjects.real_rows, subjects.query_row])
-    answer_slot = torch.empty_like(asked)
-    answer_slot[asked] = torch.arange(len(asked))
+    answered = torch.cat([subjects.real_rows, subjects.query_row])
+    answer_slot = torch.empty_like(answered)
+    answer_slot[answered] = torch.arange(len(answered))
     streams = tuple(stream for stream in (visits, queries) if stream.calls)
     return RaggedPlan(streams, to_device(answer_slot, device))
 

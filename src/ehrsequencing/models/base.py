@@ -53,18 +53,18 @@ def read_weights(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
     for name, tensor in model.state_dict().items():
         if name not in weights:
             raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
-        found = weights[name]
+        stored = weights[name]
         kinds = (torch.float32, torch.float64) if tensor.is_floating_point() else (tensor.dtype,)
-        if found.shape != tensor.shape or found.dtype not in kinds:
+        if stored.shape != tensor.shape or stored.dtype not in kinds:
             kind = "float" if tensor.is_floating_point() else str(tensor.dtype)
             raise EhrseqError(
-                f"{name}: expected {kind} of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
+                f"{name}: expected {kind} of shape {tuple(tensor.shape)}, got {stored.dtype} {tuple(stored.shape)}",
                 where=where,
                 fix=fix,
             )
-        if not tensor.is_floating_point() and bool((found >= columns).any()):
+        if not tensor.is_floating_point() and bool((stored >= columns).any()):
             raise EhrseqError(f"{name}: a column outside the table", where=where, fix=fix)
-        if not bool(found.isfinite().all()):
+        if not bool(stored.isfinite().all()):
             raise EhrseqError(f"{name}: not every weight is finite", where=where, fix=fix)
     unknown = sorted(set(weights) - set(model.state_dict()))
     if unknown:

@@ -86,9 +86,9 @@ class BEHRTEmbedding(nn.Module):
         """T tokens of all rows → (T, d)."""
         e = self.code(batch)
         rows = e.rows
-        rows = torch.cat([rows.new_zeros(1, rows.shape[1]), self.query.unsqueeze(0).to(rows.dtype), rows])
-        # 0: a marker without identity, 1: the marker of a query
-        index = tokens.is_query_marker.long()
+        before = [rows.new_zeros(1, rows.shape[1]), self.query.unsqueeze(0).to(rows.dtype)]
+        rows = torch.cat([*before, rows])
+        index = tokens.is_query_marker.long()  # 0: a visit's marker, 1: a query's
         index[tokens.of_code] = e.index + 2
         x = gather_rows(rows, index)
         visit_ids = batch.visit_index if batch.visit_ids is None else batch.visit_ids

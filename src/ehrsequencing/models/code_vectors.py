@@ -73,7 +73,9 @@ class CodeVectors:
         """(K, d), one row a code."""
         return gather_rows(self.rows, self.index)
 
-    def pool(self, batch: VisitBatch, *, weights: Tensor | None = None, mode: str = "mean") -> Tensor:
+    def pool(
+        self, batch: VisitBatch, *, weights: Tensor | None = None, mode: str = "mean"
+    ) -> Tensor:
         """Mean, sum or maximum of each visit's codes, or their weighted sum, (N, d); zero for an empty visit.
 
         Args:

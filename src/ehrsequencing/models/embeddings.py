@@ -82,7 +82,9 @@ class CodeEmbedding(nn.Module):
         vectors = CodeVectors(self._of_keys(plain), index, cells)
         return vectors.dropped(self.dropout) if self.training and self.dropout else vectors
 
-    def _layout(self, batch: VisitBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
+    def _layout(
+        self, batch: VisitBatch
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
         """What decides shapes, on the CPU: see `CodeVectors` and `blocks_of`.
 
         Returns:
@@ -128,7 +130,10 @@ class CodeEmbedding(nn.Module):
         types = None
         rows: Tensor = self.table(self._code_of(keys))
         if self.type_table is not None:
-            keys, types = keys // self.type_table.num_embeddings, keys % self.type_table.num_embeddings
+            keys, types = (
+                keys // self.type_table.num_embeddings,
+                keys % self.type_table.num_embeddings,
+            )
         if self.position_table is not None:
             rows = rows + self.position_table(keys % MAX_CODE_POSITIONS)
         return rows if self.type_table is None else rows + self.type_table(types)
@@ -166,10 +171,18 @@ class CodeEmbedding(nn.Module):
             position = ((rank / math.sqrt(12) + 0.5) * (self.terms - 1)).clamp(0, self.terms - 1)
             knot = position.floor().clamp(max=self.terms - 2)
             own = rank.new_zeros(len(rank), 1 + self.terms)
-            own[:, 0], first, part = one, 1 + knot.long().unsqueeze(1), (position - knot).unsqueeze(1)
+            own[:, 0], first, part = (
+                one,
+                1 + knot.long().unsqueeze(1),
+                (position - knot).unsqueeze(1),
+            )
             own = own.scatter(1, first, 1 - part).scatter(1, first + 1, part)
-        coefficients = own.new_zeros(len(kind_of_block) * size, own.shape[1]).index_copy(0, cell, own)
-        of_numbers = F.embedding(self._code_of(kinds), weight.view(-1, self.terms * weight.shape[1]))
+        coefficients = own.new_zeros(len(kind_of_block) * size, own.shape[1]).index_copy(
+            0, cell, own
+        )
+        of_numbers = F.embedding(
+            self._code_of(kinds), weight.view(-1, self.terms * weight.shape[1])
+        )
         tables = torch.cat(
             [self._of_keys(kinds).unsqueeze(1), of_numbers.view(-1, self.terms, weight.shape[1])], 1
         )

@@ -48,8 +48,11 @@ class Ensemble(SurvivalModel):
     def __init__(self, config: ModelConfig) -> None:
         nn.Module.__init__(self)  # not the base's check: an ensemble may have either architecture
         if config.members < 2:
-            fix = "name at least 2 members, or build a single model"
-            raise EhrseqError("an ensemble of one", where="ModelConfig.members", fix=fix)
+            raise EhrseqError(
+                "an ensemble of one",
+                where="ModelConfig.members",
+                fix="name at least 2 members, or build a single model",
+            )
         self.config = config
         single = config.model_copy(update={"members": 1})
         self.members = nn.ModuleList(
@@ -130,13 +133,19 @@ class MeanOutcomes:
 
         since ∫ λ is linear in λ: what differs from the mean of the members' likelihoods is at the events alone.
         """
-        found, at_events = [], []
+        of_members, at_events = [], []
         for head, own in self._with_states(z):
-            found.append(head.nll(own, stop_days=stop_days, labels=labels, entry_days=entry_days))
-            at_events.append(head.event_log_hazards(own, labels).to(found[-1].dtype))
+            of_members.append(
+                head.nll(own, stop_days=stop_days, labels=labels, entry_days=entry_days)
+            )
+            at_events.append(head.event_log_hazards(own, labels).to(of_members[-1].dtype))
         logs = torch.stack(at_events)
         gained = mean_hazard_logits(logs) - logs.mean(0)
-        return torch.stack(found).mean(0).index_add(0, labels.rows, -gained.to(found[0].dtype))
+        return (
+            torch.stack(of_members)
+            .mean(0)
+            .index_add(0, labels.rows, -gained.to(of_members[0].dtype))
+        )
 
 
 def mean_hazard_logits(logits: Tensor, *, is_probability: bool = False) -> Tensor:

@@ -139,8 +139,9 @@ class HazardModel(nn.Module):
             needed.append("duration_days")
         missing = [name for name in needed if getattr(batch, name) is None]
         if missing or batch.at_risk is None or batch.cause is None:
-            what, fix = f"no {', '.join(missing)}", "make the batch with its labels"
-            raise EhrseqError(what, where="VisitBatch", fix=fix)
+            raise EhrseqError(
+                f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels"
+            )
         z = None
         if self.config.outcomes and batch.outcome_rows is not None:
             x, z = self.states(batch)

@@ -53,19 +53,24 @@ def visit_nll(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets
     rows = int(subject_offsets[-1]) if is_readable else len(logits)
     _check_shapes(rows, "visit", logits=logits, at_risk=at_risk, cause=cause)
     if is_readable and bool(((cause < 0) | (cause > 1)).any()):
-        what = "the visit head has the causes 0 and 1 only"
-        raise EhrseqError(what, where="cause", fix="use the horizon head")
+        raise EhrseqError(
+            "the visit head has the causes 0 and 1 only", where="cause", fix="use the horizon head"
+        )
     if is_readable and bool(((cause > 0) & ~at_risk).any()):
-        what = "an event is on a visit that is not at risk"
-        raise EhrseqError(what, where="cause", fix="correct the labels")
+        raise EhrseqError(
+            "an event is on a visit that is not at risk", where="cause", fix="correct the labels"
+        )
     ends = subject_offsets[1:]
     subject = torch.bucketize(torch.arange(len(logits), device=ends.device), ends, right=True)
     before = F.pad(at_risk.long().cumsum(0), (1, 0))  # rows at risk before each row
     is_last = at_risk & (before[1:] == before[ends[subject]])
     event = at_risk & (cause > 0)
     if is_readable and bool((event & ~is_last).any()):
-        what = "an event is on a visit that is not the subject's last at risk"
-        raise EhrseqError(what, where="cause", fix="put the cause on the last at-risk visit only")
+        raise EhrseqError(
+            "an event is on a visit that is not the subject's last at risk",
+            where="cause",
+            fix="put the cause on the last at-risk visit only",
+        )
     eta = logits.masked_fill(~at_risk, 0.0).to(torch.promote_types(logits.dtype, torch.float32))
     terms = torch.where(is_last, event * F.softplus(-eta), F.softplus(eta))
     return terms.masked_fill(~at_risk, 0.0)
@@ -120,10 +125,10 @@ def horizon_nll(
     if cause.device.type == "cpu":
         _check_horizon_labels(logits.shape[1], entry_days, duration_days, cause)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # (N, K)
+    # (N, K) days at risk in each bin
     days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)
     cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), days)
-    # τ_{k−1} < T ≤ τ_k
+    # the bin k of the event: τ_{k−1} < T ≤ τ_k
     bin_of = torch.bucketize(duration_days.double(), inner_edges(edges_days, duration_days))
     at_event = logits.flatten(1).gather(
         1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1)
@@ -181,15 +186,19 @@ def exposure(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor
 def check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
     """Refuse log-hazards that are not (N, causes, K)."""
     if logits.dim() != 3 or logits.shape[2] != len(edges_days) + 1:
-        what = f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}"
-        raise EhrseqError(what, where="edges_days", fix="give one inner edge less than bins")
+        raise EhrseqError(
+            f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}",
+            where="edges_days",
+            fix="give one inner edge less than bins",
+        )
 
 
 def _check_shapes(rows: int, noun: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape != (rows,):
-            what = f"expected one entry a {noun}, got shape {tuple(tensor.shape)}"
-            raise EhrseqError(what, where=name)
+            raise EhrseqError(
+                f"expected one entry a {noun}, got shape {tuple(tensor.shape)}", where=name
+            )
 
 
 def _check_horizon_labels(
@@ -199,11 +208,9 @@ def _check_horizon_labels(
     if not bool((entry_days >= 0).all()):
         raise EhrseqError("must not be negative or NaN", where="entry_days", fix=fix)
     if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
-        what = "must be finite and above the entry"
-        raise EhrseqError(what, where="duration_days", fix=fix)
+        raise EhrseqError("must be finite and above the entry", where="duration_days", fix=fix)
     if bool(((cause < 0) | (cause > causes)).any()):
-        what = f"must be 0 or one of {causes} causes"
-        raise EhrseqError(what, where="cause", fix=fix)
+        raise EhrseqError(f"must be 0 or one of {causes} causes", where="cause", fix=fix)
 
 
 # ---- the heads as layers ---------------------------------------------------------------------------------------------

@@ -40,12 +40,12 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
         x, z = self.states(batch)
-        return self._logits(z, batch, wide=x)  # hazards          module 5
+        return self._logits(z, batch, wide=x)  # (N, causes, bins)  module 5
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """What enters the timeline beside the numbers' table, (N, d + width), and what leaves it, (N, d)."""
         x, h = self._inputs(batch)
-        z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer
+        z = self.timeline(x, batch)  # (N, d)  module 4: causal transformer
         return torch.cat([x, h], 1), z
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
@@ -63,13 +63,10 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         weights: Tensor = encoder(self.code_embedding(batch), batch, return_weights=True)[1]
         return weights
 
-    # K codes, N visits, S subjects, all packed
     def _inputs(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
-        """(N, d) what enters the timeline, and (N, width) h of the table branch."""
-        e = self.code_embedding(batch)  # K vectors of d   module 1
+        """(N, d) what enters the timeline, and (N, width) h of the table branch; K codes, N visits, all packed."""
+        e = self.code_embedding(batch)  # (K, d)  module 1, as `CodeVectors`
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
-        # (N, d)           module 2: mean | attention | transformer | …
-        u = self.visit_encoder(e, batch) + static
-        # (N, d)           module 3: visit index + age + time gap
-        x: Tensor = self.visit_time_embedding(u, batch)
-        return self._with_table(x, batch)  # their numbers, side by side
+        u = self.visit_encoder(e, batch) + static  # (N, d)  module 2: mean, attention …
+        x: Tensor = self.visit_time_embedding(u, batch)  # (N, d)  module 3: index + age + time gap
+        return self._with_table(x, batch)  # (N, d), (N, width)  the visit's numbers side by side

@@ -38,8 +38,7 @@ class OutcomeLabels:
 
     rows: Tensor  # (M,) int64, ascending
     codes: Tensor  # (M,) int64; a pair of row and code stands once
-    # (M,) days from the prediction time to the event, where exposure ends; 0: not at risk, as after a first occurrence
-    days: Tensor
+    days: Tensor  # (M,) days to the event, where exposure ends; 0: not at risk, after a first one
 
     def to(self, device: torch.device) -> "OutcomeLabels":
         """The same labels on a device."""
@@ -135,8 +134,8 @@ class OutcomeHead(nn.Module):
             labels.days.double(), constant(self.edges_days, torch.float64, z.device)
         )
         factors, codes = self(z)[labels.rows, k], labels.codes
-        found: Tensor = (factors * self.vectors.weight[codes]).sum(1) + self.bias[codes, k]
-        return found.masked_fill(labels.days <= 0, 0.0)
+        log_hazards: Tensor = (factors * self.vectors.weight[codes]).sum(1) + self.bias[codes, k]
+        return log_hazards.masked_fill(labels.days <= 0, 0.0)
 
     def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
         """Log-hazards per day (N, C, K) of all codes or of the given ones."""
@@ -192,17 +191,16 @@ def outcomes_nll(
     entry = torch.zeros_like(stop_days) if entry_days is None else entry_days
     n, bins, _ = factors.shape
     wide = torch.promote_types(torch.promote_types(factors.dtype, vectors.dtype), torch.float32)
-    # (N, K) of codes that are not listed
-    days = exposure(edges_days, entry.double(), stop_days.double())
+    days = exposure(edges_days, entry.double(), stop_days.double())  # (N, K) of codes not listed
     cells = (days > 0).flatten().nonzero().squeeze(1)  # rows and bins without exposure cost nothing
     with torch.autocast(factors.device.type, enabled=False):
         # b_{c,k} is the product with a vector that is 1 at k: one matrix product gives the whole log-hazard
         ones = torch.eye(bins, dtype=wide, device=factors.device)[cells % bins]
-        # (P, r + K)
-        left = torch.cat([factors.to(wide).flatten(0, 1).index_select(0, cells), ones], 1)
+        of_cells = factors.to(wide).flatten(0, 1).index_select(0, cells)
+        left = torch.cat([of_cells, ones], 1)  # (P, r + K)
         right = torch.cat([vectors.to(wide), bias.to(wide)], 1)  # (C, r + K)
         cell, code, own, is_event = _listed_cells(labels, days, cells, entry.double(), edges_days)
-        of_cells: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
+        nll: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
             left,
             right,
             days.flatten()[cells].to(wide),
@@ -211,7 +209,7 @@ def outcomes_nll(
             own.to(wide),
             is_event,
         )
-    return of_cells.new_zeros(n * bins).index_copy(0, cells, of_cells).view(n, bins).sum(1)
+    return nll.new_zeros(n * bins).index_copy(0, cells, nll).view(n, bins).sum(1)
 
 
 def _listed_cells(
@@ -229,7 +227,7 @@ def _listed_cells(
     pair, k = pair[order], k[order]
     stop = labels.days.double()
     own = exposure(edges_days, entry[labels.rows], stop)[pair, k]
-    # τ_{k−1} < t ≤ τ_k
+    # the bin k of each event: τ_{k−1} < t ≤ τ_k
     at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))
     return cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair]
 
@@ -253,9 +251,9 @@ class _BlockedNLL(torch.autograd.Function):
         event: Tensor,
     ) -> Tensor:
         given = (left, right, days, cell, code, own, event.to(left.dtype))
-        found = _sweep(*given, weight=torch.ones_like(days), gradients=any(ctx.needs_input_grad))
-        ctx.save_for_backward(*given, *found[1:])
-        return found[0]
+        swept = _sweep(*given, weight=torch.ones_like(days), gradients=any(ctx.needs_input_grad))
+        ctx.save_for_backward(*given, *swept[1:])
+        return swept[0]
 
     @staticmethod
     @once_differentiable
@@ -351,7 +349,7 @@ def starting_rates(events: Tensor, exposed_days: Tensor) -> Tensor:
         (C, K). With few events in a bin the shape is that of all codes together, so that no bin tells of few people.
     """
     events, exposed = events.double(), exposed_days.double()
-    # (C, 1)
+    # (C, 1) events per day of each code
     rate = (events.sum(1, keepdim=True) + 0.5) / exposed.sum(1, keepdim=True).clamp(min=1.0)
     shape = (events.sum(0) + 0.5) / (rate * exposed).sum(0).clamp(min=0.5)  # (K,)
     expected = rate * shape * exposed

@@ -54,12 +54,13 @@ def cumulative_incidence(
     if horizons.dim() != 1 or not bool((horizons.isfinite() & (horizons > 0)).all()):
         raise EhrseqError("horizons must be finite and above 0 days", where="horizons_days")
     if start.shape not in ((), (len(logits),)) or not bool((start.isfinite() & (start >= 0)).all()):
-        what = "must be one number or one a prediction time, finite and not negative"
-        raise EhrseqError(what, where="start_days")
+        raise EhrseqError(
+            "must be one number or one a prediction time, finite and not negative",
+            where="start_days",
+        )
     logits = logits.double()
     share = logits.softmax(1)  # λ_e / λ_·
-    # (N, K); finite even for absurd logits
-    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()
+    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()  # (N, K), finite for all logits
     start = start.expand(len(logits))
     risks = []
     for horizon in horizons:

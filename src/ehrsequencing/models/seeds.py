@@ -12,12 +12,19 @@ from torch import nn as torch_nn
 from ehrsequencing import nn
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.models import behrt, embeddings, hazards, hierarchical, positions, transformer
-from ehrsequencing.models import visit_encoder as encoders
-from ehrsequencing.models import visit_encoder_variants as variants
+from ehrsequencing.models import (
+    behrt,
+    embeddings,
+    hazards,
+    hierarchical,
+    positions,
+    transformer,
+    visit_encoder as encoders,
+    visit_encoder_variants as variants,
+)
 
 _OF_QUERIES = "query"  # the last part of the name of the engine's vector of queries: zero if it was never trained
-# attributes of packed modules without a weight that the plain ones lack, unless they are false or 0
+# settings of packed modules that no weight shows: a plain module has none, so here they must be false or 0
 _UNSHOWN = {"rotary": "rotary", "value_dropout": "history_dropout"}
 
 
@@ -28,8 +35,7 @@ class _Pair(NamedTuple):
     packed: type[torch_nn.Module]
     settings: Callable[[Any], Mapping[str, Any]]  # of a plain module, for `ModelConfig.as_seeds`
     to_plain: Callable[[Any], torch_nn.Module]  # an untrained module in the shape of a packed one
-    # beginnings of names of weights, plain → packed, where they differ
-    names: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}  # first parts of names, plain → packed, where they differ
 
 
 def to_packed(plain: torch_nn.Module) -> torch_nn.Module:

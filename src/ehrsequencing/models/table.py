@@ -33,10 +33,9 @@ class TableBranch(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width, columns = config.table_dim, config.table_columns or config.vocab_size
-        # (V,) column of each token; -1: it carries no number
+        # (V,) the column of each token; -1: it carries no number
         self.register_buffer("column", torch.arange(config.vocab_size))
-        # (V,) the code behind each token; None: the token itself
-        self.variable: Tensor | None = None
+        self.variable: Tensor | None = None  # (V,) the code of each token; None: itself
         # vectors of norm 1 would turn with the first steps: a query sums hundreds of them
         self.vectors = nn.Embedding(columns * TERMS, width)
         self.norm = nn.LayerNorm(width)

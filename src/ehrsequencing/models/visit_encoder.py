@@ -33,7 +33,7 @@ class AttnPoolingVisitEncoder(nn.Module):
         self.scorer = config.scorer
         if config.scorer == "query":
             self.W = nn.Linear(config.dim, config.dim)
-            # near the mean at the start
+            # small, so that attention starts near the mean
             self.q = nn.Parameter(torch.randn(config.dim) * config.dim**-0.5)
         else:
             self.W1, self.W2 = nn.Linear(config.dim, config.dim // 2), nn.Linear(config.dim // 2, 1)

@@ -4,7 +4,7 @@ All of them take `e` (B, V, C, d) and `mask` (B, V, C), True or 1 = real, give (
 hold. A visit without a code gives the zero vector.
 """
 
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -83,14 +83,6 @@ class AttnPoolingVisitEncoder(nn.Module):
         scores: Tensor = self.W2(torch.tanh(self.W1(e))).squeeze(-1)
         return scores
 
-    @overload
-    def forward(
-        self, e: Tensor, mask: Tensor, return_weights: Literal[False] = False
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self, e: Tensor, mask: Tensor, return_weights: Literal[True]
-    ) -> tuple[Tensor, Tensor]: ...
     def forward(
         self, e: Tensor, mask: Tensor, return_weights: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:

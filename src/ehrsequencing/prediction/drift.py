@@ -26,13 +26,13 @@ def differences(counts: TokenRows, outcomes: Sequence[CodeMatcher] = ()) -> list
     without, inside, outside = counts.by_number[own].T
     numbers = inside + outside
     share_outside = outside / np.maximum(numbers, 1)
-    # all numbers of a few people are one group, which has a mean and no percentiles
+    # codes whose numbers, of a few people, are one group: it has a mean and no percentiles
     is_group = (vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0)
     has_range = ~np.append(is_group, True)[vocabulary.scale[own]]
     is_unlike = has_range & (numbers >= FEWEST_NUMBERS) & (share_outside > MOST_OUTSIDE)
     share = vocabulary.share if len(vocabulary.share) else np.zeros(len(codes))
     expected = ~np.array([any(one(code) for one in outcomes) for code in codes], dtype=bool)
-    # among fewer people even a common code may be absent by chance
+    # only common codes among enough people: with fewer, even a common code may be absent by chance
     is_judged = expected & (share >= COMMON) & (counts.subjects >= SMALLEST_COUNT)
     is_absent = is_judged & (without + numbers == 0)
     kinds = (
@@ -48,11 +48,11 @@ def differences(counts: TokenRows, outcomes: Sequence[CodeMatcher] = ()) -> list
             share,
         ),
     )
-    found = []
+    sentences = []
     for what, is_named, of_code in kinds:
         order = sorted(np.flatnonzero(is_named).tolist(), key=(-of_code).__getitem__)
         named = ", ".join(f"{codes[k]} ({of_code[k]:.0%})" for k in order[:MOST_NAMED])
         others = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
         if named:
-            found.append(f"{what} {named}{others}")
-    return found
+            sentences.append(f"{what} {named}{others}")
+    return sentences

@@ -151,15 +151,15 @@ class NewRecords:
         self.encoder = Encoder(self.run, read_parents(self.data))
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
-        found = survey(
+        surveyed = survey(
             self.reader, lambda: TokenRows(self.run.vocabulary, self.excluded), self._tick
         )
-        self.rows = found.part
-        self.end_us = found.end_us
+        self.rows = surveyed.part
+        self.end_us = surveyed.end_us
         self.made_by = {
             "run": self.run.folder.name,
             "fingerprint": self.run.fingerprint,
-            "data": digest(found.days.content),
+            "data": digest(surveyed.days.content),
         }
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
@@ -168,11 +168,11 @@ class NewRecords:
             if self.only is not None:
                 wanted = np.fromiter(self.only, np.int64, len(self.only))
                 events = events.take(np.isin(events.subject_id, wanted))
-            found = self.encoder.prediction_times(events, moment, end_us=self.end_us)
-            self.subjects += len(found.record.subject_id)
-            self.moments += len(found.cohort.rows)
-            self.late += found.late
-            yield found.record, found.rows
+            moments = self.encoder.prediction_times(events, moment, end_us=self.end_us)
+            self.subjects += len(moments.record.subject_id)
+            self.moments += len(moments.cohort.rows)
+            self.late += moments.late
+            yield moments.record, moments.rows
             self._tick()
 
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
@@ -205,7 +205,7 @@ class NewRecords:
             return "no row has a code that makes a token"
         share = self.rows.unknown / self.rows.tokens
         what = f"{share:.1%} of the rows have a code that the run does not know"
-        # one person's many rows do not decide
+        # a mean over subjects, so that one person's many rows do not decide
         of_subject = self.rows.shares / max(self.rows.subjects, 1)
         if min(share, of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
@@ -371,9 +371,9 @@ def answers_of(
     count = answered = 0
     for part in records.encoded(moment):
         subjects = np.zeros(0, np.int64)
-        for subject_id, found in answer(part):
+        for subject_id, risks in answer(part):
             count, subjects = count + len(subject_id), np.union1d(subjects, subject_id)
-            yield subject_id, found
+            yield subject_id, risks
         answered += len(subjects)
     if not count:
         raise no_prediction_times(records)

@@ -85,9 +85,10 @@ def predict_labels(
     run, wanted = Run(run_folder), read_boolean_labels(labels)
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
     if len(predictor.horizons_days) != 1 or predictor.horizons_days[0] is None:
-        fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
-            "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
+            "a prediction in this format needs one horizon in days",
+            where="--horizon",
+            fix="name one with --horizon; the visit head has none",
         )
     if cause is not None and cause not in predictor.causes:
         raise EhrseqError(
@@ -109,14 +110,14 @@ def predict_labels(
         pq.ParquetWriter(temporary, schema) as file,
     ):
         for risks in answers:
-            place, found = wanted.find(risks.subject_id, risks.prediction_us)
-            risk = risks.risk[found, column, 0]
+            place, risk_row = wanted.find(risks.subject_id, risks.prediction_us)
+            risk = risks.risk[risk_row, column, 0]
             file.write_table(
                 pa.Table.from_arrays(
                     [
-                        pa.array(risks.subject_id[found]),
-                        pa.array(risks.prediction_us[found]).cast(pa.timestamp("us")),
-                        pa.array(wanted.value[place[found]]),
+                        pa.array(risks.subject_id[risk_row]),
+                        pa.array(risks.prediction_us[risk_row]).cast(pa.timestamp("us")),
+                        pa.array(wanted.value[place[risk_row]]),
                         pa.array(risk >= 0.5),
                         pa.array(risk.astype(np.float32)).cast(pa.float64()),
                     ],
@@ -125,8 +126,11 @@ def predict_labels(
             )
             count += len(risk)
         if not count:
-            fix = "check that the labels are of these records, and lie before the outcome"
-            raise EhrseqError("no label has a risk", where=str(labels), fix=fix)
+            raise EhrseqError(
+                "no label has a risk",
+                where=str(labels),
+                fix="check that the labels are of these records, and lie before the outcome",
+            )
     if missing := len(wanted.value) - count:
         why = (
             "their subjects have no records there, had the outcome before, or the data ends before"

@@ -102,9 +102,10 @@ def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
         EhrseqError: The run has no outcomes, or a pattern matches none; codes that come close are named.
     """
     if not run.outcomes:
-        fix = "train on a task with outcomes: (docs/outcomes.md)"
         raise EhrseqError(
-            "predicts no outcomes beside its task's causes", where=str(run.folder), fix=fix
+            "predicts no outcomes beside its task's causes",
+            where=str(run.folder),
+            fix="train on a task with outcomes: (docs/outcomes.md)",
         )
     if not patterns:
         return np.arange(len(run.outcomes))

@@ -53,8 +53,11 @@ def require_suffix(
 ) -> None:
     """Refuse a file name whose ending is not that of a format for predictions, or for something else."""
     if not out.name.endswith(suffixes):
-        fix = f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        raise EhrseqError(f"does not end in a format for {what}", where=str(out), fix=fix)
+        raise EhrseqError(
+            f"does not end in a format for {what}",
+            where=str(out),
+            fix=f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}",
+        )
 
 
 def without_formulas(text: pa.Array) -> pa.Array:
@@ -224,9 +227,10 @@ def read_predictions(path: Path) -> RiskTable:
     if "start_days" in table.column_names:
         starts = compute.unique(_column(table, "start_days", pa.float64(), path)).to_pylist()
         if len(starts) > 1:
-            what = f"has {len(starts)} different start_days"
             raise EhrseqError(
-                what, where=str(path), fix="all risks must be given no event for the same time"
+                f"has {len(starts)} different start_days",
+                where=str(path),
+                fix="all risks must be given no event for the same time",
             )
         start = float(starts[0]) if starts else None
     names = columns["cause"].combine_chunks()
@@ -276,19 +280,24 @@ def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.Chu
     column = table[name]
     if column.null_count:
         why = "; the visit head predicts no risk in days" if name == "horizon_days" else ""
-        what = f"{column.null_count:,} rows have no {name}{why}"
-        raise EhrseqError(what, where=str(path), fix="fill them in, or leave these rows out")
+        raise EhrseqError(
+            f"{column.null_count:,} rows have no {name}{why}",
+            where=str(path),
+            fix="fill them in, or leave these rows out",
+        )
     if (
         pa.types.is_timestamp(kind)
         and pa.types.is_timestamp(column.type)
         and column.type.tz is not None
     ):
-        what = "prediction_time has a time zone, and the times of MEDS have none"
         raise EhrseqError(
-            what, where=str(path), fix="convert it to the clock of the records, and drop the zone"
+            "prediction_time has a time zone, and the times of MEDS have none",
+            where=str(path),
+            fix="convert it to the clock of the records, and drop the zone",
         )
     try:
         return column.cast(kind, safe=not pa.types.is_timestamp(kind))
     except pa.ArrowException as error:
-        what = f"column {name!r} has type {column.type}, not {kind}"
-        raise EhrseqError(what, where=str(path), fix="convert it") from error
+        raise EhrseqError(
+            f"column {name!r} has type {column.type}, not {kind}", where=str(path), fix="convert it"
+        ) from error

@@ -37,9 +37,9 @@ def write_reference(folder: Path) -> None:
     """
     run = Run(folder)
     if REFERENCE not in run.manifest["files"]:
-        kept = _drawn(run.vocabulary)
-        kept["risk"] = _risk(run, kept).round(6).tolist()
-        add_to_run(folder, REFERENCE, lambda path: write_json(path, kept))
+        reference = _drawn(run.vocabulary)
+        reference["risk"] = _risk(run, reference).round(6).tolist()
+        add_to_run(folder, REFERENCE, lambda path: write_json(path, reference))
 
 
 def check_reference(run: Run) -> list[str]:
@@ -63,8 +63,8 @@ def check_reference(run: Run) -> list[str]:
 def _moved(run: Run, path: Path) -> float:
     """The largest difference of a risk; 1 where the file is damaged."""
     try:
-        kept = read_json(path)
-        moved = np.abs(_risk(run, kept) - np.array(kept["risk"], dtype=np.float64))
+        reference = read_json(path)
+        moved = np.abs(_risk(run, reference) - np.array(reference["risk"], dtype=np.float64))
         return float(np.nan_to_num(moved, nan=1.0, posinf=1.0).max(initial=0.0))
     except (EhrseqError, LookupError, TypeError, ValueError, ArithmeticError):
         return 1.0
@@ -78,7 +78,7 @@ def _drawn(vocabulary: Vocabulary) -> dict[str, Any]:
     gaps = random.integers(-20, 45, _SHAPE).clip(0) ** 2  # short ones are frequent
     days = np.cumsum(gaps, axis=1)
     code = np.array([*vocabulary.codes, "MADE_UP//UNKNOWN", BIRTH])[place]
-    # row of each code among the means; the last one, which is added, is of codes without numbers
+    # the row of each code among the means; the last row is added for codes without numbers
     scale = np.r_[vocabulary.scale[vocabulary.n_unknown :][:known], -1, -1][place]
     mean, sd = (np.r_[numbers, 0.0][scale] for numbers in (vocabulary.mean, vocabulary.sd))
     return {

@@ -166,9 +166,9 @@ class Run:
     @property
     def blend(self) -> Blend | None:
         """The predictor, where it has parts."""
-        found = self.predictor if self.has_trees else None
-        found = found.inner if isinstance(found, Recalibrated) else found
-        return found if isinstance(found, Blend) else None
+        predictor = self.predictor if self.has_trees else None
+        predictor = predictor.inner if isinstance(predictor, Recalibrated) else predictor
+        return predictor if isinstance(predictor, Blend) else None
 
     @property
     def recalibrated(self) -> Predictor:
@@ -233,7 +233,7 @@ def add_to_run(
             for listed, known in manifest.pop("files").items()
             if listed not in (name, *outdates)
         }
-        # of a killed command: it may have written them, so they are ours
+        # files that a killed command may have written: they count as ours
         unsure = {
             *manifest.pop("writing", []),
             name,

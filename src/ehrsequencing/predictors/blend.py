@@ -150,7 +150,8 @@ class Blend(Predictor):
             features,
             *(arrays[f"cox.design.{name}"] for name in _OF_DESIGN),
         )
-        cox = CoxHazards(vocabulary, design, *(arrays[f"cox.{name}"] for name in _OF_COX), edges)
+        mean, scale, beta, cox_base, bounds = (arrays[f"cox.{name}"] for name in _OF_COX)
+        cox = CoxHazards(vocabulary, design, mean, scale, beta, cox_base, bounds, edges)
         if network is not None:
             return cls([network, boosted, cox], weights)
         stacked = cls([boosted, cox], weights, name=STACKED)

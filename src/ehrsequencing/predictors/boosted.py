@@ -25,7 +25,10 @@ TIME_PARTS = 2  # within which the factor is constant; the cohort's own hazard k
 EVENTS_TO_TRY = 500
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 _CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
-MOST_TREES, PATIENCE = 500, 25  # of a cause; rounds without a gain for tuning subjects, after which it stops
+MOST_TREES, PATIENCE = (
+    500,
+    25,
+)  # of a cause; rounds without a gain for tuning subjects, after which it stops
 _FEW_ROWS = 20_000  # below, threads wait for one another longer than they work
 _ALWAYS: dict[str, Any] = {
     "objective": "poisson",
@@ -129,7 +132,9 @@ class Trees:
             made.left[t, :inner], made.right[t, :inner] = left, right
             kind = stage["decision_type"].astype(np.int64)
             was_missing, goes_left = kind >> 2 & 3 == 2, kind >> 1 & 1 == 1
-            made.missing_left[t, :inner] = np.where(was_missing, goes_left, rows[left] >= rows[right])
+            made.missing_left[t, :inner] = np.where(
+                was_missing, goes_left, rows[left] >= rows[right]
+            )
         return made
 
     @classmethod
@@ -265,7 +270,9 @@ def _lightgbm() -> Any:
         import lightgbm
     except OSError as error:  # its wheel holds no OpenMP
         fix = "install it, as with apt-get install libgomp1"
-        raise EhrseqError(f"LightGBM cannot be loaded: {error}", where="libgomp", fix=fix) from error
+        raise EhrseqError(
+            f"LightGBM cannot be loaded: {error}", where="libgomp", fix=fix
+        ) from error
     return lightgbm
 
 

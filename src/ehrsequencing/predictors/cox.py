@@ -26,7 +26,9 @@ RIDGES_PER_EVENT = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 UNWATCHED_RIDGE_PER_EVENT = 0.3  # of a cause that no tuning subject had: nothing says how much
 _MOST_ITERATIONS = 100
 _TOLERANCE = 1e-13
-_SLOW = 0.1  # a step that promises more than this share of the one before wants the information anew
+_SLOW = (
+    0.1  # a step that promises more than this share of the one before wants the information anew
+)
 
 
 @dataclass(frozen=True)

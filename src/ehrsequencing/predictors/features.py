@@ -25,7 +25,7 @@ MOST_PAIRS = 120  # code pairs with features of their own
 MOST_BINS = 64  # of a feature
 MOST_CELLS = 80_000_000  # training rows × features of trees; above, rows are drawn at random
 MOST_LINEAR_CELLS = 8_000_000  # the same of Cox, and of the tuning rows of both
-# features, by the start of their names, whose logarithm is used
+# first parts of the names of features whose logarithm is used
 _SKEWED = (
     "days_",
     "visits",
@@ -173,7 +173,7 @@ class LinearDesign:
         unknown = np.isnan(features)
         patterns: dict[bytes, int] = {}
         for column, mark in enumerate(unknown[:, :alone].T):
-            # set in rows of enough people, and not set in rows of enough people
+            # marks that are set for enough people and not set for enough others
             if has_people(owner[mark], enough) and has_people(owner[~mark], enough):
                 patterns.setdefault(np.packbits(mark).tobytes(), column)
         marked = np.array(list(patterns.values()), dtype=np.int64)
@@ -257,7 +257,7 @@ def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Fl
         for a, b in pairwise(groups)
     ]
     cuts = between_float32(np.array(near).reshape(-1, 2).mean(axis=1))
-    # between means there may be somebody
+    # only cuts between people: the mean of two values may equal somebody's
     cuts = cuts[_between_people(who, np.searchsorted(value, cuts), enough)]
     return np.r_[-np.inf, cuts] if has_people(owner[lacking], enough) else cuts
 

@@ -246,7 +246,7 @@ def _occurrences(part: Timelines, codes: tuple[int, ...]) -> Iterator[tuple[int,
     """Each code with the visits that hold it (rising, repeats kept) and its numbers there."""
     column = column_of(part, codes)[part.codes]
     token = np.flatnonzero(column >= 0)
-    # a visit's tokens stay in the order of their times
+    # a stable sort, in which a visit's tokens stay in the order of their times
     token = token[np.argsort(column[token], kind="stable")]
     bounds = offsets(column[token].astype(np.int64), len(codes))
     visit = np.searchsorted(part.visit_offsets, token, side="right") - 1

@@ -88,7 +88,9 @@ class LandmarkCox(CoxHazards):
             score = partial(_log_likelihood, train=own, tuning=others, edges_days=data.edges_days)
             self.fits.append(choose_ridge(own, others, score=score))
         scores, owner = [fit.log_hazard(x) for fit in self.fits], train.subject[chosen]
-        ranges = [feature_range(one.astype(np.float32), owner, enough=data.enough) for one in scores]
+        ranges = [
+            feature_range(one.astype(np.float32), owner, enough=data.enough) for one in scores
+        ]
         bounds = np.array([(-np.inf, np.inf) if one is None else one[::2] for one in ranges])
         base = cohort_hazards(
             data.edges_days,

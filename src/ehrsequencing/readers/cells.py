@@ -139,14 +139,14 @@ class Block:
             if kind != "text" and is_text(cells.type):
                 cells = pc.if_else(pc.equal(cells, "None"), NO_TEXT, cells)
             try:
-                found = self._done[name, kind] = read(cells)
+                values = self._done[name, kind] = read(cells)
             except pa.ArrowException:  # which may hold a cell
                 raise EhrseqError(
                     f"its type {self.rows[name].type} cannot be read as {_WANTED[kind]}",
                     where=f"table {self.counts.name}, column {name}",
                     fix="store it in another type, or as text",
                 ) from None
-            self._count(name, cells, len(found) - found.null_count)
+            self._count(name, cells, len(values) - values.null_count)
         return self._done[name, kind]
 
     def _count(self, name: str, cells: pa.ChunkedArray, values: int) -> None:
@@ -330,8 +330,8 @@ def parse_times(
     plain = _iso_times(text) if order == "ymd" else None
     if plain is not None:
         return plain
-    found = pc.extract_regex(text, pattern=TIMES[order])
-    part = {name: pc.struct_field(found, name) for name in _PARTS}
+    groups = pc.extract_regex(text, pattern=TIMES[order])
+    part = {name: pc.struct_field(groups, name) for name in _PARTS}
     clock = [pc.replace_substring_regex(part[name], "^$", "00") for name in ("h", "mi", "s")]
     day = _text(part["d"], part["d2"])
     date = _text(part["y"], part["y2"], "-", part["mo"], part["mo2"], "-", day)

@@ -69,7 +69,7 @@ def import_csv(source: str, job: Import) -> None:
         book, names, form = CodeBook(), SubjectNames(), _Form(table_map)
         writer.code_facts = lambda seen: book.facts
         for counts in job.tables([path.name.partition(".")[0].lower()]):
-            # what must hold something that can be read
+            # rows without a readable subject are counted as `no_person`
             counts.columns["no_person"] = subject
             counts.required |= {subject, *table_map.number_columns(), *table_map.keys()}
             date_columns = table_map.date_columns()

@@ -162,10 +162,10 @@ class TableCounts:
 
     def count_cells(self, column: str, cells: int, filled: int, values: int) -> None:
         """Count the cells of some rows of a column, of which so many are filled and were read."""
-        found = self.cells.setdefault(column, Cells())
-        found.values += values
-        found.empty += cells - filled
-        found.unread += filled - values
+        count = self.cells.setdefault(column, Cells())
+        count.values += values
+        count.empty += cells - filled
+        count.unread += filled - values
 
     @property
     def rows_in(self) -> int:
@@ -180,8 +180,8 @@ class TableCounts:
     @property
     def dropped(self) -> dict[str, int]:
         """Reason → rows."""
-        found = {reason: self.fates.count(fate) for reason, fate in sorted(FATES.items())}
-        return {reason: rows for reason, rows in found.items() if rows}
+        rows_by_reason = {reason: self.fates.count(fate) for reason, fate in sorted(FATES.items())}
+        return {reason: rows for reason, rows in rows_by_reason.items() if rows}
 
     @property
     def lost(self) -> Counter[str]:
@@ -208,7 +208,7 @@ class TableCounts:
             for reason, rows in self.dropped.items()
         ]
         counted = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
-        cells = {name: vars(found) for name, found in sorted(self.cells.items())}
+        cells = {name: vars(count) for name, count in sorted(self.cells.items())}
         return counted | ({"cells": cells} if cells else {})
 
     def lines(self) -> list[str]:
@@ -222,10 +222,10 @@ class TableCounts:
             first = "; first: {0[1]}, {1[0]} {1[1]}".format(*place) if place else ""
             share = f"{rows:,} of {self.rows_in:,} rows"
             out.append(f"dropped from {self.name}: {share} ({column}{REASONS[reason]}{first})")
-        for name, found in sorted(self.cells.items()):
-            if found.unread:
+        for name, count in sorted(self.cells.items()):
+            if count.unread:
                 out.append(
-                    f"not read in {self.name}: {found.unread:,} of {found.filled:,} values of {name}"
+                    f"not read in {self.name}: {count.unread:,} of {count.filled:,} values of {name}"
                 )
         return out
 
@@ -237,16 +237,16 @@ class TableCounts:
             rows = f"{total:,} of {self.rows_in:,} rows of {self.name} ({total / self.rows_in:.1%})"
             why = REASONS[lost.most_common(1)[0][0]]
             out.append(f"{rows} were dropped, most of them because: {why}")
-        for name, found in sorted(self.cells.items()):
-            if found.unread > WARN_SHARE * found.filled:
+        for name, count in sorted(self.cells.items()):
+            if count.unread > WARN_SHARE * count.filled:
                 more = ", or are no key of the map's codes" if self.rules["unlisted"] else ""
                 out.append(
-                    f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name} "
-                    f"({found.unread / found.filled:.1%}) cannot be read{more}"
+                    f"{count.unread:,} of {count.filled:,} values in column {name} of {self.name} "
+                    f"({count.unread / count.filled:.1%}) cannot be read{more}"
                 )
-            if self.far_days[name] > WARN_SHARE * found.filled:
+            if self.far_days[name] > WARN_SHARE * count.filled:
                 out.append(
-                    f"{self.far_days[name]:,} of {found.filled:,} values in column {name} of {self.name} "
+                    f"{self.far_days[name]:,} of {count.filled:,} values in column {name} of {self.name} "
                     "lie days away from the date of their row, which was used"
                 )
         return out

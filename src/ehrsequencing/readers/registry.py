@@ -108,7 +108,7 @@ class Import:
         Raises:
             EhrseqError: The dates of a column are ambiguous, or the table cannot be read.
         """
-        found: dict[str, Counter[str]] = {}
+        orders: dict[str, Counter[str]] = {}
         for table in tables:
             texts = [name for name in dates if name.lower() in table.texts]
             columns = [*texts, *others]
@@ -117,7 +117,7 @@ class Import:
             for block in table.blocks(columns):
                 look(Block(block, TableCounts(counts.name, 0), decimal=decimal))
                 for name in texts:
-                    found.setdefault(name, Counter()).update(count_dates(block[name]))
+                    orders.setdefault(name, Counter()).update(count_dates(block[name]))
             if table.lost_rows is not None:
                 lost, line = table.lost_rows()
                 counts.lose_lines(table.file or "", lost, line)
@@ -125,7 +125,7 @@ class Import:
         where, setting = tables[0].where, self.settings.dates
         return {
             name: date_order(cells, setting, where=f"{where}, column {name}")
-            for name, cells in found.items()
+            for name, cells in orders.items()
         }
 
     def blocks(
@@ -157,7 +157,7 @@ class Reader:
     source: str  # what SOURCE may be, for `--help`
     read: Callable[[str, Import], None]  # reads SOURCE and writes its rows through an `Import`
     needs_map: bool = False  # whether the command has the option `--map`
-    # the statements that reading SOURCE sends: the option `--show-sql`
+    # for `--show-sql`: the statements that reading SOURCE sends
     sql: Callable[[str], list[str]] | None = None
 
     def __call__(

@@ -57,9 +57,9 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
             "numeric_value": pa.float32(),
             "text_value": pa.large_string(),
             "encounter_id": encounter,
-            # of a visit: of an inpatient, emergency, observation or intensive-care class
+            # whether a visit is of an inpatient, emergency, observation or intensive-care class
             "acute": pa.bool_(),
-            # of a visit: whether its end was a death, as the source says; null where it does not say
+            # whether a visit ended with a death, as the source says; null where it does not say
             "died": pa.bool_(),
             "source": pa.int64(),  # the number of the source's row, from `TableCounts.take`
         }
@@ -273,8 +273,8 @@ def ordered_rows(
 
 def ranks(column: pa.Array) -> Ints:
     """(n,) the place of each value among the sorted distinct ones, and null last."""
-    found = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
-    return np.asarray(found, dtype=np.int64)
+    rank = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
+    return np.asarray(rank, dtype=np.int64)
 
 
 # ---- codes -------------------------------------------------------------------------------------

@@ -93,11 +93,11 @@ def _find(source: Path) -> dict[str, Path]:
         (path.name.lower().removesuffix(".gz").removesuffix(".csv"), path)
         for path in sorted(source.glob("*.[cC]*"))
     ]
-    found = one_file_each((name, path) for name, path in files if name in tables)
+    by_table = one_file_each((name, path) for name, path in files if name in tables)
     for name in ("patients", "encounters"):
-        if name not in found:
+        if name not in by_table:
             raise EhrseqError(f"holds no {name}.csv", where=str(source), fix=_FIX)
-    return {name: found[name] for name in tables if name in found}
+    return {name: by_table[name] for name in tables if name in by_table}
 
 
 def _survey(table: SourceTable, counts: TableCounts, job: Import) -> dict[str, Order]:
@@ -177,7 +177,9 @@ def _valued(
 
 def _vocabulary(block: Block, default: str) -> pa.ChunkedArray:
     """The vocabulary that SYSTEM names ("SNOMED-CT", "http://snomed.info/sct" …), else the default."""
-    lower, found = pc.utf8_lower(block.text("SYSTEM")), pa.scalar(default)
+    lower, vocabulary = pc.utf8_lower(block.text("SYSTEM")), pa.scalar(default)
     for part, name in _SYSTEMS.items():
-        found = pc.if_else(pc.fill_null(pc.match_substring(lower, part), False), name, found)
-    return found
+        vocabulary = pc.if_else(
+            pc.fill_null(pc.match_substring(lower, part), False), name, vocabulary
+        )
+    return vocabulary

@@ -85,16 +85,16 @@ class SourceTable:
 
 def one_file_each(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     """Tables by name; two files of one table, such as `person.csv` and `person.csv.gz`, are refused."""
-    found: dict[str, Path] = {}
+    by_table: dict[str, Path] = {}
     for table, path in files:
-        if table in found:
+        if table in by_table:
             raise EhrseqError(
-                f"{found[table].name} and {path.name} both hold the table {table}",
+                f"{by_table[table].name} and {path.name} both hold the table {table}",
                 where=str(path.parent),
                 fix="remove or rename one of them",
             )
-        found[table] = path
-    return found
+        by_table[table] = path
+    return by_table
 
 
 def open_table(

@@ -78,7 +78,7 @@ class Tally:
         has_code = np.isin(indexed, record.subject[cohort.is_mark])
         is_missed = (cohort.index_reached == 1) & (cohort.reached[owner] == 1)
         missed = np.unique(owner[is_missed & (last_us[owner] > cohort.index_us)])
-        # of each subject's first prediction time
+        # outcomes and events at each subject's first prediction time
         subject, is_event = rows.subject[first], rows.cause[first] > 0
         count, own = count_at_or_before(owner, cohort.index_us, subject, rows.index_us[first])
         ending = np.where(is_event, 0, cohort.index_ending[own + count - 1])
@@ -100,9 +100,11 @@ class Tally:
         np.minimum.at(start_us, record.visits.subject, record.visits.start_us)
         start_us = start_us[rows.subject]
         for place, days in enumerate(self.task.landmarks):
-            asked = rows.is_query & (rows.prediction_us - rows.index_us == round(days * DAY_US))
-            none = asked & (start_us > rows.prediction_us)
-            for kind, chosen in enumerate((asked, none, none & (start_us < NEVER))):
+            at_landmark = rows.is_query & (
+                rows.prediction_us - rows.index_us == round(days * DAY_US)
+            )
+            none = at_landmark & (start_us > rows.prediction_us)
+            for kind, chosen in enumerate((at_landmark, none, none & (start_us < NEVER))):
                 who = np.unique(rows.subject[chosen])
                 np.add.at(self.counts["records_before"], (split[who], place, kind), 1)
 
@@ -129,31 +131,31 @@ class Tally:
         }
 
     def _counts(self, splits: slice) -> dict[str, Any]:
-        found = {name: n[splits].sum(axis=0).tolist() for name, n in self.counts.items() if n.ndim}
+        totals = {name: n[splits].sum(axis=0).tolist() for name, n in self.counts.items() if n.ndim}
         steps, before = [], []
-        left, times = sum(found["subjects"]), sum(found["indexes"])
-        losses = zip([0, *found["subjects"]], [0, *found["indexes"]], strict=True)
+        left, times = sum(totals["subjects"]), sum(totals["indexes"])
+        losses = zip([0, *totals["subjects"]], [0, *totals["indexes"]], strict=True)
         for step, (lost, lost_times) in zip(("all subjects", *self.steps), losses, strict=False):
             left, times = left - lost, times - lost_times
             steps.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
-        for days, counts in zip(self.task.landmarks, found["records_before"], strict=True):
+        for days, counts in zip(self.task.landmarks, totals["records_before"], strict=True):
             names = ("subjects", "without_record_before", "first_record_later")
             before.append({"landmark_days": days, **dict(zip(names, counts, strict=True))})
-        alive, _, died, died_with_code = found["codes"]
+        alive, _, died, died_with_code = totals["codes"]
         return {
             "steps": steps,
-            "prediction_times": found["rows"],
-            "queries": found["queries"],
+            "prediction_times": totals["rows"],
+            "queries": totals["queries"],
             "followed": {
-                **dict(zip(ENDINGS, found["followed"], strict=True)),
-                "deaths_alone": found["deaths_alone"],
+                **dict(zip(ENDINGS, totals["followed"], strict=True)),
+                "deaths_alone": totals["deaths_alone"],
                 "alive_without_code": alive,
                 "died_without_code": died,
                 "died_with_code": died_with_code,
-                "with_index": sum(found["codes"]),
-                "rows_unobserved": found["rows_unobserved"],
+                "with_index": sum(totals["codes"]),
+                "rows_unobserved": totals["rows_unobserved"],
             },
-            "events": dict(zip(["censored", *self.task.causes], found["outcomes"], strict=True)),
+            "events": dict(zip(["censored", *self.task.causes], totals["outcomes"], strict=True)),
             "records_before": before,
         }
 

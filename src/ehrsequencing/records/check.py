@@ -115,18 +115,18 @@ def check_data(
     """
     work = ShardWork.of_study(data, study, tasks)
     with joblib_backend(PROCESSES, None, work.reader.shards) as jobs, private_folder() as folder:
-        found = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True)
+        filled = fill(folder, work, jobs=jobs, progress=progress, allow_empty=True)
         splits = {name: open_arrays(Timelines, folder / "visits" / name) for name in SPLITS}
-        known, min_subjects = found["known_training_rows"], study.vocabulary.min_subjects
+        known, min_subjects = filled["known_training_rows"], study.vocabulary.min_subjects
         facts = {
-            **{name: found[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
+            **{name: filled[name] for name in ("splits", "rows", "years", "calendar", "late_rows")},
             "subjects": {
-                "all": found["subjects"],
+                "all": filled["subjects"],
                 **{name: len(part) for name, part in splits.items()},
                 "without_birth": _total(part.birth_us == STATIC for part in splits.values()),
             },
             "codes": {
-                "all": found["codes"],
+                "all": filled["codes"],
                 "tokens": len(Vocabulary.load(folder).codes),
                 "known_training_rows": known,
                 "min_subjects": min_subjects,
@@ -135,7 +135,7 @@ def check_data(
             "warnings": vocabulary_warnings(known, min_subjects=min_subjects),
         }
         checks = [_check_task(folder / "tasks" / task.name, task) for task in tasks]
-    return DataCheck(facts, Counter(found["fixes"]), checks)
+    return DataCheck(facts, Counter(filled["fixes"]), checks)
 
 
 def _total(masks: Iterable[Bools]) -> int:

@@ -110,15 +110,15 @@ def find_codes(
     subjects = counts.subjects
     listed = {*descriptions, *parents}
     is_real = not is_simulation(data)
-    found = []
+    matches = []
     for code in filter(fits, {*subjects, *listed}):
         people = subjects[code]
         if is_real and code not in listed and people < FEWEST_NAMED:
             continue
         few = is_real and 0 < people < SMALLEST_COUNT
         shown = (f"<{SMALLEST_COUNT}", None) if few else (people, counts.rows[code])
-        found.append(FoundCode(code, _describe(code, descriptions), *shown))
-    if not found:
+        matches.append(FoundCode(code, _describe(code, descriptions), *shown))
+    if not matches:
         known = listed if is_real else listed.union(subjects)
         words = re.findall(r"\w{3,}", " ".join([*known, *descriptions.values()]).casefold())
         close = [what_comes_close(word, words) for word in text.casefold().split()]
@@ -129,7 +129,7 @@ def find_codes(
         )
     # by what is shown alone, so that the order tells nothing of a hidden count
     return sorted(
-        found,
+        matches,
         key=lambda one: (-one.subjects if isinstance(one.subjects, int) else -0.5, one.code),
     )
 
@@ -240,11 +240,11 @@ def suggest(
     """
     reader = MedsReader(data, settings)
     groups = [CodeMatcher(begins) for begins, _ in _STAYS]
-    found = survey(reader, lambda: CodeCounts(groups), Steps(reader, 0, progress))
-    people = {code: n for code, n in found.part.subjects.items() if n >= SMALLEST_COUNT}
-    codes = find_roles(people, read_descriptions(data), subjects=len(found.subject_id))
-    living = found.days.leaving - found.days.deaths
-    gone = living[found.days.day < found.end_us // DAY_US - LONG_DAYS].sum()
+    surveyed = survey(reader, lambda: CodeCounts(groups), Steps(reader, 0, progress))
+    people = {code: n for code, n in surveyed.part.subjects.items() if n >= SMALLEST_COUNT}
+    codes = find_roles(people, read_descriptions(data), subjects=len(surveyed.subject_id))
+    living = surveyed.days.leaving - surveyed.days.deaths
+    gone = living[surveyed.days.day < surveyed.end_us // DAY_US - LONG_DAYS].sum()
     if gone >= MOST * living.sum() and "{code:" not in codes["CENSORING"]:
         codes |= {
             "DOUBT": _DOUBT.format(living.sum()),
@@ -258,7 +258,7 @@ def suggest(
         missing = tuple(_WORDS[role] for role in wanted if role not in codes)
         title = text.partition("\n")[0].removeprefix("# ")
         filled = "" if missing else Template(text).substitute(codes)
-        covers = _covers(found.part, people, codes) if filled and "ADMISSION" in wanted else ""
+        covers = _covers(surveyed.part, people, codes) if filled and "ADMISSION" in wanted else ""
         suggestions.append(Suggestion(name, title, missing, filled, covers))
     return suggestions
 

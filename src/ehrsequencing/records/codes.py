@@ -52,12 +52,12 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     Raises:
         EhrseqError: The file is damaged, it has no column of codes, or a column is no text.
     """
-    found: dict[str, list[str]] = {}
+    parents_of: dict[str, list[str]] = {}
     for code, parents in _rows_of_codes(data, "parent_codes"):
         names = [parents] if isinstance(parents, str) else parents or ()
-        known = found.get(code, [])
-        found[code] = list(dict.fromkeys([*known, *filter(None, names)]))
-    return found
+        known = parents_of.get(code, [])
+        parents_of[code] = list(dict.fromkeys([*known, *filter(None, names)]))
+    return parents_of
 
 
 def read_descriptions(data: Path) -> dict[str, str]:
@@ -127,10 +127,10 @@ class CodeMatcher:
         self.patterns = tuple(patterns)
         self._cache: dict[str, bool] = {}
         self.mask = OfCodes(self._mask)
-        found = {pattern: split_condition(pattern) for pattern in self.patterns}
-        self.by_value = tuple(pattern for pattern, condition in found.items() if condition)
-        self.plain = [pattern for pattern, condition in found.items() if not condition]
-        self._conditions = [condition for condition in found.values() if condition]
+        conditions = {pattern: split_condition(pattern) for pattern in self.patterns}
+        self.by_value = tuple(pattern for pattern, condition in conditions.items() if condition)
+        self.plain = [pattern for pattern, condition in conditions.items() if not condition]
+        self._conditions = [condition for condition in conditions.values() if condition]
         self._codes = [*self.plain, *(code for code, _, _ in self._conditions)]
         for pattern in self._codes:
             if pattern.startswith("re:"):
@@ -141,8 +141,8 @@ class CodeMatcher:
 
     def __call__(self, code: str) -> bool:
         """Whether a code matches any pattern, whatever its number."""
-        found = self._cache.get(code)
-        return bool(self._mask((code,))[0]) if found is None else found
+        cached = self._cache.get(code)
+        return bool(self._mask((code,))[0]) if cached is None else cached
 
     def _mask(self, codes: tuple[str, ...]) -> Bools:
         fresh = tuple(code for code in codes if code not in self._cache)
@@ -212,11 +212,11 @@ def _codes_below(patterns: Sequence[str], parents: Mapping[str, list[str]]) -> d
     for code, above in parents.items() if patterns else ():
         for one in above:
             children[one].append(code)
-    found = {}
+    below = {}
     for pattern in patterns:
         root = pattern.removeprefix("under:")
-        found[pattern] = {root} | reachable(root, children)
-    return found
+        below[pattern] = {root} | reachable(root, children)
+    return below
 
 
 def reachable(code: str, links: Mapping[str, list[str]]) -> set[str]:

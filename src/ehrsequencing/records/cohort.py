@@ -228,7 +228,7 @@ class CohortBuilder:
         owner, moment = self._candidates(record)
         event_us, event_cause = self._first_cause(record)
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
-        # no follow-up or prediction time after death
+        # nobody is followed or predicted after death
         censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]
         marks = self._marks(record)
         is_observed, ending = np.ones(len(owner), dtype=bool), np.zeros(len(owner), dtype=np.int64)
@@ -394,22 +394,22 @@ class CohortBuilder:
             offsets = np.array(
                 [0, *(round(days * DAY_US) for days in self.task.landmarks)], dtype=np.int64
             )
-            asked = (indexes.time_us[:, None] + offsets).ravel()
+            query_us = (indexes.time_us[:, None] + offsets).ravel()
             asker = np.repeat(indexes.subject, len(offsets))
             if not labelled:  # it is not known yet who is at risk at a landmark in the future
-                past = (asked <= dataset_end_us) | np.tile(offsets == 0, len(indexes.time_us))
-                asked, asker = asked[past], asker[past]
-            order = np.lexsort((asked, asker))
-            asker, asked = asker[order], asked[order]
-            before, first = count_at_or_before(visits.subject, visits.end_us, asker, asked - 1)
-            # visits are in order already: queries come in between, and first at an instant
+                past = (query_us <= dataset_end_us) | np.tile(offsets == 0, len(indexes.time_us))
+                query_us, asker = query_us[past], asker[past]
+            order = np.lexsort((query_us, asker))
+            asker, query_us = asker[order], query_us[order]
+            before, first = count_at_or_before(visits.subject, visits.end_us, asker, query_us - 1)
+            # visits are in order: each query is inserted between them, first at its instant
             at = before + first
             owner, moment = (
                 np.insert(visits.subject, at, asker),
-                np.insert(visits.end_us, at, asked),
+                np.insert(visits.end_us, at, query_us),
             )
             is_query = np.insert(np.zeros(len(visits), dtype=bool), at, True)
-            # distinct moments; all visits of one are before it
+            # the first entry of each distinct moment; all visits of that moment are before it
             rows = np.flatnonzero(opens_run(owner, moment))
             visits_before = np.cumsum(~is_query)[np.append(rows[1:], len(owner))[: len(rows)] - 1]
             first_visit = np.r_[

@@ -69,7 +69,7 @@ def _visit_tokens(
     codes, values = encode_events(events, event, vocabulary)
     opens = np.flatnonzero(opens_run(visit, events.time_us.take(event)))
     moment = number_runs(opens, len(visit))  # distinct (visit, time), in order
-    # runs are sorted: nearly linear
+    # the rows are sorted runs, for which a stable sort is nearly linear
     order = np.argsort(moment * len(vocabulary) + codes, kind="stable")
     visit, codes = visit.take(order), codes.take(order)
     # tokens without a value that repeat an earlier one of their visit
@@ -78,8 +78,8 @@ def _visit_tokens(
     by_key = np.argsort(key, kind="stable")  # the earliest of equals comes first
     repeats = plain[by_key[~opens_run(key[by_key])]]
     if len(repeats):
-        kept = np.delete(np.arange(len(order)), repeats)
-        visit, codes, order = visit.take(kept), codes.take(kept), order.take(kept)
+        first = np.delete(np.arange(len(order)), repeats)
+        visit, codes, order = visit.take(first), codes.take(first), order.take(first)
     return visit, codes, values.take(order, axis=0)
 
 
@@ -151,7 +151,7 @@ def _encode_unfinished(
     event, query = event[is_known], query[is_known]
     token_query, _, _ = _visit_tokens(record.events, event, query, vocabulary)
     counts[row] = np.bincount(token_query, minlength=len(row))
-    # a visit that has begun has an event by then
+    # the last event of each query's visit so far: a visit that has begun has one
     last = np.cumsum(np.bincount(query, minlength=len(row))) - 1
     known_us[row] = times[event[last]]
     return counts
@@ -167,7 +167,7 @@ def _carry(
         return counts, np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
     events, event = record.events, record.visits.event
     event = event[np.flatnonzero(~np.isnan(events.value[event]))]
-    # most numbers come after their subject's last query
+    # drops the numbers after their subject's last query, which are most of them
     last_us = np.full(len(record.subject_id), STATIC)
     last_us[rows.subject[queries]] = rows.prediction_us[queries]
     event = event[np.flatnonzero(events.time_us[event] <= last_us[record.subject[event]])]
@@ -221,7 +221,7 @@ def summarise(
         token id of the code, and (m, 7) raw numbers in the order of `SUMMARIES`, SINCE in days. At equal times the
         later row of the record is the last one.
     """
-    # times stay in order
+    # a stable sort by subject and token, in which times stay in order
     order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")
     subject, time_us, token = subject[order], time_us[order], token[order]
     number = value[order].astype(np.float64)

@@ -19,7 +19,7 @@ from ehrsequencing.core.errors import EhrseqError
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 # what imports write where a period under observation begins and ends
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
-# of follow-up, under the names that imports and the shared data sets use: they are no news of anybody
+# codes of follow-up, under the names that imports and shared data sets use: they are no news of anybody
 FOLLOW_UP = ("END_OF_FOLLOWUP", PERIOD_START, PERIOD_END)
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
 NEVER = np.iinfo(np.int64).max
@@ -94,10 +94,10 @@ class Events:
             columns.append(
                 np.where(self.encounter < 0, -1, (opens[number.ravel()] - first[subject]))
             )
-        found = hash_u64(self.subject_id.view(np.uint64))
+        hashes = hash_u64(self.subject_id.view(np.uint64))
         for column in columns:
-            found = hash_u64(found ^ column.astype(np.int64).view(np.uint64))
-        return int(found.sum()) + int(hash_u64(self.beyond.view(np.uint64)).sum())
+            hashes = hash_u64(hashes ^ column.astype(np.int64).view(np.uint64))
+        return int(hashes.sum()) + int(hash_u64(self.beyond.view(np.uint64)).sum())
 
     def is_code(self, code: str) -> Bools:
         """(n,) True where the event has exactly this code."""
@@ -178,7 +178,7 @@ def first_time(events: Events, chosen: Bools, row: Ints, n_subjects: int) -> Int
     """
     out = np.full(n_subjects, STATIC, dtype=np.int64)
     rows = np.flatnonzero(chosen)
-    # sorted by time: the earliest is written last
+    # written from the last row to the first, so that the earliest stays
     rows = rows[events.time_us[rows] != STATIC][::-1]
     out[row[rows]] = events.time_us[rows]
     return out

@@ -29,7 +29,7 @@ from ehrsequencing.records.survey import DayCounts
 from ehrsequencing.records.visits import Record
 
 MOST = 0.5  # share of the subjects without the event from which on their rows speak against an end of follow-up
-# after somebody's last row, above which an end by design may have missed that they left
+# days after somebody's last row, above which an end by design may have missed that they left
 LONG_DAYS = 730
 ALONE_DAYS = 180  # of deaths without other rows, above which a registry outlives the records
 FEW_LOST = 0.01  # share of the indexes that may have nothing after them where no end is named

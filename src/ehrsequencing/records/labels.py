@@ -39,7 +39,7 @@ from ehrsequencing.records.visits import Record, count_at_or_before, next_of
 _MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
 _COHORT_ID = "cohort_definition_id"
 _COHORT_CHUNK = 20_000  # subjects in one row group of `cohort.parquet`
-# in the file a plain string: its schema is not stored as Arrow's
+# written as a plain string, since Arrow's own schema is not stored in the file
 _WORD = pa.dictionary(pa.int8(), pa.string())
 _COHORT = pa.schema(
     [
@@ -52,8 +52,7 @@ _COHORT = pa.schema(
         ("split", _WORD),
     ]
 )
-# whose few values make a dictionary
-_FEW = ["index_time", "kind", "cause", "split"]
+_FEW = ["index_time", "kind", "cause", "split"]  # whose few values make a dictionary
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,9 @@ class BooleanLabels:
             (m,) its position here, and (m,) whether there is one.
         """
         own = np.rec.fromarrays([self.subject_id, self.time_us])
-        asked = np.rec.fromarrays([subject_id, time_us])
-        place = np.minimum(np.searchsorted(own, asked), len(own) - 1)
-        return place, np.asarray(own[place] == asked)
+        moments = np.rec.fromarrays([subject_id, time_us])
+        place = np.minimum(np.searchsorted(own, moments), len(own) - 1)
+        return place, np.asarray(own[place] == moments)
 
 
 def read_boolean_labels(path: Path) -> BooleanLabels:
@@ -226,13 +225,13 @@ def _times(column: pa.ChunkedArray, path: Path) -> Ints:
 def write_cohort(folder: Path, task: str) -> None:
     """Write `cohort.parquet` from the stored arrays: by split, subject and time."""
     place = folder / "tasks" / task
-    # three times as fast
+    # three times as fast as with pyarrow's defaults
     few = {"use_dictionary": _FEW, "write_statistics": False, "store_schema": False}
     with pq.ParquetWriter(place / "cohort.parquet", _COHORT, **few) as writer:
         for split in SPLITS:
             subject_ids = np.load(folder / "visits" / split / "subject_id.npy")
             for start in range(0, len(subject_ids), _COHORT_CHUNK):
-                # mapped anew each time: pages that were read would stay
+                # mapped again for each chunk, because pages that were read would stay in memory
                 rows = open_arrays(TaskRows, place / split)
                 bounds = rows.row_offsets[start : start + _COHORT_CHUNK + 1]
                 subject_id = np.repeat(subject_ids[start : start + _COHORT_CHUNK], np.diff(bounds))
@@ -345,14 +344,14 @@ def _has(
     subject, time_us = record.subject, record.events.time_us
     chosen = matcher.events(record.events)
     rows = np.flatnonzero(chosen & (time_us != STATIC))
-    found, _ = count_at_or_before(subject[rows], time_us[rows], owner, moment_us)
+    count, _ = count_at_or_before(subject[rows], time_us[rows], owner, moment_us)
     if rule.within is not None:
         start_us = moment_us - round(rule.within * DAY_US)
-        found -= count_at_or_before(subject[rows], time_us[rows], owner, start_us - 1)[0]
+        count -= count_at_or_before(subject[rows], time_us[rows], owner, start_us - 1)[0]
     else:
         timeless = subject[chosen & (time_us == STATIC)]
-        found += np.bincount(timeless, minlength=len(record.subject_id))[owner]
-    return np.asarray(found >= rule.count)
+        count += np.bincount(timeless, minlength=len(record.subject_id))[owner]
+    return np.asarray(count >= rule.count)
 
 
 # ---- observation: whose index lies in a time under observation -------------------------------------------------------

@@ -70,7 +70,7 @@ FIXES = {
     "old_age": "ages over 120 years were taken as unknown",
     "after_censoring": "outcomes after the end of follow-up were ignored",
 }
-# deaths from then on, and so long after all other rows, are open ends: nobody has died yet
+# deaths from this day on, so long after all other rows, are open ends: nobody has died yet
 OPEN_DAY, OPEN_GAP_DAYS = 29_220, 3652  # 2050-01-01
 MIN_US = int(datetime(1901, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 _YEAR_1_US = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
@@ -127,7 +127,7 @@ def parquet_files(root: Path) -> list[Path]:
     Raises:
         EhrseqError: A folder cannot be listed, a link leads to a folder or nowhere, or something is no file.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder, folders, files in os.walk(root, onerror=_refuse_unlisted):
         for path in (Path(folder, name) for name in folders + files):
             is_folder = path.is_dir() and not path.is_symlink()
@@ -140,8 +140,8 @@ def parquet_files(root: Path) -> list[Path]:
                     fix="copy what it means into the folder, or remove it",
                 )
         names = (name for name in files if name.endswith(".parquet") and not name.startswith("."))
-        found += [Path(folder, name) for name in names]
-    return sorted(found)
+        paths += [Path(folder, name) for name in names]
+    return sorted(paths)
 
 
 def _refuse_unlisted(error: OSError) -> None:
@@ -249,8 +249,8 @@ def _own_manifest(data: Path) -> dict[str, Any]:
 def read_card(data: Path) -> dict[str, Any]:
     """Content of `metadata/dataset.json`; empty without one."""
     path = data / "metadata" / "dataset.json"
-    found = read_json(path) if path.is_file() else None
-    return found if isinstance(found, dict) else {}
+    card = read_json(path) if path.is_file() else None
+    return card if isinstance(card, dict) else {}
 
 
 def is_simulation(data: Path) -> bool:
@@ -356,7 +356,7 @@ def _drop_bad_years(events: Events, fixes: Counter[str]) -> Events:
     if early == np.count_nonzero(time == STATIC) and time.max(initial=STATIC) < MAX_US:
         return events
     is_birth = events.is_code(BIRTH)
-    # an age over 120 in any case, but one that could overflow
+    # births before the year 1, whose age (over 120 years) could overflow, become its first day
     ancient = is_birth & (time < _YEAR_1_US) & (time != STATIC)
     time = np.where(ancient, _YEAR_1_US, time)
     bad = (time != STATIC) & (((time < MIN_US) & ~is_birth) | (time >= MAX_US))
@@ -425,27 +425,27 @@ def _keep_lifetimes(events: Events, path: Path, fixes: Counter[str]) -> Events:
             where=str(path),
             fix=f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births",
         )
-    # before they could drop everything else
+    # looked at first, since a wrong birth or death would drop everything else
     other_us = last_time(events, ~is_birth, row, n)
     late_birth = is_birth & ((other_us != STATIC) & (birth_us > other_us))[row]
     early_death = is_death & timed & (other_us >= birth_us)[row] & (time_us < birth_us[row])
-    kept = ~late_birth & ~early_death
-    birth_us = first_time(events, is_birth & kept, row, n)[row]
-    death_us = first_time(events, is_death & kept, row, n)[row]
+    is_sound = ~late_birth & ~early_death
+    birth_us = first_time(events, is_birth & is_sound, row, n)[row]
+    death_us = first_time(events, is_death & is_sound, row, n)[row]
     # a date is at the start or, after an import, at the last second of its day
     dated = timed & np.isin(time_us % DAY_US, (0, DAY_US - SECOND_US))
     inside_us = within_life(time_us, dated, birth_us, death_us)
     fixes["life_day"] += int((inside_us != time_us).sum())
     time_us, events = inside_us, replace(events, time_us=inside_us)
-    before = kept & timed & (time_us < birth_us)
-    after = kept & timed & (death_us != STATIC) & (time_us > death_us)
-    kept &= ~before & ~after
-    static_only = kept & ~(np.bincount(row[kept & timed], minlength=n) > 0)[row]
+    before = is_sound & timed & (time_us < birth_us)
+    after = is_sound & timed & (death_us != STATIC) & (time_us > death_us)
+    is_sound &= ~before & ~after
+    static_only = is_sound & ~(np.bincount(row[is_sound & timed], minlength=n) > 0)[row]
     fixes["late_birth"] += int(late_birth.sum())
     fixes["early_death"] += int(early_death.sum())
     fixes["before_birth"] += int(before.sum())
     fixes["after_death"] += int(after.sum())
     fixes["static_value"] += int((~timed & ~np.isnan(events.value)).sum())
     fixes["static_only"] += len(np.unique(row[static_only]))
-    kept &= ~static_only
-    return events if kept.all() else events.take(kept)
+    is_sound &= ~static_only
+    return events if is_sound.all() else events.take(is_sound)

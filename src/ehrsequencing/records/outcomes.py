@@ -49,9 +49,9 @@ class OutcomeFinder:
         subject, code, time_us = record.subject[rows], events.code[rows], events.time_us[rows]
         order = np.lexsort((time_us, code, subject))
         subject, code, time_us = subject[order], code[order], time_us[order]
-        kept = np.flatnonzero(opens_run(subject, code))
+        first = np.flatnonzero(opens_run(subject, code))
         return OutcomeEvents(
-            offsets(subject[kept], len(record.subject_id)), code[kept], time_us[kept]
+            offsets(subject[first], len(record.subject_id)), code[first], time_us[first]
         )
 
     def find_known(self, record: Record, codes: Sequence[str]) -> OutcomeEvents:
@@ -74,16 +74,16 @@ def outcome_finder(task: TaskConfig, parents: Mapping[str, list[str]]) -> Outcom
     return OutcomeFinder(matcher)
 
 
-def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
+def renumbered(events: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
     """The events with other numbers of outcomes, sorted by them; those whose new number is −1 are left out."""
-    code = numbers[found.outcome_codes]
-    subject = np.repeat(np.arange(len(found.outcome_offsets) - 1), np.diff(found.outcome_offsets))
-    kept = np.flatnonzero(code >= 0)
-    kept = kept[np.lexsort((code[kept], subject[kept]))]  # stable: times stay in order
+    code = numbers[events.outcome_codes]
+    subject = np.repeat(np.arange(len(events.outcome_offsets) - 1), np.diff(events.outcome_offsets))
+    rows = np.flatnonzero(code >= 0)
+    rows = rows[np.lexsort((code[rows], subject[rows]))]  # stable: times stay in order
     return OutcomeEvents(
-        offsets(subject[kept], len(found.outcome_offsets) - 1),
-        code[kept].astype(np.int32),
-        found.outcome_us[kept],
+        offsets(subject[rows], len(events.outcome_offsets) - 1),
+        code[rows].astype(np.int32),
+        events.outcome_us[rows],
     )
 
 
@@ -113,10 +113,10 @@ def outcome_labels(events: OutcomeEvents, rows: TaskRows, chosen: Ints) -> Liste
     row = np.repeat(np.arange(len(chosen)), np.diff(bounds))
     of_row = chosen[row]
     days = (events.outcome_us[item] - rows.prediction_us[of_row]) / DAY_US
-    kept = np.flatnonzero(days <= rows.duration_days[of_row])
+    observed = np.flatnonzero(days <= rows.duration_days[of_row])
     days = np.where(days > rows.entry_days[of_row], days, 0.0)
     code = events.outcome_codes[item].astype(np.int64)
-    return ListedPairs(row[kept], code[kept], days[kept])
+    return ListedPairs(row[observed], code[observed], days[observed])
 
 
 def with_outcome_events(records: TaskRecords) -> tuple[Floats, NDArray[np.int8], Ints]:
@@ -154,7 +154,7 @@ _CHUNK = 20_000  # subjects looked at together
 
 def choose_outcomes(
     folder: Path,
-    found: Path,
+    matches: Path,
     task: TaskConfig,
     codes: Sequence[str],
     parents: Mapping[str, list[str]],
@@ -163,7 +163,7 @@ def choose_outcomes(
 
     Args:
         folder: The task's folder in a prepared set that is being made, with the task's prediction times.
-        found: Folder with the events of each split; their numbers are places in `codes`.
+        matches: Folder with the events of each split; their numbers are places in `codes`.
         task: With `outcomes`.
         codes: All codes of the data set.
         parents: Of each code.
@@ -175,10 +175,10 @@ def choose_outcomes(
     Raises:
         EhrseqError: No code is common enough.
     """
-    asked = task.outcomes
-    assert asked is not None
+    settings = task.outcomes
+    assert settings is not None
     subjects = np.zeros(len(codes), dtype=np.int64)
-    for events, rows in _chunks(folder / "train", found / "train"):
+    for events, rows in _chunks(folder / "train", matches / "train"):
         # how many subjects have an event of each outcome after one of their prediction times
         listed = outcome_labels(events, rows, np.arange(len(rows)))
         is_event = listed.days > 0
@@ -190,13 +190,13 @@ def choose_outcomes(
     ).mask(tuple(codes))
     matched = {
         pattern: CodeMatcher([pattern], parents=parents).mask(tuple(codes))
-        for pattern in asked.codes
+        for pattern in settings.codes
     }
     any_of = np.logical_or.reduce(list(matched.values()))
-    chosen = np.flatnonzero((subjects >= asked.min_subjects) & any_of & ~is_end)
+    chosen = np.flatnonzero((subjects >= settings.min_subjects) & any_of & ~is_end)
     if not len(chosen):
         raise EhrseqError(
-            f"no code has an event in {asked.min_subjects} training subjects",
+            f"no code has an event in {settings.min_subjects} training subjects",
             where=f"task {task.name}, outcomes",
             fix="lower outcomes.min_subjects, or correct outcomes.codes",
         )
@@ -206,7 +206,7 @@ def choose_outcomes(
     with ExitStack() as stack:
         writer = ArrayAppender(stack)
         for split in SPLITS:
-            for events, _ in _chunks(folder / split, found / split):
+            for events, _ in _chunks(folder / split, matches / split):
                 writer.append(folder / split, renumbered(events, numbers))
     write_json(folder / OUTCOMES_FILE, {"codes": [codes[k] for k in chosen.tolist()]})
     return {
@@ -219,16 +219,16 @@ def choose_outcomes(
 
 def _chunks(rows: Path, events: Path) -> Iterator[tuple[OutcomeEvents, TaskRows]]:
     """Events and prediction times of some subjects after others; of no subjects where there are none."""
-    found, asked = open_arrays(OutcomeEvents, events), open_arrays(TaskRows, rows)
-    for start in range(0, max(len(found.outcome_offsets) - 1, 1), _CHUNK):
-        part = slice(start, min(start + _CHUNK, len(found.outcome_offsets) - 1))
-        yield found.take(part), asked.take(part)
+    all_events, all_rows = open_arrays(OutcomeEvents, events), open_arrays(TaskRows, rows)
+    for start in range(0, max(len(all_events.outcome_offsets) - 1, 1), _CHUNK):
+        part = slice(start, min(start + _CHUNK, len(all_events.outcome_offsets) - 1))
+        yield all_events.take(part), all_rows.take(part)
 
 
 def read_outcomes(folder: Path) -> list[str]:
     """The codes of a task's or a run's outcomes; a code's place is its number."""
-    found = read_json(folder / OUTCOMES_FILE)
-    codes = found.get("codes") if isinstance(found, dict) else None
+    stored = read_json(folder / OUTCOMES_FILE)
+    codes = stored.get("codes") if isinstance(stored, dict) else None
     if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
         raise EhrseqError(
             "holds no list of codes", where=str(folder / OUTCOMES_FILE), fix="make the folder again"

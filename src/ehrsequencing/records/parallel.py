@@ -105,10 +105,10 @@ def call_in_order(
             calls = (joblib.delayed(_call)(work, method, item) for item in block)
             results = joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)(calls)
             try:
-                for found in results:
-                    if isinstance(found, EhrseqError):
-                        raise found
-                    yield found
+                for result in results:
+                    if isinstance(result, EhrseqError):
+                        raise result
+                    yield result
             finally:
                 with warnings.catch_warnings():  # joblib tells of calls that it cancels
                     warnings.simplefilter("ignore", UserWarning)

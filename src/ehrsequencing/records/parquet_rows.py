@@ -380,7 +380,7 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
             where=f"{path}, column code",
             fix="write the file again with UTF-8 strings",
         ) from error
-    # a dictionary may hold entries that no row has
+    # drops entries of the dictionary that no row has
     is_used = np.bincount(code, minlength=len(codes)) > 0
     if not is_used.all():
         code = (np.cumsum(is_used) - 1).astype(np.int32)[code]

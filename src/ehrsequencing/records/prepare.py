@@ -141,10 +141,10 @@ def content_of(data: Path, study: StudyConfig, tasks: Sequence[TaskConfig]) -> d
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "settings": [one.model_dump(mode="json") for one in (study, *tasks)],
     }
-    found: dict[str, str] = remembered(
+    content: dict[str, str] = remembered(
         key, lambda: _made_of(ShardWork.of_study(data, study, tasks))
     )
-    return found
+    return content
 
 
 def require_made_of(prepared: Prepared, data: Path) -> None:
@@ -171,12 +171,12 @@ def _index_files(tasks: Sequence[TaskConfig]) -> list[Path]:
 
 def _made_of(work: "ShardWork", surveyed: "Survey[Any] | None" = None) -> dict[str, str]:
     """What the set is made of: rows as they are read, whatever their files; and what decides beside them."""
-    found = surveyed or survey(work.reader, Part)
-    ids, split = found.subject_id, work.lookup(found.subject_id)
+    surveyed_ = surveyed or survey(work.reader, Part)
+    ids, split = surveyed_.subject_id, work.lookup(surveyed_.subject_id)
     tasks = {task.name: task.model_dump(mode="json") for task in work.tasks}
     settings = work.study.model_dump(mode="json", include=SECTIONS)
     return made_of(
-        records=found.days.content,
+        records=surveyed_.days.content,
         parents_of_codes=sorted(work.parents.items()),  # as one part: its keys are codes
         splits_of_subjects=hash_u64(ids.view(np.uint64) ^ split.astype(np.uint64)).sum().item(),
         index_files=[sha256(path) for path in _index_files(work.tasks)],
@@ -195,25 +195,25 @@ def fill(
     tick = Steps(reader, n_ranges, progress)
 
     # shards → rows with reasons, and what the vocabulary is fitted on
-    found = survey(reader, lambda: _FirstPass(work, jobs), tick)
-    fit, fixes = found.part.fit, Counter(reader.fixes)
+    surveyed = survey(reader, lambda: _FirstPass(work, jobs), tick)
+    fit, fixes = surveyed.part.fit, Counter(reader.fixes)
     codes = list(fit.number)
     known, suggest = [*codes, *work.parents], [*fit.common_codes(), *work.parents]
     for builder in work.builders:
-        builder.require_known(known, found.subject_id, suggest=suggest)
+        builder.require_known(known, surveyed.subject_id, suggest=suggest)
     vocabulary = fit.finish()
     vocabulary.save(folder)
     write_json(folder / _KEPT / _CODES, codes)
 
     # rows → visits, prediction times and labels, encoded
-    ends = partial(compare_end, found.days, found.end_us)
+    ends = partial(compare_end, surveyed.days, surveyed.end_us)
     tallies = {task.name: Tally(task, ends(stated=task.censoring.date)) for task in work.tasks}
     for builder in work.builders:
         named = (builder.index_codes, *builder.cause_codes, builder.censoring_codes)
         spellings = other_spellings(filter(None, named), fit.common_codes())
         people = {code: int(fit.subjects[fit.number[code]]) for code in spellings}
         tallies[builder.task.name].other_spellings = people
-    items = ((shards, found.end_us) for shards in ranges(found.part.kept, n_ranges))
+    items = ((shards, surveyed.end_us) for shards in ranges(surveyed.part.kept, n_ranges))
     with ExitStack() as stack:
         writer = ArrayAppender(stack)
         for pieces in call_in_order(work, "encode", items, jobs=jobs):
@@ -239,9 +239,9 @@ def fill(
         write_json(place / "attrition.json", tallies[task.name].as_json(choice))
     shutil.rmtree(folder / _KEPT)
     write_settings(folder / "config.yaml", work.study, only=SECTIONS)
-    fixes["absent_split"] = work.lookup.absent(found.subject_id)
+    fixes["absent_split"] = work.lookup.absent(surveyed.subject_id)
     return {
-        **_facts(work, found),
+        **_facts(work, surveyed),
         "vocabulary": vocabulary.digest,
         "tasks": [task.name for task in work.tasks],
         "calendar": ends(),
@@ -250,16 +250,16 @@ def fill(
     }
 
 
-def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
+def _facts(work: "ShardWork", surveyed: "Survey[_FirstPass]") -> dict[str, Any]:
     """What the manifest says of the data set and the settings."""
-    reader, days = work.reader, found.days
+    reader, days = work.reader, surveyed.days
     return {
         **PREPARED.facts,
         "version": __version__,
         "data": data_name(reader.data),
         "data_path": str(reader.data.resolve()),
         "simulated": is_simulation(reader.data),
-        "subjects": len(found.subject_id),
+        "subjects": len(surveyed.subject_id),
         "rows": {
             "all": int(days.rows.sum() + days.births.sum()) + days.static,
             "static": days.static,
@@ -268,11 +268,11 @@ def _facts(work: "ShardWork", found: "Survey[_FirstPass]") -> dict[str, Any]:
         },
         "import": read_card(reader.data).get(IMPORT_SETTINGS, {}),
         "years": days.years,
-        "codes": len(found.part.fit.number),
-        "dataset_end_us": found.end_us,
+        "codes": len(surveyed.part.fit.number),
+        "dataset_end_us": surveyed.end_us,
         "late_rows": asdict(reader.late) if reader.late else None,
         "splits": split_source(reader.data, work.study.splits),
-        "made_of": _made_of(work, found),
+        "made_of": _made_of(work, surveyed),
         "excluded": list(work.excluded.patterns),
     }
 
@@ -341,15 +341,15 @@ class ShardWork:
         """
         reader, fit = copy(self.reader), self.new_fit()
         reader.fixes, reader.late = Counter(), late
-        kept, days = list[KeptRows](), list[DayCounts]()
+        rows, days = list[KeptRows](), list[DayCounts]()
         for number in shards:
             events = reader.read(reader.shards[number])
             subject_id, subject = events.subjects
             fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
             days.append(count_days(events, late))
             path = self.folder / _KEPT / f"{number}.rows"
-            kept.append(keep(events, path, fit.numbers(events.codes)))
-        return kept, days, fit, reader.fixes
+            rows.append(keep(events, path, fit.numbers(events.codes)))
+        return rows, days, fit, reader.fixes
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
@@ -372,8 +372,8 @@ class ShardWork:
             tally.add_cohort(cohort, split, record)
             tally.follow_up.update(count_ends(builder, record, cohort.rows, dataset_end_us))
             rows = encode_rows(record, cohort.rows, self._vocabulary)
-            found = builder.outcomes.find(record) if builder.outcomes else None
-            outcomes = [found.take(part) for part in parts] if found else []
+            events_ = builder.outcomes.find(record) if builder.outcomes else None
+            outcomes = [events_.take(part) for part in parts] if events_ else []
             tasks.append((tally, [rows.take(part) for part in parts], outcomes))
         return EncodedShard([timelines.take(part) for part in parts], tasks, fixes)
 
@@ -395,7 +395,7 @@ class _FirstPass(Part):
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
-        # samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less
+        # several shards a call: a sample is bounded, and that of several is hardly larger than that of one
         n = len(reader.shards)
         step = max(1, min(_SHARDS_AT_ONCE, n // (_CALLS_PER_PROCESS * self.jobs)))
         items = ((range(k, min(k + step, n)), reader.late) for k in range(0, n, step))
@@ -403,9 +403,9 @@ class _FirstPass(Part):
             self.fit.merge(fit)
             reader.fixes.update(fixes)
             codes = self.fit.numbers(tuple(fit.number))  # theirs → ours
-            for kept, days in zip(parts, counts, strict=True):
-                self.kept.append(replace(kept, numbers=codes.take(kept.numbers)))
-                yield kept.subject_id, days
+            for part, days in zip(parts, counts, strict=True):
+                self.kept.append(replace(part, numbers=codes.take(part.numbers)))
+                yield part.subject_id, days
 
 
 def _append(
@@ -418,5 +418,5 @@ def _append(
         tallies[name].merge(tally)
         for split, rows in zip(SPLITS, parts, strict=True):
             writer.append(folder / "tasks" / name / split, rows)
-        for split, found in zip(SPLITS, outcomes, strict=False):
-            writer.append(folder / _KEPT / _OUTCOMES / name / split, found)
+        for split, of_split in zip(SPLITS, outcomes, strict=False):
+            writer.append(folder / _KEPT / _OUTCOMES / name / split, of_split)

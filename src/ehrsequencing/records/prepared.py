@@ -25,7 +25,7 @@ from ehrsequencing.records.timelines import (
 from ehrsequencing.records.vocabulary import Vocabulary
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
-# of a run's identity; the rest is visits
+# which arrays belong to which part of a run's identity; all others belong to the visits
 _PARTS = {"codes": "codes", "static_codes": "codes", "values": "values"}
 _FACTS = {"data": str, "excluded": list, "fixes": dict, "tasks": list, "vocabulary": str}
 
@@ -95,7 +95,7 @@ class Prepared:
                 hashes[_PARTS.get(Path(name).stem, "visits")][name] = file_hash
         return {
             "vocabulary": self.vocabulary.digest,
-            **{part: digest(found) for part, found in hashes.items()},
+            **{part: digest(hashed) for part, hashed in hashes.items()},
         }
 
     def timelines(self, split: str) -> Timelines:
@@ -119,8 +119,8 @@ class Prepared:
 
     def outcome_records(self, task: str, split: str) -> TaskRecords:
         """As `records`, to be labelled with the task's outcomes too, where it has some."""
-        records, asked = self.records(task, split), self.task(task).outcomes
-        if asked is None:
+        records, outcomes = self.records(task, split), self.task(task).outcomes
+        if outcomes is None:
             return records
         events = open_arrays(OutcomeEvents, self.folder / "tasks" / task / split)
         return TaskRecords(records.timelines, records.rows, events)

@@ -45,11 +45,11 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
         enough: People that every stored number must come from.
 
     >>> shared, spread = np.full(6, 1.0), np.array([2.0, 3, 4, 5, 6, 7])
-    >>> found = fit_scale(np.r_[shared, spread], np.arange(12, dtype=np.uint32), enough=3)
-    >>> found.knots[[0, 64, 128]].round(3).tolist(), round(found.mean, 3), round(found.sd, 3)
+    >>> scale = fit_scale(np.r_[shared, spread], np.arange(12, dtype=np.uint32), enough=3)
+    >>> scale.knots[[0, 64, 128]].round(3).tolist(), round(scale.mean, 3), round(scale.sd, 3)
     ([1.0, 1.5, 6.0], 2.75, 2.126)
     """
-    # most often the first few show it
+    # a cheap test first: most often the first few rows show enough people
     if len(set(owner[: 4 * enough].tolist())) < enough and len(set(owner.tolist())) < enough:
         return None
     order = np.lexsort((owner, value))
@@ -62,9 +62,9 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     sd = float(np.sqrt((weight * (value - mean) ** 2).sum() / n))
     means = np.add.reduceat(weight * value, starts) / (stop - starts)
     of_shared = group.take(first_shared)
-    # without the few people that joined its group
+    # the mean of a shared value is itself, without the few people that joined its group
     means[of_shared] = shared = value.take(first_shared)
-    # first and last rank of a shared value, the middle of other groups
+    # two ranks of each group: first and last of a shared value, twice the middle of others
     rank = np.repeat((starts + stop - 1) / 2, 2)
     rank[2 * of_shared], rank[2 * of_shared + 1] = starts.take(of_shared), stop.take(of_shared) - 1
     knots = np.interp(np.linspace(0, n - 1, KNOTS), rank, np.repeat(means, 2))
@@ -81,7 +81,7 @@ def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints
     people = np.add.reduceat(opens_run(value, owner).astype(np.int64), first)
     is_shared = np.repeat(people >= enough, np.diff(first, append=len(value)))
     rare = np.flatnonzero(~is_shared)
-    # of its stretch between shared values
+    # whether a rare value is the last of its stretch between shared ones
     last = np.r_[rare[1:] != rare[:-1] + 1, True][: len(rare)]
     closes = np.r_[opens[1:], True].take(rare)
     starts, begin, group = list[int](), -1, set[int]()
@@ -98,9 +98,9 @@ def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints
         elif is_last:
             group = set()
     shared = first[people >= enough]
-    found = np.sort(np.append(np.array(starts, dtype=np.int64), shared))
-    found[0] = 0  # too few people at the very start join the group after them
-    return found, shared
+    first_rows = np.sort(np.append(np.array(starts, dtype=np.int64), shared))
+    first_rows[0] = 0  # too few people at the very start join the group after them
+    return first_rows, shared
 
 
 def _weights(group: Ints, size: Ints, owner: NDArray[np.uint32]) -> Floats:
@@ -155,7 +155,7 @@ def grid_edges(
     """
     events = np.asarray(duration_days[cause > 0], dtype=np.float64)
     at = np.linspace(0, 1, bins + 1)[1:-1]
-    # rows are sorted by subject, so this spreads over all
+    # every so many rows; they are sorted by subject, so that all subjects have their share
     some = slice(None, None, 1 + len(events) // MOST_EVENTS)
     scale = fit_scale(events[some], subject[cause > 0][some].astype(np.uint32), enough=enough)
     inner = np.zeros(0) if scale is None else np.interp(at, np.linspace(0, 1, KNOTS), scale.knots)
@@ -216,8 +216,8 @@ class Sample:
             rank = np.arange(len(key)) - np.searchsorted(sorted_key, sorted_key)
             last = order[rank == SAMPLE - 1]
             self._limit[key[last]] = hashed[last]
-            kept = order[rank < SAMPLE]
-            key, hashed, value, owner = (part.take(kept) for part in (key, hashed, value, owner))
+            drawn = order[rank < SAMPLE]
+            key, hashed, value, owner = (part.take(drawn) for part in (key, hashed, value, owner))
             self._waiting, self._kept = 0, len(key)
         self._parts = [(key, hashed, value, owner)]
         return key, hashed, value, owner

@@ -70,13 +70,13 @@ def count_days(events: Events, late: LateRows | None = None) -> DayCounts:
         np.bincount(day[chosen] - first, minlength=int(day.max(initial=0)) - first + 1)
         for chosen in (~is_birth, is_birth, events.is_code(DEATH)[timed], is_last)
     )
-    kept = np.flatnonzero(rows + births)
+    days = np.flatnonzero(rows + births)
     return DayCounts(
-        day=kept + first,
-        rows=rows[kept],
-        births=births[kept],
-        deaths=deaths[kept],
-        leaving=leaving[kept],
+        day=days + first,
+        rows=rows[days],
+        births=births[days],
+        deaths=deaths[days],
+        leaving=leaving[days],
         last_us=last_row_us(events, late),
         static=len(events) - len(timed),
         with_number=int(np.count_nonzero(~np.isnan(events.value))),
@@ -143,16 +143,16 @@ def _is_far_behind(days: DayCounts, is_open: Bools) -> Bools:
         return out
     last_day = days.day[days.rows > 0][-1]
     counted = days.rows + np.where(days.day > last_day, days.births, 0)
-    kept = np.flatnonzero(counted)
-    rows = np.cumsum(counted[kept])
-    gap, before, after = np.diff(days.day[kept]), rows[:-1], rows[-1] - rows[:-1]
+    nonempty = np.flatnonzero(counted)
+    rows = np.cumsum(counted[nonempty])
+    gap, before, after = np.diff(days.day[nonempty]), rows[:-1], rows[-1] - rows[:-1]
     few = max(1, int(MOST_ROWS * rows[-1]))
     usual = int(gap[(before > few) & (after > few)].max(initial=0))
     enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else OPEN_GAP_DAYS, TIMES_LONGER * usual)
     leaving = np.where(is_open, np.minimum(days.leaving, days.rows), days.leaving)
-    staying = np.cumsum(leaving[::-1])[::-1][kept[1:]]  # then or later
+    staying = np.cumsum(leaving[::-1])[::-1][nonempty[1:]]  # then or later
     few_subjects = max(1, int(MOST_SUBJECTS * n_subjects))
-    out[kept[1:]] = (after <= few) & (staying <= few_subjects) & (gap > enough)
+    out[nonempty[1:]] = (after <= few) & (staying <= few_subjects) & (gap > enough)
     return out
 
 
@@ -202,13 +202,13 @@ def survey(
     Raises:
         EhrseqError: A shard cannot be used, a subject is in two of them, or nobody has a timed row.
     """
-    found = _read_all(reader, new_part(), tick)
+    surveyed = _read_all(reader, new_part(), tick)
     if reader.declared_us is None:
-        reader.late = find_late_rows(found.days)
+        reader.late = find_late_rows(surveyed.days)
     if reader.late is not None:
         reader.fixes = Counter()
-        found = _read_all(reader, new_part(), tick)
-    return found
+        surveyed = _read_all(reader, new_part(), tick)
+    return surveyed
 
 
 def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Survey[Counted]:

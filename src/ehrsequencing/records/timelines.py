@@ -174,7 +174,7 @@ class TaskRecords:
 
     timelines: Timelines  # visits
     rows: TaskRows  # prediction times, owned by the subjects of `timelines` in the same order
-    # of the same subjects, where many outcomes are asked about
+    # events of the same subjects, for tasks with many outcomes
     outcomes: OutcomeEvents | None = None
 
     def __len__(self) -> int:
@@ -251,7 +251,7 @@ def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
 
 
 def _items(array: NDArray[Any], items: Ints | slice) -> NDArray[Any]:
-    # `take` is faster in two dimensions
+    # `take` is faster than indexing in two dimensions
     return array[items] if isinstance(items, slice) else array.take(items, axis=0)
 
 
@@ -286,7 +286,7 @@ def open_arrays(kind: type[Stored], folder: Path) -> Stored:
 
     def load(path: Path) -> NDArray[Any]:
         try:
-            # `memmap` slices slowly
+            # as a plain array, since a `memmap` slices slowly
             array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except ValueError:
             array = np.load(path, allow_pickle=False)

@@ -167,7 +167,7 @@ class Vocabulary:
     @cached_property
     def code_types(self) -> Ints:
         """(V,) number of each token's type: 0 for none, then the prefixes of codes and the summaries in order."""
-        # [UNK//LAB] is a laboratory code
+        # each unknown token, as [UNK//LAB], has the type of its codes
         types = [("", False)] * 2 + [(kind, False) for kind in self.kinds]
         types += [(code_type(code), False) for code in self.codes]
         types += [
@@ -294,7 +294,7 @@ class Vocabulary:
         try:
             arrays, kinds = load_file(folder / "vocabulary.safetensors"), tuple(text["kinds"])
             first = 2 + len(kinds)
-            found = cls(
+            vocabulary = cls(
                 kinds=kinds,
                 codes=tuple(text["tokens"][first : first + len(arrays["has_numbers"])]),
                 has_numbers=arrays["has_numbers"],
@@ -305,13 +305,13 @@ class Vocabulary:
                 rollup={str(key): str(token) for key, token in text.get("rollup", {}).items()},
                 share=arrays.get("share", np.zeros(0)),
             )
-            if found.tokens != tuple(text["tokens"]):
+            if vocabulary.tokens != tuple(text["tokens"]):
                 raise ValueError("the tokens are not those of the codes")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise EhrseqError(
                 "is damaged", where=str(folder / "vocabulary"), fix="make the folder again"
             ) from error
-        return found
+        return vocabulary
 
 
 def hashed_code(code: str) -> str:
@@ -337,7 +337,7 @@ class _Ranks:
         opens[:, 1:] = knots[:, 1:] != knots[:, :-1]
         first = np.flatnonzero(opens.ravel())
         length = np.diff(first, append=opens.size)
-        # of each knot's run of equals
+        # the middle of each knot's run of equal knots
         self.middle = np.repeat(first % self.per_scale + (length - 1) / 2, length)
 
     def of(self, scale: Ints32, value: Floats) -> Floats:

@@ -66,9 +66,9 @@ class VocabularyFit:
         self.people = 0  # training subjects
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
         self.rows = np.zeros(0, np.int64)  # their rows per code
-        # every type of codes → a number; codes without a type, and excluded ones, have the first
+        # each type of codes → a number; codes without a type and excluded ones have number 0
         self.kinds = {"": 0}
-        # training subjects per type, counted until enough
+        # training subjects of each type, counted until they are enough
         self.kind_subjects = np.array([settings.min_subjects])
         self._kind = np.zeros(0, np.int64)  # type of each code
         self.numbers = OfCodes(self._numbers)  # the number of each code, a new one for a new code
@@ -120,7 +120,7 @@ class VocabularyFit:
         hashed = hash_u64(
             identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
         )
-        # two people that share it count as one: never one as two
+        # half of the hash as the owner: two people may share it and count as one, but never one as two
         who = (identity >> np.uint64(32)).astype(np.uint32)
         self._values.add(code, hashed, value, who)
         if self.value_settings.carry:
@@ -149,7 +149,7 @@ class VocabularyFit:
     def _update_kinds(self, code: Ints, subject: Ints) -> None:
         """Count the subjects of each type of codes, from distinct pairs of code and subject."""
         kind = self._kind.take(code)
-        # soon there are none
+        # rows of types that few people have yet; soon there are none
         few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
         pairs = np.unique(np.stack([kind.take(few), subject.take(few)]), axis=1)
         self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
@@ -298,12 +298,12 @@ def fit_rollup(
             target = next((up for up in chains[code] if up not in rejected), None)
             if target is not None:
                 at.setdefault(target, []).append(code)
-    found = {}
+    rollup = {}
     for code, line in chains.items():
         target = next((up for up in line if up in stays), None)
         if code not in stays and target is not None:
-            found[code] = target
-    return found
+            rollup[code] = target
+    return rollup
 
 
 def ancestors(
@@ -314,12 +314,12 @@ def ancestors(
     >>> ancestors("a", {"a": ["c", "b"], "b": ["d"], "d": ["a"]})
     ['b', 'c', 'd']
     """
-    found, near, seen = [], [code], {code}
+    above, near, seen = [], [code], {code}
     while near:
         near = sorted({up for here in near for up in parents.get(here, ())} - seen)
         seen.update(near)
-        found += near
-    return [up for up in found if not excluded(up)]
+        above += near
+    return [up for up in above if not excluded(up)]
 
 
 def _heights(parents: Parents) -> dict[str, int]:

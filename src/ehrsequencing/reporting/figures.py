@@ -58,8 +58,8 @@ def forest(
             y += row
         top += block + gap
         chart.rule(top - gap / 2)
-        told = (f"{e.name} {with_interval(e.value, e.low, e.high, form)}" for e in rows)
-        chart.told.append(f"{name}: " + "; ".join(told))
+        values = (f"{e.name} {with_interval(e.value, e.low, e.high, form)}" for e in rows)
+        chart.told.append(f"{name}: " + "; ".join(values))
     chart.columns = ("where", "model", label)
     return chart.svg(title)
 
@@ -132,7 +132,7 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
         replace(c, y=_times_100(c.y), low=_times_100(c.low), high=_times_100(c.high))
         for c in curves
     ]
-    # nobody gains: an empty frame
+    # the top is 1, an empty frame, where no decision has a benefit
     top = max((v for c in scaled for v in c.y if v > 1e-9), default=0.0) * 1.12 or 1.0
     end = max((x for c in scaled for x in c.x), default=1.0)
     chart = Chart(320, 260, (0.0, end), (-0.12 * top, top), left=50)
@@ -140,7 +140,7 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
     chart.x_axis("act from a risk of", percent_mark)
     chart.line(0, 0, end, 0, "axis")
     for c in reversed(scaled):
-        # where it leaves downwards
+        # where the curve leaves the frame at the bottom
         stop = next((k + 1 for k, y in enumerate(c.y) if y < chart.y.low), len(c.y))
         chart.curve(replace(c, x=c.x[:stop], y=c.y[:stop], low=c.low[:stop], high=c.high[:stop]))
     for c in scaled:

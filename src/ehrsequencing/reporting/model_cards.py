@@ -178,7 +178,7 @@ def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str
     """The card as XML; arguments as of `model_card`."""
     rows, groups = _rows(metrics), _group_rows(metrics)
     people = _people(metrics)
-    asked = _question(run.task)
+    question = _question(run.task)
     discrimination = [row for row in rows if row["metric"] in ("c", "auc")]
     calibration = [row for row in rows if row["metric"] not in ("c", "auc")]
     content = {
@@ -194,14 +194,14 @@ def applied_model_card(run: Run, metrics: Mapping[str, Any] | None, audited: str
             "GlobalAvailability": TO_FILL_IN,
         },
         "ModelSummary": {
-            "Summary": f"{asked} The model reads a patient's record in MEDS format. {LIMITS}",
+            "Summary": f"{question} The model reads a patient's record in MEDS format. {LIMITS}",
             "Keywords": [("Keyword", tag) for tag in TAGS],
         },
         "UsesAndDirections": {
             "IntendedUseAndWorkflow": TO_FILL_IN,
             "PrimaryIntendedUsers": TO_FILL_IN,
             "HowToUse": "ehrseq predict THIS_FOLDER MEDS_DATA --at last --out risks.csv",
-            "TargetedPatientPopulation": asked,
+            "TargetedPatientPopulation": question,
             "CautionedOutOfScopeSettings": (
                 "Anybody outside of this population, and any place where its calibration was not checked."
             ),
@@ -272,11 +272,11 @@ def _append(parent: xml.Element, entries: list[tuple[str, Any]]) -> None:
 
 
 def _key_metric(
-    goal: str, found: list[tuple[str, Mapping[str, Any]]], people: tuple[str, str]
+    goal: str, rows: list[tuple[str, Mapping[str, Any]]], people: tuple[str, str]
 ) -> dict[str, Any]:
     """One of the three key metrics; the schema wants a result also where there is none."""
-    results = [("MetricResult", {"Label": label, "ValueJson": _value(row)}) for label, row in found]
-    if not found:
+    results = [("MetricResult", {"Label": label, "ValueJson": _value(row)}) for label, row in rows]
+    if not rows:
         results = [("MetricResult", {"Label": "Not measured", "ValueJson": "null"})]
     return {
         "MetricGoal": goal,

@@ -51,21 +51,21 @@ def pretraining_answer(results: Mapping[str, Any]) -> list[str]:
     Args:
         results: The content of `pretraining.json`; without `gains` nothing is concluded.
     """
-    found = {name: one for name, one in results["objectives"].items() if one.get("gains")}
-    if not found:
+    measured = {name: one for name, one in results["objectives"].items() if one.get("gains")}
+    if not measured:
         return ["Too few tuning subjects to say whether pretraining learned anything."]
-    gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in found.items()}
+    gains = {name: one["gains"][f"recall@{TOP_K}"] for name, one in measured.items()}
     learned = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
     headline = "Pretraining learned nothing beyond how frequent each code is."
     if learned:
         where = f" in one of two exercises, {' and '.join(learned)}"
-        headline = LEARNED + ("" if len(learned) == len(found) else where) + "."
-    return [headline, *(_part(name, found[name], gains[name]) for name in found)]
+        headline = LEARNED + ("" if len(learned) == len(measured) else where) + "."
+    return [headline, *(_part(name, measured[name], gains[name]) for name in measured)]
 
 
-def _part(name: str, found: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
+def _part(name: str, measured: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
     """One objective: what it guesses, how often, and how often frequencies do."""
-    measures, measure = found["measures"], f"recall@{TOP_K}"
+    measures, measure = measured["measures"], f"recall@{TOP_K}"
     ours, frequency = (f"{measures[f'{who} {measure}']:.0%}" for who in GUESSERS)
     value, low, high = (
         None if gain[key] is None else 100 * gain[key] for key in ("value", "low", "high")
@@ -98,13 +98,13 @@ def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
     if started_from is None:
         return
     overlap = started_from["overlap"]
-    found = [
+    shares = [
         f"{each['share']:.0%} by {reason}"
         for reason, each in overlap.items()
         if reason != "none" and each["codes"]
     ]
     yield (
-        f"starts from {started_from['folder']}: {', '.join(found) or 'none'} of the records' codes;"
+        f"starts from {started_from['folder']}: {', '.join(shares) or 'none'} of the records' codes;"
         f" {overlap['none']['share']:.0%} not found"
     )
 
@@ -116,11 +116,11 @@ def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
     """What to do where the model that a training starts from knows few of the records' codes; None where it does."""
     if (
         started_from is None
-        or (found := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND
+        or (known := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND
     ):
         return None
     return (
-        f"little is transferred: the model knows {found:.0%} of the records' codes. Give codes the names of the other"
+        f"little is transferred: the model knows {known:.0%} of the records' codes. Give codes the names of the other"
         " data, or name their parents in metadata/codes.parquet. Compare with a training without --init."
     )
 
@@ -128,8 +128,8 @@ def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
 def render_pretraining(results: Mapping[str, Any]) -> str:
     """The page of `pretraining.json` as a string of HTML, without a script."""
     (headline, *parts), tables = pretraining_answer(results), list[Table]()
-    for name, found in results["objectives"].items():
-        measures = found["measures"]
+    for name, result in results["objectives"].items():
+        measures = result["measures"]
         losses = [
             (
                 what,
@@ -207,28 +207,28 @@ def _estimate(one: Mapping[str, float | None], metric: str) -> str:
 
 def outcome_lines(result: Mapping[str, Any]) -> list[str]:
     """The summary of all outcomes as sentences, for the terminal and the page."""
-    found, fewest = result["summary"], result["fewest_events"]
+    summary, fewest = result["summary"], result["fewest_events"]
     pooled = result["pooled"]
     within = "sex and age" if "sex" in result["strata"] else "age"
-    if not found["outcomes"] and pooled["outcomes"]:
+    if not summary["outcomes"] and pooled["outcomes"]:
         return [
             f"no outcome has {fewest} events or more; of the {pooled['outcomes']} with fewer, pooled, the AUC within"
             f" {within} is {_estimate(pooled['auc'], 'auc')}, and observed/expected is"
             f" {_estimate(pooled['oe'], 'oe')}"
         ]
     lines = [
-        f"{found['outcomes']} outcomes with {fewest} events or more, {pooled['outcomes']} with fewer"
+        f"{summary['outcomes']} outcomes with {fewest} events or more, {pooled['outcomes']} with fewer"
     ]
-    if found["median_auc"] is not None:
-        lines.append(f"median AUC within {within}: {found['median_auc']:.3f}")
-    if found["oe_within_10_percent"] is not None:
+    if summary["median_auc"] is not None:
+        lines.append(f"median AUC within {within}: {summary['median_auc']:.3f}")
+    if summary["oe_within_10_percent"] is not None:
         lines.append(
-            f"observed/expected within .9 to 1.1: {found['oe_within_10_percent']:.0%} of the outcomes; with so few"
-            f" events, true hazards would reach {found['oe_within_10_percent_if_true']:.0%}"
+            f"observed/expected within .9 to 1.1: {summary['oe_within_10_percent']:.0%} of the outcomes; with so few"
+            f" events, true hazards would reach {summary['oe_within_10_percent_if_true']:.0%}"
         )
-    if found["oe_intervals_that_hold_1"] is not None:
+    if summary["oe_intervals_that_hold_1"] is not None:
         lines.append(
-            f"intervals of observed/expected that hold 1: {found['oe_intervals_that_hold_1']:.0%}"
+            f"intervals of observed/expected that hold 1: {summary['oe_intervals_that_hold_1']:.0%}"
         )
     return lines
 
@@ -246,7 +246,7 @@ _REFERENCES = {
 def render_pooled(result: Mapping[str, Any]) -> str:
     """The page of `evaluation.pooling.pool` as a string of HTML, without a script: a forest plot for each metric."""
     forests, rows = {}, []
-    # too few events at every site: in the table only
+    # causes with too few events at every site stand in the table alone
     known = [
         row
         for row in result["rows"]

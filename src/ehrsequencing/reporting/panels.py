@@ -106,10 +106,12 @@ def _groups(
     """A group of estimates for each place: of the rows that exist and are not withheld."""
     groups = []
     for place in places:
-        found = [(kind, name, rows.get((name, *place))) for kind, name in enumerate(table.models)]
+        rows_of_place = [
+            (kind, name, rows.get((name, *place))) for kind, name in enumerate(table.models)
+        ]
         some = [
             Estimate(kind, name, row["value"], row["low"], row["high"])
-            for kind, name, row in found
+            for kind, name, row in rows_of_place
             if row is not None and not row.get("hidden")
         ]
         if some:

@@ -113,7 +113,7 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     """
     now, lanes = patient.times_days[-1], lanes_of(patient)
     start = min([patient.times_days[0], *(visit["day"] for visit in patient.visits)])
-    # a long past would squeeze what is predicted
+    # cuts a long past, which would squeeze what is predicted
     start = max(start, now - 2.5 * patient.curve_days[-1])
     end = now + patient.curve_days[-1]
     per, unit = (DAYS_PER_YEAR, "years") if end - start >= 2 * DAYS_PER_YEAR else (1.0, "days")
@@ -160,19 +160,19 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
 
 def lanes_of(patient: Patient) -> list[tuple[str, list[tuple[float, str, bool]]]]:
     """Lanes of the timeline: (kind, marks), with a mark (day, words, first record) for each visit with that kind."""
-    found: dict[str, dict[float, list[tuple[str, bool]]]] = {}
+    lanes: dict[str, dict[float, list[tuple[str, bool]]]] = {}
     before: set[str] = set()
     for visit in sorted(patient.visits, key=lambda visit: visit["day"]):
         for code in visit["codes"]:
-            found.setdefault(kind_of(code), {}).setdefault(visit["day"], []).append(
+            lanes.setdefault(kind_of(code), {}).setdefault(visit["day"], []).append(
                 (code, code not in before)
             )
         before.update(visit["codes"])
-    by_size = sorted(found, key=lambda kind: -len(found[kind]))
+    by_size = sorted(lanes, key=lambda kind: -len(lanes[kind]))
     if len(by_size) > MOST_LANES:
         for kind in [kind for kind in by_size[MOST_LANES - 1 :] if kind != "other"]:
-            for day, codes in found.pop(kind).items():
-                found.setdefault("other", {}).setdefault(day, []).extend(codes)
+            for day, codes in lanes.pop(kind).items():
+                lanes.setdefault("other", {}).setdefault(day, []).extend(codes)
         by_size = [*(kind for kind in by_size[: MOST_LANES - 1] if kind != "other"), "other"]
 
     def mark(codes: Sequence[tuple[str, bool]]) -> tuple[str, bool]:
@@ -181,7 +181,7 @@ def lanes_of(patient: Patient) -> list[tuple[str, list[tuple[float, str, bool]]]
         )
 
     return [
-        (kind, [(day, *mark(codes)) for day, codes in sorted(found[kind].items())])
+        (kind, [(day, *mark(codes)) for day, codes in sorted(lanes[kind].items())])
         for kind in by_size
     ]
 
@@ -309,12 +309,12 @@ def moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, 
         `more` (how many others).
     """
     parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
-    told = []
+    codes = []
     for part in parts[:3]:
         name = words_of(part["code"], descriptions) if part["code"] else "time passing"
         if part["code"] is None and part["codes"]:
             name = f"{part['codes']} other codes together"
         points = 100 * part["change"]
-        told.append(f"{name} {number(points, '+.1f')}")
-    kept = {name: row[name] for name in ("day", "before", "after")}
-    return kept | {"codes": told, "more": max(len(parts) - 3, 0)}
+        codes.append(f"{name} {number(points, '+.1f')}")
+    step = {name: row[name] for name in ("day", "before", "after")}
+    return step | {"codes": codes, "more": max(len(parts) - 3, 0)}

@@ -70,10 +70,10 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The last of the examples with the event of interest, and the first without any; those that there are."""
-    found = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
-    had = [row for row in found if row["has_event"]]
-    free = [row for row in found if not row["has_event"]]
-    return [*had[-1:], *free[:1]] if had and free else found[:2]
+    patients = [panels.trajectory(row) for row in m["trajectories"] if row["times_days"]]
+    had = [row for row in patients if row["has_event"]]
+    free = [row for row in patients if not row["has_event"]]
+    return [*had[-1:], *free[:1]] if had and free else patients[:2]
 
 
 def main_figures(
@@ -120,15 +120,15 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
     for place in tables.subgroups(m, shown):
         if place["landmark"] != scores.main()[0]:
             continue
-        kept = {
+        families = {
             family: some
             for family, rows in place["families"].items()
             if len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
             > 1
         }
-        while sum(map(len, kept.values())) > MOST_LEVELS:
-            kept.pop(max(kept, key=lambda family: len(kept[family])))
-        if not kept:
+        while sum(map(len, families.values())) > MOST_LEVELS:
+            families.pop(max(families, key=lambda family: len(families[family])))
+        if not families:
             return None
         (landmark, horizon), drawn = scores.main(), []
         overall = scores.number(scores.models[0], landmark, horizon, "auc").value
@@ -138,7 +138,7 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
         ):
             rows = [
                 (f"{family}\n{row['name']}", [row[metric]])
-                for family, some in kept.items()
+                for family, some in families.items()
                 for row in some
                 if row[metric].value is not None
             ]
@@ -153,14 +153,14 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
 
 def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     """What only people can tell: (title, what is asked, answer or None) of every question."""
-    told = m.get("tripod") or {}
+    answers = m.get("tripod") or {}
     return [
-        {"title": title, "asked": asked, "answer": told.get(key)}
-        for key, (title, asked) in QUESTIONS.items()
+        {"title": title, "asked": question, "answer": answers.get(key)}
+        for key, (title, question) in QUESTIONS.items()
     ]
 
 
-# no XML may hold these
+# characters that no XML may hold
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 

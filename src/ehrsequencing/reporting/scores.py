@@ -123,9 +123,9 @@ class Scores:
         """(mark, model, cells) of each model that has any of the metrics there."""
         rows = []
         for kind, name in enumerate(self.models):
-            found = [self.values.get((name, *place, metric)) for metric in columns]
-            if any(row is not None for row in found):
-                cells = [_metric_cell(row, self._chance(name, place, row)) for row in found]
+            of_model = [self.values.get((name, *place, metric)) for metric in columns]
+            if any(row is not None for row in of_model):
+                cells = [_metric_cell(row, self._chance(name, place, row)) for row in of_model]
                 rows.append((kind, name, cells))
         return rows
 
@@ -212,13 +212,13 @@ def _misfits(rows: Mapping[str, Row]) -> list[str]:
         value, limit = rows[name].get("value"), rows[chance].get("value")
         return value is not None and limit is not None and value > limit
 
-    found = [name for name in ("aj", "ici") if beyond(name, f"{name}_null")]
+    misfits = [name for name in ("aj", "ici") if beyond(name, f"{name}_null")]
     p, low, high = rows["ks_p"].get("value"), rows["slope"].get("low"), rows["slope"].get("high")
     if p is not None and p < 0.05:
-        found.append("ks")
+        misfits.append("ks")
     if low is not None and high is not None and not low <= 1 <= high:
-        found.append("slope")
-    return found
+        misfits.append("slope")
+    return misfits
 
 
 def _rank(row: Mapping[str, Any]) -> str:
@@ -266,9 +266,9 @@ def card(table: Scores) -> Case:
             for model in (table.models[0], *([rival] if rival else []))
         ]
         gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
-        told = gap is not None and gap["value"] is not None and gap["low"] is not None
-        word = verdict(gap, metric) if told and gap is not None and metric != "oe" else ""
-        difference = ("", "") if gap is None or not told else _cell(gap, scale, "+")
+        has_interval = gap is not None and gap["value"] is not None and gap["low"] is not None
+        word = verdict(gap, metric) if has_interval and gap is not None and metric != "oe" else ""
+        difference = ("", "") if gap is None or not has_interval else _cell(gap, scale, "+")
         rows.append(
             {
                 "metric": metric,
@@ -297,11 +297,11 @@ def _cell(row: Mapping[str, Any] | None, scale: float, sign: str = "") -> tuple[
 
 def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
     """What speaks most against the numbers, the gravest first: kinds of sentence with their values."""
-    m, found = table.m, list[Case]()
+    m, cases = table.m, list[Case]()
     if all(case["rank"] == "too few" for case in verdicts):
-        found.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
+        cases.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
     if m["data"].get("simulated"):
-        found.append({"kind": "simulated"})
+        cases.append({"kind": "simulated"})
     # so few are still followed at the main horizon that single subjects carry a number
     thin = [
         row
@@ -309,20 +309,20 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
         if row["thin"] and (row["landmark_days"], row["horizon_days"]) == table.main()
     ]
     skip = ("Nothing is compared", "Fewer than 50 subjects")
-    found += [
+    cases += [
         {"kind": "warning", "text": text} for text in m["warnings"] if not text.startswith(skip)
     ]
     first = verdicts[0]
     if first.get("against") in ("not distinguishable", "level", "WORSE"):
-        found.append({"kind": "no better", "rival": first["rival"]})
+        cases.append({"kind": "no better", "rival": first["rival"]})
     if thin:
-        found.append({"kind": "thin"})
+        cases.append({"kind": "thin"})
     if m.get("score"):
-        found.append({"kind": "file"})
+        cases.append({"kind": "file"})
     if not m.get("external"):
-        found.append({"kind": "one split" if not m.get("repeated_splits") else "same source"})
-    found.append({"kind": "missing"})
-    return found[:most]
+        cases.append({"kind": "one split" if not m.get("repeated_splits") else "same source"})
+    cases.append({"kind": "missing"})
+    return cases[:most]
 
 
 def audit_case(m: Mapping[str, Any]) -> Case:

@@ -137,11 +137,11 @@ def _manifest(run: Run, folder: Path) -> dict[str, Any]:
     vocabulary = run.vocabulary.digest
     own = digest([vocabulary, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
     noted = run.manifest.get("import", {})  # its time zone would tell of the place
-    kept = run.manifest.keys() & {"excluded", "task", "parameters", "simulated"}
+    shared = run.manifest.keys() & {"excluded", "task", "parameters", "simulated"}
     return {
         **SHARED_RUN.facts,
         "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-        **{name: run.manifest[name] for name in sorted(kept)},
+        **{name: run.manifest[name] for name in sorted(shared)},
         "prepared": NOT_SHARED,
         "data": NOT_SHARED,
         "labels": NOT_SHARED,
@@ -179,9 +179,8 @@ def _require_no_place(run: Run, folder: Path) -> None:
             continue
         text = path.read_text(encoding="utf-8")
         if any(len(place) > 4 and place in text for place in places if place != NOT_SHARED):
-            fix = "look for a path in the task file and in the names of codes"
             raise EhrseqError(
                 f"its {path.name} would name a folder of this machine",
                 where=str(run.folder),
-                fix=fix,
+                fix="look for a path in the task file and in the names of codes",
             )

@@ -44,10 +44,10 @@ def share(rate: float | None) -> str:
 
 def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     """Rates of the inputs per split."""
-    found = m.get("inputs")
-    if not found:
+    rates = m.get("inputs")
+    if not rates:
         return None
-    by_split, splits = found["by_split"], list(found["by_split"])
+    by_split, splits = rates["by_split"], list(rates["by_split"])
     rows = [
         (
             words,
@@ -137,8 +137,8 @@ def _levels(family: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             name: f"{n:,}" if isinstance(n := row[name], int) else n for name in ("n", "events")
         }
         few = any(part.get("reason") == TOO_FEW for part in parts.values())
-        told = not row.get("hidden")
-        lines.append({"name": str(row["level"]), **counts, "told": told, "few": few, **values})
+        shown = not row.get("hidden")
+        lines.append({"name": str(row["level"]), **counts, "told": shown, "few": few, **values})
     return lines
 
 
@@ -157,22 +157,22 @@ def subgroup_rows(m: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def repeated(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Means over random splits with corrected intervals: those of the main landmark and horizon first."""
-    found = m.get("repeated_splits") or {"rows": [], "differences": []}
-    gaps = {(place_of(row), row["model"], row["metric"]): row for row in found["differences"]}
+    repeated_ = m.get("repeated_splits") or {"rows": [], "differences": []}
+    gaps = {(place_of(row), row["model"], row["metric"]): row for row in repeated_["differences"]}
     blocks: dict[Any, list[tuple[str, ...]]] = {}
-    for row in found["rows"]:
+    for row in repeated_["rows"]:
         gap = gaps.get((place_of(row), row["model"], row["metric"]))
         cells = [row["model"], METRICS[row["metric"]].name, _mean(row), _mean(gap, "+")]
         if gap is not None and gap["mean"] is not None and METRICS[row["metric"]].better:
             cells[3] += f", ours: {verdict(gap, row['metric'])}"
         blocks.setdefault(place_of(row), []).append(tuple(cells))
     main = m["main"]["landmark_days"], m["causes"][0], m["main"]["horizon_days"]
-    told = []
+    captioned = []
     for place in sorted(blocks, key=lambda place: place != main):
         landmark, cause, horizon = place
         where = from_landmark(landmark) + ("" if horizon is None else f", by {duration(horizon)}")
-        told.append({"caption": f"{cause}: {where}", "rows": blocks[place]})
-    return told
+        captioned.append({"caption": f"{cause}: {where}", "rows": blocks[place]})
+    return captioned
 
 
 def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
@@ -192,10 +192,10 @@ def _mean(row: Mapping[str, Any] | None, sign: str = "") -> str:
 
 def recalibration(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Calibration before and after, a row per cause, measure and horizon."""
-    found, rows = m.get("recalibration") or {"before": {}}, list[tuple[str, ...]]()
-    for cause, before in found["before"].items():
+    measures, rows = m.get("recalibration") or {"before": {}}, list[tuple[str, ...]]()
+    for cause, before in measures["before"].items():
         for measure in ("oe", "intercept", "slope"):
-            two = zip(before[measure], found["after"][cause][measure], strict=True)
+            two = zip(before[measure], measures["after"][cause][measure], strict=True)
             for horizon, pair in zip(m["horizons_days"], two, strict=True):
                 words = f"{METRICS[measure].name} by {duration(horizon)}"
                 numbers = ["undefined" if value is None else f"{value:.2f}" for value in pair]
@@ -204,7 +204,7 @@ def recalibration(m: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def without_network(scores: Scores) -> str:
-    """What a blend's network adds: its NLL less that of trees and Cox alone at the main landmark; empty without both."""
+    """What a blend's network adds: its NLL less that of trees and Cox alone at the main landmark, or nothing."""
     gap = scores.gap(STACKED, scores.main()[0], None, "nll")
     if gap is None or gap["value"] is None or gap["low"] is None:
         return ""
@@ -237,14 +237,14 @@ def _contrast(against: str | None) -> str:
 
 def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
     """Mean effects of codes on the risk, and those to name in a sentence; None where nothing was explained."""
-    found = m.get("codes")
-    if not found or not found["codes"]:
+    effects = m.get("codes")
+    if not effects or not effects["codes"]:
         return None
     rows, named = (
         list[tuple[str, str, str, str]](),
         dict[bool, list[str]]({True: [], False: []}),
     )
-    for row in found["codes"]:
+    for row in effects["codes"]:
         value, low, high = (
             None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high")
         )
@@ -257,10 +257,10 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
             words = f"{row['description'] or row['code']}{compared} ({number(value, '+.1f')})"
             named[row["effect"] > 0].append(words)
     return {
-        "question": f"{found['cause']} by {duration(found['horizon_days'])}",
-        "subjects": found["subjects"],
-        "risk": percent(found["risk"]),
-        "reason": found.get("reason"),
+        "question": f"{effects['cause']} by {duration(effects['horizon_days'])}",
+        "subjects": effects["subjects"],
+        "risk": percent(effects["risk"]),
+        "reason": effects.get("reason"),
         "rows": rows,
         "raise": named[True][:MOST_NAMED],
         "lower": named[False][:MOST_NAMED],

@@ -40,7 +40,7 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     elif any(row is not None for cells in rows.values() for row in cells):
         heads = [*(column.name for column in columns), "NLL"]
         cells = {
-            name: [*map(_cell, found), _nll(table, name, place)] for name, found in rows.items()
+            name: [*map(_cell, values), _nll(table, name, place)] for name, values in rows.items()
         }
         lines += [where, *_table(heads, cells), *_difference_lines(table, landmark, horizon)]
     else:
@@ -139,11 +139,11 @@ def audit_lines(result: Mapping[str, Any]) -> list[str]:
         lines += _cut(f"  {'passed':10}  {', '.join(named['passed'])}", indent=14)
     leaks, warnings = named["leak"], named["warning"]
     if warnings:
-        told = f"WARNING: {', '.join(warnings)}. Find out whether this is a leak before you use this run."
-        lines += ["", *_cut(told)]
+        sentence = f"WARNING: {', '.join(warnings)}. Find out whether this is a leak before you use this run."
+        lines += ["", *_cut(sentence)]
     if leaks:
-        told = f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."
-        return [*lines, "", *_cut(told)]
+        sentence = f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."
+        return [*lines, "", *_cut(sentence)]
     warned = f"{len(warnings)} warned, " if warnings else ""
     passed = (
         f"{len(named['passed'])} checks passed, {warned}{result['not_tested']} could not be made"

@@ -23,8 +23,7 @@ from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import parse_date_us
-from ehrsequencing.serve import cds_hooks
-from ehrsequencing.serve import service as page
+from ehrsequencing.serve import cds_hooks, service as page
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
     PROBLEM_TYPE,
@@ -151,7 +150,7 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
         )
 
     rows = Annotated[list[Row], FailFast(), Len(1, predictor.limits.rows)]
-    # too many rows are refused before they are read
+    # limits the number of rows, so that too many are refused before they are read
     bounded = create_model("PredictRequest", __base__=PredictRequest, rows=(rows, ...))
     service.post(app.router, "/predict", bounded, predict, reply=PredictResponse)
 
@@ -187,16 +186,16 @@ def listener(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(2048)  # from now on clients wait instead of being refused
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(2048)  # from now on clients wait instead of being refused
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "no such address"
         raise EhrseqError(
             f"cannot listen: {why}", where=f"{host}, port {port}", fix="name another --port"
         ) from error
-    return found
+    return bound
 
 
 class Connection(H11Protocol):
@@ -305,10 +304,10 @@ def serve(
     predictor = Predictor(run, data, recalibrated=recalibrated, limits=limits)
     for moved in check_reference(run):
         say(f"warning: {moved}")
-    with listener(host, port) as found:
+    with listener(host, port) as bound:
         running = server(predictor, allowed, explorer(run))
         shown = f"[{host}]" if ":" in host else host
         gc.collect()
         gc.freeze()  # what is loaded by now stays: later collections need not look at it, and pause no request
-        on_start(f"http://{shown}:{found.getsockname()[1]}")
-        running.run(sockets=[found])
+        on_start(f"http://{shown}:{bound.getsockname()[1]}")
+        running.run(sockets=[bound])

@@ -178,15 +178,15 @@ def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
 
 def _missing(request: HookRequest) -> list[str]:
     """What the EHR did not send of the patient's record, in words; empty where it says that all is there."""
-    found = []
-    asked, sent = request.context.get("patientId"), text(request.prefetch["patient"], "id")
-    if isinstance(asked, str) and asked.removeprefix("Patient/") != sent:
-        found.append("patient: another one than that of context.patientId")
+    missing = []
+    subject, sent = request.context.get("patientId"), text(request.prefetch["patient"], "id")
+    if isinstance(subject, str) and subject.removeprefix("Patient/") != sent:
+        missing.append("patient: another one than that of context.patientId")
     for name in _PREFETCH:
         lacks = _lacks(request.prefetch.get(name))
         if lacks is not None:
-            found.append(f"{name}: {lacks}")
-    return found
+            missing.append(f"{name}: {lacks}")
+    return missing
 
 
 def _lacks(value: Any) -> str | None:

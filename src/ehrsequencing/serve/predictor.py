@@ -166,9 +166,9 @@ class Predictor:
         horizons_days: Sequence[float] | None,
         until_us: int | None,
     ) -> Answer:
-        asked, log, limits = self.asked, Counter[str](), self.limits
+        predictor, log, limits = self.asked, Counter[str](), self.limits
         if horizons_days is not None:
-            asked = RiskPredictor(self.run, horizons_days, recalibrated=self.recalibrated)
+            predictor = RiskPredictor(self.run, horizons_days, recalibrated=self.recalibrated)
         events = self.events(rows, log)
         timed = events.time_us[events.time_us != STATIC]
         if not len(timed):
@@ -180,10 +180,10 @@ class Predictor:
             )
         encoder = Encoder(self.run, self.parents)  # a new one, which has met no code yet
         end_us = int(timed.max()) if until_us is None else until_us
-        found = encoder.prediction_times(events, moment, end_us=end_us)
+        times_ = encoder.prediction_times(events, moment, end_us=end_us)
         asked_us = NEVER if moment.as_of_us is None else moment.as_of_us
         has_died = bool((events.time_us[events.is_code(DEATH)] <= asked_us).any())
-        visits, times = len(found.record.visits), 0 if has_died else len(found.rows)
+        visits, times = len(times_.record.visits), 0 if has_died else len(times_.rows)
         if visits > limits.visits:
             raise Problem(
                 413,
@@ -191,7 +191,7 @@ class Predictor:
                 where="rows",
                 fix="send the newest visits",
             )
-        if times * len(asked.causes) * len(asked.horizons_days) > limits.numbers:
+        if times * len(predictor.causes) * len(predictor.horizons_days) > limits.numbers:
             raise Problem(
                 413,
                 f"more than {limits.numbers:,} risks",
@@ -203,25 +203,25 @@ class Predictor:
         makes_token = ~encoder.excluded.mask(events.codes)
         is_unknown = self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
         return Answer(
-            asked.horizons_days,
-            asked.answer(encoder.encode(found.record, found.rows)) if times else NO_RISKS,
-            None if times else "the patient has died" if has_died else self._why_none(found),
+            predictor.horizons_days,
+            predictor.answer(encoder.encode(times_.record, times_.rows)) if times else NO_RISKS,
+            None if times else "the patient has died" if has_died else self._why_none(times_),
             RecordFacts(
                 rows=len(rows),
                 tokens=tokens.tokens,
                 unknown_rows=tokens.unknown,
                 unknown_codes=int((makes_token & is_unknown).sum()),
                 visits=visits,
-                # JSON has one type of number
+                # JSON has one type of number, so that its conversion is no fix
                 fixes={name: count for name, count in log.items() if name != "value_type"},
             ),
         )
 
-    def _why_none(self, found: PredictionTimes) -> str:
+    def _why_none(self, times: PredictionTimes) -> str:
         """What a subject without a prediction time lacks."""
-        if found.late:
+        if times.late:
             return "every prediction time lies after the record's end"
-        reached = int(found.cohort.reached[0])
+        reached = int(times.cohort.reached[0])
         if reached < len(self._steps):
             return f"the subject is not one {self._steps[reached]}"
         return "there is no prediction time then"

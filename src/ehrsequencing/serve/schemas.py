@@ -16,7 +16,7 @@ Code = Annotated[str, Field(min_length=1, max_length=10_000, examples=["ICD10CM/
 class Row(BaseModel):
     """One row of MEDS: an event, or with a null time something that is always true, such as sex."""
 
-    # MEDS data sets have columns of their own, such as text_value
+    # MEDS data sets may have more columns, such as text_value
     model_config = ConfigDict(extra="ignore")
     time: NaiveDatetime | None = Field(
         None,

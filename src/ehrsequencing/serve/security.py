@@ -161,21 +161,21 @@ def guard(app: FastAPI, access: Access, count: Callable[[str, str, int, float], 
     async def answer(request: Request, call_next: RequestResponseEndpoint) -> Response:
         started, request_id = time.perf_counter(), uuid.uuid4().hex
         request.state.request_id = request_id
-        found: Response
+        response: Response
         try:
             await _refuse_strangers(request, access)
-            found = await call_next(request)
+            response = await call_next(request)
         except Problem as problem:
-            found = problem.response(request_id)
+            response = problem.response(request_id)
         except ClientDisconnect:
-            found = Response(status_code=499)  # for /metrics, as nginx counts it
+            response = Response(status_code=499)  # for /metrics, as nginx counts it
         except Exception:  # nothing of it is logged: its text may hold what the request held
-            found = Problem(500, "an unexpected error").response(request_id)
+            response = Problem(500, "an unexpected error").response(request_id)
         for name, value in {**HEADERS, "x-request-id": request_id}.items():
-            found.headers.setdefault(name, value)
+            response.headers.setdefault(name, value)
         path, seconds = request.url.path, time.perf_counter() - started
-        count(path, request.method, found.status_code, seconds)
-        return found
+        count(path, request.method, response.status_code, seconds)
+        return response
 
 
 async def _refuse_strangers(request: Request, access: Access) -> None:

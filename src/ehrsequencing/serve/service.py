@@ -225,8 +225,8 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
             return {name: inlined(value) for name, value in node.items()}
         return [inlined(value) for value in node] if isinstance(node, list) else node
 
-    found: dict[str, Any] = inlined(schema)
-    return found
+    plain: dict[str, Any] = inlined(schema)
+    return plain
 
 
 # ---- the page of the server: `GET /` -------------------------------------------------------------

@@ -109,12 +109,12 @@ def simulate(
                 for which, shard in enumerate(shards):
                     rows = block.events.filter(pa.array(row_split == which))
                     shard.add(int((split == which).sum()), rows)
-                asked = block.prediction_times
+                times = block.prediction_times
                 if truth == "held_out":
-                    asked = asked.take(
-                        np.equal(split_of(asked.subject_id), SPLITS.index(meds.held_out_split))
+                    times = times.take(
+                        np.equal(split_of(times.subject_id), SPLITS.index(meds.held_out_split))
                     )
-                truths.add(process, asked, random_stream(seed, number, TRUTH_STREAM))
+                truths.add(process, times, random_stream(seed, number, TRUTH_STREAM))
                 if progress is not None:
                     progress(start + len(block.subject_id), subjects)
         write_bytes(folder / "task.yaml", task_yaml(config).encode())

@@ -148,7 +148,7 @@ class SimulationConfig(BaseModel):
         return self
 
 
-# of the outcome's hazard
+# the mechanisms that move the outcome's hazard
 MECHANISMS = (
     "pair",
     "gap",
@@ -171,7 +171,7 @@ class Process:
         self.chronic_effects: Floats = (
             config.chronic_effect * 2 * np.arange(1, conditions + 1) / (conditions + 1)
         )
-        # per day
+        # visits per day of each class of subjects
         self.visit_rates = (
             config.visits_per_year / DAYS_PER_YEAR * class_values(config.visit_rate_spread)
         )
@@ -180,7 +180,7 @@ class Process:
             self._baseline = np.log(
                 np.array([config.outcome_per_year, config.death_per_year]) / DAYS_PER_YEAR
             )
-            # per day; infinite: always on the next day
+            # discharges per day of a stay; infinite: always on the next day
             self._discharge_rate = -np.log1p(-1 / config.stay_days)
         # Entry n is Σ_{m<n} log cosh(effect · memory^m); no life has a visit a day for NEVER_DAYS.
         sizes = config.pair_effect * config.pair_memory ** np.arange(NEVER_DAYS, dtype=np.float64)

@@ -30,7 +30,7 @@ from ehrsequencing.simulate.codes import (
 from ehrsequencing.simulate.lives import Draws, Evidence, LastAxis, Lives
 from ehrsequencing.simulate.process import DAYS_PER_YEAR, Process, SimulationConfig
 
-# administrative censoring, at midnight; in days since 1970
+# the administrative end of follow-up, at midnight, in days since 1970
 STUDY_END = (date(2020, 1, 1) - date(1970, 1, 1)).days
 BLOCK = 256  # subjects; another number makes another simulation
 ENCOUNTER = "hadm_id"  # the extra column that names the stay a row belongs to

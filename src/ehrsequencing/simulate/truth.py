@@ -40,7 +40,7 @@ class Curves:
     def hazards_per_day(self, edges_days: Floats) -> Floats:
         """Constant hazards per bin with the same incidences: (2, R, G − 1)."""
         gained = np.diff(self.incidence, axis=-1)
-        # rounding leaves no logarithm where nobody survives
+        # no survival of 0, of which there is no logarithm
         survival = np.maximum(self.survival, 1e-12)
         total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(edges_days)
         either = gained.sum(axis=0)
@@ -146,7 +146,7 @@ def _follow(
     while len(slot):
         hazards = process.hazards_per_day(lives) * factors
         rate = hazards.sum(axis=0)
-        # 0 / 0: nobody's share of nothing
+        # the smallest divisor, for the shares of a hazard of 0
         share = hazards / np.maximum(rate, np.finfo(np.float64).tiny)
         start = lives.now + 1 - prediction_day
         lives = process.advance(lives, Draws.fresh(rng, len(slot) // 2).with_mirror())

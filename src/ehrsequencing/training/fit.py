@@ -27,7 +27,7 @@ from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.run_folder import RunFolder, write_run_files
 from ehrsequencing.training.train import Trained, Trainer
 
-# of the network's weight around one half: 46 tuning people leave it there, thousands have their own say
+# prior SD of the network's weight around one half: 46 tuning people leave it there, thousands decide it
 PRIOR_SD = 0.1
 Say = Callable[[str], None]
 

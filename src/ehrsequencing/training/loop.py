@@ -208,8 +208,7 @@ class Training:
                     state.stale_epochs = 0
                     self.best.load_state_dict(self.averaged.state_dict())
                 elif state.global_step > settings.warmup_steps:
-                    # before, the averaged weights are hardly trained
-                    state.stale_epochs += 1
+                    state.stale_epochs += 1  # before, the averaged weights are hardly trained
                 seconds = time.monotonic() - started
                 row: dict[str, Any] = {
                     "epoch": state.epoch + 1,

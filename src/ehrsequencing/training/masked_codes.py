@@ -11,7 +11,7 @@ from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.segments import to_device
 
-# of one batch: the softmax compares each with all others, so the cost is quadratic
+# most visits of a batch: the softmax compares each with all others, at quadratic cost
 MOST_VISITS = 1024
 CLIP_NORM = 1.0  # a gradient with a larger Euclidean norm is scaled down to it
 
@@ -58,7 +58,7 @@ class MaskedCodes(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             wide = torch.promote_types(z.dtype, torch.float32)
             scores = (z.to(wide) @ k.to(wide).T) * z.shape[1] ** -0.5
-            # its own code, taken from another visit, is not a wrong answer
+            # the same code of another visit is no wrong answer
             same = targets.unsqueeze(1) == targets
             rows = torch.arange(len(z), device=scores.device)
             same[rows, rows] = False

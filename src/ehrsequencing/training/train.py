@@ -51,7 +51,7 @@ class Trainer:
         self.plan, self.processes = plan, processes
         self.config, self.settings = plan.config, plan.settings
 
-        # whom it learns from
+        # the training and tuning subjects
         vocabulary = plan.prepared.vocabulary
         types = vocabulary.code_types if self.config.code_types else None
         self.loader = SubjectLoader.of_model(self.config, plan.train, code_types=types)

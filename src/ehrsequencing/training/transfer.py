@@ -87,7 +87,7 @@ class Pretrained:
             "weights": weights,
             **kept,
         }
-        # what a run itself started from: the chain goes back to new weights
+        # what that run started from in its turn: the chain goes back to new weights
         before = self.manifest.get("init")
         return own if before is None else {**own, "init": before}
 

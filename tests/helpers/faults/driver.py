@@ -27,9 +27,12 @@ TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", 
         "training.distillation=0", "training.blend=false")  # fmt: skip
 OFTEN = ("training.checkpoint_steps=1", "training.checkpoint_seconds=0")  # a save at every step
 KINDS: dict[str, tuple[int, int]] = {  # name → error number (0: SIGKILL), how it lasts (`arm`)
-    "kill": (0, 0), "full": (errno.ENOSPC, 1), "broken": (errno.EIO, 0), "denied": (errno.EACCES, 0),
+    "kill": (0, 0),
+    "full": (errno.ENOSPC, 1),
+    "broken": (errno.EIO, 0),
+    "denied": (errno.EACCES, 0),
     "read-only": (errno.EROFS, 2),
-}  # fmt: skip
+}
 EXPLORER = "x.html"
 _UNFINISHED = (".tmp-", LOCK)
 _TIMES = {"seconds", "subjects_per_second", "digest"}  # entries that tell how long something took, or hash those

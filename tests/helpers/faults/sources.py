@@ -49,8 +49,10 @@ def write_sources(
 
 
 def _fhir(folder: Path, person: str, born: str, code: str, text: str) -> None:
-    patients = [{"resourceType": "Patient", "id": person, "birthDate": born, "name": [{"text": text}]},
-                {"resourceType": "Patient", "id": "other", "birthDate": "1960-01-01"}]  # fmt: skip
+    patients = [
+        {"resourceType": "Patient", "id": person, "birthDate": born, "name": [{"text": text}]},
+        {"resourceType": "Patient", "id": "other", "birthDate": "1960-01-01"},
+    ]
     conditions = [
         {"resourceType": "Condition", "id": f"c{n}", "subject": {"reference": f"Patient/{person}"},
          "code": {"coding": [{"system": "http://hl7.org/fhir/sid/icd-10", "code": what, "display": text}]},

@@ -18,8 +18,7 @@ from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import subjects_digest
 from ehrsequencing.training.transfer import Pretrained
-from helpers.training import Interrupted, raise_at
-from helpers.training import NetworkTrainer as Trainer
+from helpers.training import Interrupted, NetworkTrainer as Trainer, raise_at
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=4"),

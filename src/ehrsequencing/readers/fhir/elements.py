@@ -60,25 +60,25 @@ def walk(value: Any, path: str) -> Sequence[Any]:
     >>> walk({"series": [{"modality": {"code": "CT"}}, {"modality": {"code": "MR"}}]}, "series.modality.code")
     ['CT', 'MR']
     """
-    found = _items(value)
+    items = _items(value)
     for name in path.split("."):
-        holders = [item for item in found if isinstance(item, dict) and name in item]
-        found = [item for holder in holders for item in _items(holder[name])] if holders else []
-    return found
+        holders = [item for item in items if isinstance(item, dict) and name in item]
+        items = [item for holder in holders for item in _items(holder[name])] if holders else []
+    return items
 
 
 def texts(value: Any, path: str) -> list[str]:
     """Every text at a path that is not blank, without outer blanks."""
-    found = walk(value, path)
-    return [item.strip() for item in found if isinstance(item, str) and item.strip()]
+    items = walk(value, path)
+    return [item.strip() for item in items if isinstance(item, str) and item.strip()]
 
 
 def text(value: Any, path: str) -> str | None:
     """The first text at a path."""
     if isinstance(value, dict) and "." not in path:  # in most cases, and quicker than a walk
-        found = value.get(path)
-        if not isinstance(found, list):
-            return (found.strip() or None) if isinstance(found, str) else None
+        first = value.get(path)
+        if not isinstance(first, list):
+            return (first.strip() or None) if isinstance(first, str) else None
     return next(iter(texts(value, path)), None)
 
 
@@ -93,10 +93,10 @@ def days_of(written: str | None) -> tuple[str | None, str | None]:
     >>> days_of("2012-02"), days_of("2011"), days_of("2011-05-03T10:00:00Z")[1]
     (('2012-02-01', '2012-02-29'), ('2011-01-01', '2011-12-31'), '2011-05-03T10:00:00Z')
     """
-    found = _PARTIAL_DATE.fullmatch(written) if written is not None else None
-    if found is None:
+    partial = _PARTIAL_DATE.fullmatch(written) if written is not None else None
+    if partial is None:
         return written, written
-    year, month = found.groups()
+    year, month = partial.groups()
     if month is None:
         return f"{year}-01-01", f"{year}-12-31"
     last = monthrange(int(year), int(month))[1]
@@ -133,9 +133,9 @@ def referred(reference: str) -> tuple[str | None, str] | None:
 def referred_id(resource: Any, path: str, kind: str) -> str | None:
     """The id of the first reference at a path to a resource of this type."""
     for reference in texts(resource, f"{path}.reference"):
-        found = referred(reference)
-        if found is not None and found[0] in (None, kind):
-            return found[1]
+        target = referred(reference)
+        if target is not None and target[0] in (None, kind):
+            return target[1]
     return None
 
 
@@ -169,10 +169,10 @@ def at_server(resource: Resource, server: str) -> Resource:
     """A resource whose own id and references name the server too, for sources of several servers."""
 
     def change(reference: str) -> str:
-        found = referred(reference)
-        if found is None or found[0] is None:
+        target = referred(reference)
+        if target is None or target[0] is None:
             return reference
-        return f"{found[0]}/{qualified(_server(reference) or server, found[1])}"
+        return f"{target[0]}/{qualified(_server(reference) or server, target[1])}"
 
     own = text(resource, "id")
     named = {} if own is None else {"id": qualified(server, own)}
@@ -251,7 +251,7 @@ def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded
     A concept with a text and no coding becomes `uncoded`: the text may hold anything, also a name. So does one whose
     codes say that there is none. A diagnosis that was ruled out has no code.
     """
-    found: dict[str, Coded] = {}
+    by_code: dict[str, Coded] = {}
     for concept in concepts:
         if not isinstance(concept, dict) or is_ruled_out(concept):
             continue
@@ -260,8 +260,8 @@ def coded_as(concepts: Iterable[Any], find: Find, *, uncoded: str) -> list[Coded
         if not codes and (text(concept, "text") or text(concept, "display") or is_absent(concept)):
             codes = (Coded(uncoded),)
         for coded in codes:
-            found.setdefault(coded.code, coded)
-    return list(found.values())
+            by_code.setdefault(coded.code, coded)
+    return list(by_code.values())
 
 
 # ---- bundles -------------------------------------------------------------------------------------

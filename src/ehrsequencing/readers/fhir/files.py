@@ -92,18 +92,18 @@ def fhir_files(source: Path) -> list[FhirFile]:
     Raises:
         EhrseqError: No file is there.
     """
-    found = sorted(source.rglob("*")) if source.is_dir() else [source]
-    found = [path for path in found if path.is_file() and _suffix(path) in (*_LINES, ".json")]
-    if not found:
+    paths = sorted(source.rglob("*")) if source.is_dir() else [source]
+    paths = [path for path in paths if path.is_file() and _suffix(path) in (*_LINES, ".json")]
+    if not paths:
         raise EhrseqError(
             "holds no .ndjson and no .json file" if source.exists() else "does not exist",
             where=str(source),
             fix=_FIX,
         )
     files, servers = [], defaultdict[Path, set[str]](set)
-    for number, path in enumerate(found, start=1):
+    for number, path in enumerate(paths, start=1):
         is_lines = _suffix(path) in _LINES or _is_json_of_lines(path)
-        unnamed = f"{source}, file {number} of {len(found)} in order of their names"
+        unnamed = f"{source}, file {number} of {len(paths)} in order of their names"
         files.append(FhirFile(path, is_lines, str(path) if is_lines else unnamed))
         if is_lines:
             servers[path.parent] |= _servers_named(path)

@@ -53,7 +53,7 @@ _RESULT_TIMES = (
 )
 _BILL = EventResource(
     ("diagnosis.diagnosisCodeableConcept",),
-    # a diagnosis of a bill is known by the end of the stay
+    # times of a bill: its diagnoses are known by the end of the stay
     ("billablePeriod.end", "billablePeriod.start", "created"),
     subject="patient",
     encounter="item.encounter",
@@ -224,8 +224,8 @@ def _coded_rows(base: Row, codes: Iterable[Coded]) -> list[Row]:
 
 def _time_of(resource: Resource, paths: tuple[str, ...]) -> str | None:
     """The first time with a day among these elements, else the first with a month or a year."""
-    found = [time for path in paths for time in texts(resource, path)]
-    return next((time for time in found if len(time) > len("2011-05")), found[0] if found else None)
+    times = [time for path in paths for time in texts(resource, path)]
+    return next((time for time in times if len(time) > len("2011-05")), times[0] if times else None)
 
 
 def _subject(resource: Resource, path: str, known: Known) -> str | None:
@@ -382,10 +382,10 @@ def _observation(resource: Resource, known: Known, counts: RuleCounts) -> list[R
     if not results:
         return "no_result"
     counts["no_result"] += len(parts) - len(results)
-    base, found = base_of(resource, known, counts), []
+    base, all_rows = base_of(resource, known, counts), []
     for part in results:
         counts["bound"] += text(part, "valueQuantity.comparator") is not None
         rows = _coded_rows(base, _codes(part, "Observation", known.find))
-        found.append(valued(rows[0], part))  # the cell with the value is counted once
-        found += [valued(row, part)._replace(cell=None) for row in rows[1:]]
-    return found
+        all_rows.append(valued(rows[0], part))  # the cell with the value is counted once
+        all_rows += [valued(row, part)._replace(cell=None) for row in rows[1:]]
+    return all_rows

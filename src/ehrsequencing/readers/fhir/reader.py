@@ -46,9 +46,8 @@ from ehrsequencing.readers.rows import (
 )
 
 BLOCK = 5_000  # rows that are Python objects at once
-# the table under which JSON without a resource type, and what is no JSON, is counted
-UNTYPED = "unreadable"
-# an import that loses all of these is refused
+UNTYPED = "unreadable"  # the table under which JSON without a resource type, and what is no JSON, is counted
+# types of which an import must read some: one that loses all of them is refused
 _ESSENTIAL = ("Patient", "Encounter", "Condition", "Observation")
 _CLOCKS = {"utc": r"T.*(Z|[+-]00:?00)$", "local": r"T.*[+-](0[1-9]|1\d|00:?[1-9])"}
 _COLUMNS = ("kind", "source", *Row._fields)
@@ -59,7 +58,7 @@ _TYPES = {
     "acute": pa.bool_(),
     "died": pa.bool_(),
 }
-# an issue so long after the result is one of an archive or a migration
+# a result issued so much later comes from an archive or a migration
 _LATEST_ISSUE = pa.scalar(timedelta(days=90))
 _FEW_ISSUED = 20
 _EVENT, _ISSUED = (pa.scalar(int(role), pa.int8()) for role in (Role.EVENT, Role.ISSUED))
@@ -97,8 +96,8 @@ def import_fhir(source: str, job: Import) -> None:
     files = fhir_files(path)
     with job.writer(path, encounter=pa.string()) as writer:
         sources = ((file.where, file.entries()) for file in files)
-        found = survey(sources, known=job.settings.known)
-        blocks = Blocks(job.report, found, job.zone)
+        surveyed = survey(sources, known=job.settings.known)
+        blocks = Blocks(job.report, surveyed, job.zone)
         for number in job.files(len(files)):
             file = files[number]
             name = file.path.name if file.is_lines else None
@@ -228,27 +227,27 @@ class Blocks:
         refuse_other_release(resource, where=self._where)
         if self._survey.several and kind_of(resource) is not None:
             resource = at_server(resource, entry.server)
-        found = lost or rows_of(resource, self._survey.known, self.report.counts)
-        rows = self._counted(resource, found)
+        outcome = lost or rows_of(resource, self._survey.known, self.report.counts)
+        rows = self._counted(resource, outcome)
         if not isinstance(resource, dict) or "contained" not in resource:
             return rows
         for part, inside in rows_inside(resource, self._survey.known, self.report.counts):
-            rows += self._counted(part, found if found in _SHARED else inside)
+            rows += self._counted(part, outcome if outcome in _SHARED else inside)
         return rows
 
-    def _counted(self, resource: Any, found: Iterable[Row] | str) -> list[tuple[Any, ...]]:
+    def _counted(self, resource: Any, outcome: Iterable[Row] | str) -> list[tuple[Any, ...]]:
         """The rows of a resource with its type and number; one without rows is counted."""
         kind = kind_of(resource) or ""
         kind = kind if kind.isalpha() else UNTYPED  # other texts are not shown
         counts = self._counts(kind)
-        if isinstance(found, str):
-            counts.fates.append(FATES[found])
-            self.report.counts[found] += found in RULES
+        if isinstance(outcome, str):
+            counts.fates.append(FATES[outcome])
+            self.report.counts[outcome] += outcome in RULES
             return []
         if kind in ("Patient", "Encounter"):
             self._modifiers.update(texts(resource, "modifierExtension.url"))
         source = int(counts.take(1)[0])
-        return [(kind, source, *row) for row in found]
+        return [(kind, source, *row) for row in outcome]
 
     def _counts(self, kind: str) -> TableCounts:
         """The counts of a type of resource."""
@@ -310,8 +309,8 @@ class Blocks:
     def _times(self, written: pa.Array) -> pa.Array:
         """Times with the clock that they show; those in UTC have that of the zone."""
         for clock, pattern in _CLOCKS.items():
-            found = pc.match_substring_regex(written, pattern)
-            self._clocks[clock] += pc.sum(found).as_py() or 0
+            matches = pc.match_substring_regex(written, pattern)
+            self._clocks[clock] += pc.sum(matches).as_py() or 0
         return parse_times(pa.chunked_array([written]), zone=self._zone, as_written=True)
 
     def _count_cells(self, rows: dict[str, pa.Array], read: dict[str, pa.Array]) -> None:

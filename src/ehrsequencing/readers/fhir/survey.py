@@ -135,8 +135,8 @@ def survey(
                 if birth and other[0] not in (None, birth) and {sex, other[1]} == _SEXES:
                     conflicts.append((other[2], entry.server, other[3], where))
             if entry.is_there:
-                found = _links(entry.resource, kind, own)
-                links += [(*link, entry.server, place) for link in found]
+                own_links = _links(entry.resource, kind, own)
+                links += [(*link, entry.server, place) for link in own_links]
     several = len(servers.keys() - {""}) > 1
     for one, other_server, first, second in conflicts:
         if not several or one == other_server:
@@ -229,8 +229,8 @@ def _links(resource: Resource, kind: str, own: str) -> Iterator[tuple[int, str, 
                     yield end, "stays", f"{other or 'Condition'}/{name}", own
     elif kind == "Patient":
         for link in walk(resource, "link"):
-            found, type_ = referred_id(link, "other", "Patient"), text(link, "type")
-            if found is not None and type_ == "replaced-by":
-                yield 0, "merged", own, found
-            elif found is not None and type_ == "replaces":
-                yield 0, "merged", found, own
+            person, type_ = referred_id(link, "other", "Patient"), text(link, "type")
+            if person is not None and type_ == "replaced-by":
+                yield 0, "merged", own, person
+            elif person is not None and type_ == "replaces":
+                yield 0, "merged", person, own

@@ -74,7 +74,7 @@ def _silently(call: Callable[[], Any], what: str, where: str, fix: str) -> Any:
         raise
     except Exception:
         pass
-    # outside, so that the engine's error is not even a context
+    # raised outside of the `except`, so that the engine's error is not even its context
     raise EhrseqError(what, where=where, fix=fix)
 
 
@@ -306,7 +306,7 @@ class Concepts:
             facts[code] = CodeFacts(before.description or described.get(number), ups)
         for code in sorted(seen & self._bases.keys()):
             base = self._bases[code]
-            # a part is no stay, and not below it
+            # a part of a stay (//PART) is not below the stay's concept
             ups = () if code.endswith(PART_SUFFIX) else (base,)
             facts[code] = CodeFacts(facts.get(base, nothing).description, ups)
         return facts

@@ -59,7 +59,7 @@ EVENT_TABLES = {
 }
 _PERSONS_TABLES = ("person", "observation_period", *EVENT_TABLES, "death")
 TABLES = (*_PERSONS_TABLES, *VOCABULARY_TABLES)
-# files of custom concepts
+# names of files with custom concepts
 _ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}
 _PERSON_CONCEPTS = ("gender", "race", "ethnicity")
 _BIRTH_PARTS = ("year_of_birth", "month_of_birth", "day_of_birth")
@@ -152,9 +152,9 @@ def _opened(source: str, job: Import, shown: list[str] | None = None) -> Iterato
     names = {*TABLES, *_ALIASES}
     is_url = "://" in source
     opened = database_tables(source, names, shown) if is_url else nullcontext(_files(source, names))
-    with opened as found:
+    with opened as source_tables:
         tables: dict[str, list[SourceTable]] = {}
-        for alias, table in found:
+        for alias, table in source_tables:
             name = _ALIASES.get(alias, alias)
             _refuse_expressions(table, _columns(name))
             tables.setdefault(name, []).append(table)

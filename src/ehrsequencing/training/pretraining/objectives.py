@@ -30,7 +30,7 @@ from ehrsequencing.training.pretraining.objective import (
 )
 from ehrsequencing.training.pretraining.targets import TargetCodes, TimesToCodes, times_to_codes
 
-# of the hazards: quantiles of the training subjects' times to the next record of a code
+# bins of the hazards: quantiles of the training subjects' times to the next record of a code
 TIME_BINS = 6
 RANK = 32  # width of a code's vector, at most that of a state
 

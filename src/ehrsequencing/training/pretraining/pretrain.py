@@ -83,7 +83,7 @@ class Pretrainer:
             fix = "pretrain with masked_codes, or with model.attention=causal"
             raise EhrseqError(what, where="model.attention=bidirectional", fix=fix)
 
-        # what may be predicted
+        # which codes may be predicted
         self.excluded: dict[str, Ints] = {}
         if task_name is not None and pretraining.exclude == "related":
             self.excluded = excluded_targets(prepared, task_name)
@@ -91,7 +91,7 @@ class Pretrainer:
         self.train, self.tuning = prepared.timelines("train"), prepared.timelines("tuning")
         self._refuse_hopeless()
 
-        # whom it learns from
+        # the training and tuning subjects
         types = prepared.vocabulary.code_types if self.config.code_types else None
         self.loader, self.tuning_loader = (
             SubjectLoader.of_model(

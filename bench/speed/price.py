@@ -1,0 +1,140 @@
+"""What the default model costs and how likely held-out people are under it, today's build beside another.
+
+    python bench/price.py OUT --set pbc2 --divisions 20007-20016 --source new=src --source old=BUILD/src
+
+Each division of each set is prepared and trained by every source in processes of its own with one thread, interleaved;
+`OUT/price.json` keeps, by source, the CPU seconds of the training and the mean NLL of the held-out people's rows. What
+is there already is kept. `--settings` adds settings to one source, as in `--settings "short=training.epochs=10"`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.measure import ROOT
+
+TASKS = {
+    "pbc2": ("pbc2_meds", "pbc2"),
+    "physionet2012": ("physionet2012_meds", "physionet2012"),
+    "nafld": ("nafld_meds", "nafld"),
+    "delphi": ("delphi_sim_meds", "delphi_sim"),
+}
+TRAIN = """
+import json, resource, sys
+from pathlib import Path
+from ehrsequencing.api.training import train
+from ehrsequencing.config import load_study
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepared import Prepared
+prepared, out, found, *settings = sys.argv[1:]
+train(Prepared(Path(prepared)), Path(out), study=load_study(None, settings), progress=False)
+used = resource.getrusage(resource.RUSAGE_SELF)
+run = Run(Path(out))
+records = run.prepared().records(run.task.name, "held_out")
+answers = run.predictor if hasattr(Run, "predictor") else run.answers
+nll = answers.nll(records)
+facts = {"cpu": used.ru_utime + used.ru_stime, "peak_mib": used.ru_maxrss / 1024, "nll": float(nll.mean())}
+facts["parts"] = {}
+blend = run.blend if run.study.training.blend else None
+if blend is not None and hasattr(blend, "parts"):
+    facts["parts"] = {part.name: float(part.nll(records).mean()) for part in blend.parts}
+    facts["weights"] = blend.weights.value.tolist()
+facts["epochs"] = len((Path(out) / "history.jsonl").read_text().splitlines())
+Path(found).write_text(json.dumps(facts))
+"""
+
+
+def main() -> None:
+    """Train what is missing, then print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    parser.add_argument("--set", dest="name", choices=TASKS, required=True)
+    parser.add_argument("--divisions", required=True, help="as in 20007-20016")
+    parser.add_argument(
+        "--source", action="append", required=True, help="NAME=folder of a build's src"
+    )
+    parser.add_argument(
+        "--settings", action="append", default=[], help="NAME=SETTING=VALUE for a source"
+    )
+    asked = parser.parse_args()
+    first, _, last = asked.divisions.partition("-")
+    sources = dict(one.split("=", 1) for one in asked.source)
+    more: dict[str, list[str]] = {}
+    for one in asked.settings:
+        name, _, setting = one.partition("=")
+        more.setdefault(name, []).append(setting)
+    kept = asked.out / "price.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
+    for division in range(int(first), int(last or first) + 1):
+        for name, source in sources.items():
+            key = f"{asked.name}/{division}/{name}"
+            if key not in found:
+                found[key] = trained(asked, division, name, source, more.get(name, []))
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(found, indent=1))
+    print_table(found, asked.name, list(sources))
+
+
+def trained(
+    asked: argparse.Namespace, division: int, name: str, source: str, settings: list[str]
+) -> Any:
+    """One training in a process of its own."""
+    records, task = TASKS[asked.name]
+    folder = asked.out / asked.name / str(division)
+    environment = {**os.environ, "PYTHONPATH": str(Path(source).resolve()), "OMP_NUM_THREADS": "1"}
+    prepared, run, facts = folder / f"prepared-{name}", folder / name, folder / f"{name}.json"
+    if not (prepared / "manifest.json").is_file():
+        splits = [
+            "splits.by=hash",
+            "splits.train=0.65",
+            "splits.tuning=0.15",
+            f"splits.seed={division}",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "ehrsequencing",
+            "prepare",
+            str(asked.data / records),
+            "--out",
+            str(prepared),
+        ]
+        command += ["--task", str(ROOT / f"examples/tasks/{task}.yaml"), *splits]
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(["rm", "-rf", str(run)], check=True)
+    command = [sys.executable, "-c", TRAIN, str(prepared), str(run), str(facts), *settings]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(["rm", "-rf", str(run)], check=True)
+    return json.loads(facts.read_text())
+
+
+def print_table(found: dict[str, Any], name: str, sources: list[str]) -> None:
+    """Means over divisions, and each source less the last one."""
+    rows: dict[str, dict[str, Any]] = {source: {} for source in sources}
+    for key, facts in found.items():
+        of, division, source = key.split("/")
+        if of == name and source in rows:
+            rows[source][division] = facts
+    last = sources[-1]
+    print(f"{name}: source, divisions, CPU s, NLL, NLL less {last} (mean, s.e., better in)")
+    for source in sources:
+        both = sorted(set(rows[source]) & set(rows[last]))
+        less = np.array([rows[source][d]["nll"] - rows[last][d]["nll"] for d in both])
+        cpu = np.mean([one["cpu"] for one in rows[source].values()])
+        nll = np.mean([one["nll"] for one in rows[source].values()])
+        se = less.std(ddof=1) / len(less) ** 0.5 if len(less) > 1 else float("nan")
+        better = f"{int((less < 0).sum())} of {len(less)}"
+        print(
+            f"  {source:12} {len(rows[source]):3} {cpu:8.1f} {nll:8.4f} {less.mean():+.4f} ({se:.4f}) {better}"
+        )
+
+
+if __name__ == "__main__":
+    main()
