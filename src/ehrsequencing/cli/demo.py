@@ -19,7 +19,9 @@ from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.dataset import simulation_facts
 
 LAST_HORIZON_DAYS = 2 * DAYS_PER_YEAR  # by then most events have happened: it is the main horizon
-LEFT_OUT = "The demo trains one small network; the defaults blend it with boosted visits and landmark Cox."
+LEFT_OUT = (
+    "The demo trains one small network; the defaults blend it with boosted visits and landmark Cox."
+)
 FEWEST = 1000  # subjects, below which chance decides how the models compare
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
 WORLD = SimulationConfig(
