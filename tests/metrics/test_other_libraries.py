@@ -13,7 +13,6 @@ import json
 import warnings
 from collections import Counter
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -310,8 +309,7 @@ def test_wolbers_c_with_competing_causes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("power", [1, 2])
-def test_aalen_johansen_calibration_error(power: Literal[1, 2]) -> None:
+def test_aalen_johansen_calibration_error() -> None:
     n_compared = 0
     for seed, sample in enumerate(competing_samples(60)):
         inside, n_causes = within_follow_up(sample), sample.risk.shape[1]
@@ -326,9 +324,9 @@ def test_aalen_johansen_calibration_error(power: Literal[1, 2]) -> None:
         risk = np.sort(np.random.default_rng(seed).uniform(0, 1 / n_causes, (len(frame), n_causes, len(days))), axis=2)
         risk[:, :, 0] = 0.0
         whole = np.concatenate([1 - risk.sum(axis=1, keepdims=True), risk], axis=1)
-        theirs = aj_calibration_per_event(frame, days, whole, alpha=power, min_prop_at_risk=0.0)
+        theirs = aj_calibration_per_event(frame, days, whole, alpha=1.0, min_prop_at_risk=0.0)
         rows = ScoredRows.of(duration, sample.cause, risk[:, :, 1:], days[1:])
-        agree(aalen_johansen_error(rows, power=power), [theirs[e] for e in range(1, n_causes + 1)], atol=1e-5)
+        agree(aalen_johansen_error(rows), [theirs[e] for e in range(1, n_causes + 1)], atol=1e-5)
         n_compared += 1
     assert n_compared > 30
 

@@ -203,7 +203,8 @@ class Known:
             history_features(records, data.vocabulary, chosen=row, columns=columns)[:, some]
             for row in rows
         )
-        tokens = np.array([data.vocabulary.index[names[k][2]] for k in some], dtype=np.int64)
+        of = {data.vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
+        tokens = np.array([of[names[k][2]] for k in some], dtype=np.int64)
         return cls(tokens, np.array([names[k][0] for k in some]), rows, (first, last))
 
     def frequent(self, *kinds: str) -> Ints:

@@ -113,18 +113,15 @@ def telling_token(data: AuditData) -> Finding:
                 )
             if auc[top] > best:
                 best, said = float(auc[top]), words
-    advice = "read how it came to be recorded"
+    measured, named = round(best, 2), tuple(sorted(suspects))
     if best > TELLING_AUC:
-        reason, named = f"suspected: {said}; {advice}", tuple(sorted(suspects))
-        return Finding("leak", reason, tested, round(best, 2), TELLING_AUC, named)
+        reason = f"suspected: {said}; read how it came to be recorded"
+        return Finding("leak", reason, tested, measured, TELLING_AUC, named)
     if warned:
-        reason, named = (
-            f"{warned}; {advice}, and whether for everybody alike",
-            tuple(sorted(suspects)),
-        )
-        return Finding("warning", reason, tested, round(best, 2), AHEAD_AUC, named)
+        reason = f"{warned}; read how it came to be recorded, and whether for everybody alike"
+        return Finding("warning", reason, tested, measured, AHEAD_AUC, named)
     clean = f"no input alone predicts the outcome too well; the best, {said}"
-    return Finding("passed", clean, tested, round(best, 2), TELLING_AUC)
+    return Finding("passed", clean, tested, measured, TELLING_AUC)
 
 
 def ahead_of_others(auc: Floats, *, cases: int) -> list[int]:

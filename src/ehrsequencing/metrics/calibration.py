@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit
@@ -122,7 +122,7 @@ def gap_days(rows: ScoredRows) -> Floats:
 
     Above `MOST_JUMPS` only some of the jumps. With a clock of each row the observed incidence is known at the horizons.
     """
-    known = np.r_[0.0, rows.horizons_days]
+    known: Floats = np.r_[0.0, rows.horizons_days]
     if isinstance(rows.fixed_censoring, SubjectClock):
         return known
     jumps = rows.counts.times_days[rows.counts.times_days < known[-1]]
@@ -157,30 +157,27 @@ def incidence_gap(rows: ScoredRows) -> Floats:
     return rows.finish(np.where(rows.covered[:, -1, None, None, None], gap, np.nan))
 
 
-def mean_distance(gap: Floats, days: Floats, *, power: Literal[1, 2] = 1) -> Floats:
-    """A gap (..., pieces, 2), linear in each piece between days, as (1 / t) ∫₀ᵗ |gap(u)|^power du, (...)."""
+def mean_distance(gap: Floats, days: Floats) -> Floats:
+    """A gap (..., pieces, 2), linear in each piece between days, as (1 / t) ∫₀ᵗ |gap(u)| du, (...)."""
     start, end = gap[..., 0], gap[..., 1]
-    if power == 2:
-        mean = (start**2 + start * end + end**2) / 3
-    else:
-        size = np.abs(start) + np.abs(end)
-        crossed = divide(start**2 + end**2, 2 * size, undefined=0.0)  # two triangles
-        mean = np.where(start * end < 0, crossed, size / 2)
+    size = np.abs(start) + np.abs(end)
+    crossed = divide(start**2 + end**2, 2 * size, undefined=0.0)  # two triangles
+    mean = np.where(start * end < 0, crossed, size / 2)
     return np.asarray((mean * np.diff(days)).sum(axis=-1) / days[-1], dtype=np.float64)
 
 
-def aalen_johansen_error(rows: ScoredRows, *, power: Literal[1, 2] = 1) -> Floats:
+def aalen_johansen_error(rows: ScoredRows) -> Floats:
     """Aalen–Johansen calibration error per cause (Alberge et al. 2026): proper with competing causes.
 
-        (1 / t) ∫₀ᵗ | (1 / n) Σ_i F_e(u | x_i) − F̂_e(u) |^power du       F̂: the Aalen–Johansen incidence of the rows
+        (1 / t) ∫₀ᵗ | (1 / n) Σ_i F_e(u | x_i) − F̂_e(u) | du       F̂: the Aalen–Johansen incidence of the rows
 
-    exact for risks that are linear between `rows.horizons_days`, which end at t. At `power=1` it is the mean distance
-    between the two curves; the paper's own power is 2.
+    exact for risks that are linear between `rows.horizons_days`, which end at t: the mean distance between the two
+    curves. (The paper squares the distance.)
 
     Returns:
         (causes,) or (resamples, causes); NaN where follow-up does not reach t.
     """
-    return mean_distance(incidence_gap(rows), gap_days(rows), power=power)
+    return mean_distance(incidence_gap(rows), gap_days(rows))
 
 
 def quantile_groups(risk: Floats, groups: int) -> Ints:
