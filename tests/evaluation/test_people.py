@@ -84,7 +84,8 @@ def test_right_risks_stay_under_the_chance_of_the_aalen_johansen_error_and_wrong
     days = np.linspace(50.0, 600.0, 12)
     grid = world(5, 1500, resamples=100, horizons=days)
     risks = {"right": grid.risk["right"], "off": np.clip(1.3 * grid.risk["right"], 0, 1)}
-    rows = over_time_rows(replace(grid, risk=risks), CAUSES, days[-1:], strongest=["right", "off"])
+    both = replace(grid, risk=risks)
+    rows = over_time_rows(both, CAUSES, days[-1:], fine=both)
     found = {(row["model"], row["metric"]): row["value"] for row in rows if row["cause"] == "outcome"}
     assert found["right", "aj"] < found["right", "aj_null"] < 0.05
     assert found["off", "aj"] > found["off", "aj_null"]

@@ -43,7 +43,7 @@ def all_rows(scope: Comparison) -> list[dict[str, Any]]:
     nll = np.random.default_rng(0).exponential(size=len(scope))
     return [
         *metric_rows(scope, estimates),
-        *over_time_rows(scope, CAUSES, HORIZONS, strongest=[OURS]),
+        *over_time_rows(scope, CAUSES, HORIZONS, fine=scope),
         *difference_rows(scope, estimates, ours=OURS, rivals=["rival", "same for all"]),
         *smooth_rows(scope, CAUSES, models=[OURS, "same for all"], seed=0)[1],
         nll_row(scope, nll, model=OURS, cause=CAUSES[0]),

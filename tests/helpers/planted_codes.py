@@ -14,7 +14,10 @@ from ehrsequencing.records.prepared import Prepared
 from helpers.audit import FIRST_ID, assemble, hospital_rows, hospital_splits, make_set
 from helpers.meds import DAY_US, HOUR_US, Row
 
-LOOKS = {"static_codes", "event_after_code", "splits", "whole_record_values", "telling_token"}
+LOOKS = {
+    "static_codes", "event_after_code", "splits", "whole_record_values", "telling_token", "leaving", "immortal_time",
+    "row_density",
+}  # fmt: skip
 DEATH: dict[str, Any] = {"outcome": {"death": "MEDS_DEATH"}, "competing": {}}
 Records = tuple[list[Row], dict[int, str]]
 PLANTED: dict[str, tuple[Callable[[], Records], dict[str, str]]] = {}
@@ -127,7 +130,7 @@ def with_flag(share_of_dead: float, share_of_others: float) -> Records:
     return with_splits([*rows, *(Row(who, None, "REGISTRY") for who in flagged)])
 
 
-@planted(static_codes="leak")
+@planted(static_codes="leak", telling_token="warning")
 def registry_flag_of_those_with_the_event() -> Records:
     return with_flag(0.85, 0.02)
 
@@ -145,9 +148,9 @@ def region_whose_codes_tell_little_one_by_one() -> Records:
     return with_splits([*rows, *(Row(who, None, f"REGION//{region}") for who, region in regions.items())])
 
 
-@clean
+@planted(leaving="warning")
 def ward_of_those_who_are_followed_for_a_month() -> Records:
-    """Whoever is followed longer has more events: that is no leak. Nor is a flag of anybody."""
+    """Whoever is followed longer has more events: of them it says nothing. It looks like a date of last contact."""
     rows, _, index, rng = hospital(subjects=400)
     short = {who for who in index if rng.random() < 0.6}
     end = {who: index[who] + 30 * DAY_US for who in short}
@@ -227,5 +230,5 @@ def many_people_with_the_same_short_record() -> Records:
         moment = start + k * DAY_US
         rows += [Row(who + k, moment, "INDEX"), Row(who + k, moment + HOUR_US, "DX//0")]
         rows += [Row(who + k, moment + day * DAY_US, "DX//1") for day in (7, 14)]
-        rows += [Row(who + k, moment + 900 * DAY_US, "END")]
+        rows += [Row(who + k, moment + (900 + 13 * k) * DAY_US, "END")]
     return with_splits(rows)

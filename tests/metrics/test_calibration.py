@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
+from ehrsequencing.metrics import calibration
 from ehrsequencing.metrics.bootstrap import calibration_null
 from ehrsequencing.metrics.calibration import (
+    aalen_johansen_error,
     calibration_intercept_slope,
     distance_indices,
     fit_logistic,
@@ -200,3 +202,48 @@ def test_null_is_undefined_beyond_follow_up() -> None:
     null = calibration_null(rows, n_simulations=5)
     assert np.isnan(null["ks"][:, :, 1]).all()
     assert np.isfinite(null["ks"][:, :, 0]).all()
+
+
+# ---- the Aalen–Johansen error ----------------------------------------------------------------------------------------
+
+
+def events_and_curves(n: int, days: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Durations and causes of n rows, and risks (n, 2, days) that bend: they rise with the square root of time."""
+    rng = np.random.default_rng(3)
+    duration, cause = np.round(rng.exponential(300.0, n), 1) + 1.0, rng.integers(0, 3, n)
+    risk = rng.uniform(0.1, 0.4, (n, 2, 1)) * np.sqrt(days / days[-1])
+    return duration, cause, risk
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_aalen_johansen_error_is_the_exact_integral(weighted: bool) -> None:
+    """Of the predicted incidence, linear between its days, and the observed one, which jumps."""
+    days = np.array([30.0, 45.0, 90.0, 365.0])
+    duration, cause, risk = events_and_curves(80, days)
+    weights = np.random.default_rng(0).integers(0, 3, (4, 80)) if weighted else None
+    rows = ScoredRows.of(duration, cause, risk, days, weights=weights)
+    middle = (np.arange(400_000) + 0.5) / 400_000 * days[-1]
+    mean = rows.finish((rows.weights @ risk.reshape(80, -1) / rows.total_weight[:, None]).reshape(-1, 2, 4))
+    curves = np.concatenate([np.zeros((*mean.shape[:-1], 1)), mean], axis=-1)
+    predicted = np.apply_along_axis(lambda one: np.interp(middle, np.r_[0.0, days], one), -1, curves)
+    observed = rows.finish(rows.counts.incidence.at(middle))
+    exact = np.abs(predicted - observed).mean(axis=-1)
+    np.testing.assert_allclose(aalen_johansen_error(rows), exact, rtol=1e-4)
+
+
+def test_two_days_of_risks_are_not_enough_for_a_trapezoid_of_the_gap() -> None:
+    """The observed incidence is followed at each jump, also where risks are known at the horizon alone."""
+    duration, cause, _ = events_and_curves(400, np.array([30.0]))
+    seen = ScoredRows.of(duration, cause, np.zeros((400, 2, 1)), [300.0]).observed_risk[0, :, 0]
+    rows = ScoredRows.of(duration, cause, np.broadcast_to(seen[:, None], (400, 2, 1)), [300.0])
+    assert (
+        aalen_johansen_error(rows) > 0.005
+    ).all()  # the straight line is not the curve, though both end at one point
+
+
+def test_many_jumps_are_followed_closely_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    days = np.array([100.0, 400.0])
+    rows = ScoredRows.of(*events_and_curves(3000, days), days)
+    some = aalen_johansen_error(rows)
+    monkeypatch.setattr(calibration, "MOST_JUMPS", 10**6)
+    np.testing.assert_allclose(some, aalen_johansen_error(rows), rtol=0.01)

@@ -309,8 +309,7 @@ def test_wolbers_c_with_competing_causes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("power", [1.0, 2.0])
-def test_aalen_johansen_calibration_error(power: float) -> None:
+def test_aalen_johansen_calibration_error() -> None:
     n_compared = 0
     for seed, sample in enumerate(competing_samples(60)):
         inside, n_causes = within_follow_up(sample), sample.risk.shape[1]
@@ -319,13 +318,15 @@ def test_aalen_johansen_calibration_error(power: float) -> None:
         duration = sample.duration + np.random.default_rng(seed).permutation(len(sample.cause)) / 1e4  # and no ties
         frame = pd.DataFrame({"event": sample.cause, "duration": duration})
         days = np.r_[0.0, np.sort(np.random.default_rng(seed).uniform(0, sample.horizons[inside[-1]], 6))]
-        days = np.r_[days, sample.horizons[inside[-1]]]
+        jumps = np.sort(duration[duration < sample.horizons[inside[-1]]])
+        many = np.linspace(0, sample.horizons[inside[-1]], 2000)  # theirs is a trapezoid, also where the curves cross
+        days = np.unique(np.r_[days, many, jumps, jumps - 1e-9])
         risk = np.sort(np.random.default_rng(seed).uniform(0, 1 / n_causes, (len(frame), n_causes, len(days))), axis=2)
         risk[:, :, 0] = 0.0
         whole = np.concatenate([1 - risk.sum(axis=1, keepdims=True), risk], axis=1)
-        theirs = aj_calibration_per_event(frame, days, whole, alpha=power, min_prop_at_risk=0.0)
+        theirs = aj_calibration_per_event(frame, days, whole, alpha=1.0, min_prop_at_risk=0.0)
         rows = ScoredRows.of(duration, sample.cause, risk[:, :, 1:], days[1:])
-        agree(aalen_johansen_error(rows, power=power), [theirs[e] for e in range(1, n_causes + 1)])
+        agree(aalen_johansen_error(rows), [theirs[e] for e in range(1, n_causes + 1)], atol=1e-5)
         n_compared += 1
     assert n_compared > 30
 

@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     *fitted.CHECKS,
     *suspicion.CHECKS,
     leading_codes.CHECK,
+    leading_codes.DENSITY,
 )
 
 

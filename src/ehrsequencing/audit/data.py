@@ -1,6 +1,6 @@
 """The input of every check (run, prepared set, original records, who is there twice) and its output, a `Finding`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.core.arrays import Bools, Ints, hash_u64
+from ehrsequencing.core.arrays import Bools, Floats32, Ints, hash_u64
 from ehrsequencing.core.disclosure import (
     SMALLEST_COUNT,
     count_text,
@@ -20,6 +20,7 @@ from ehrsequencing.core.disclosure import (
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.history import fit_feature_spec, history_features
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.events import SECOND_US, STATIC, Events
 from ehrsequencing.records.labels import IndexTimes
@@ -121,6 +122,11 @@ def join(parts: list[Events]) -> Events:
     )
 
 
+KINDS = ("static", "count", "last")  # of features that are searched
+MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
+FEWEST_CARRIERS = (
+    10  # of a code without a time, or of a feature that is searched together with others
+)
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 
@@ -167,6 +173,52 @@ class Check:
     question: str
     make: Callable[["AuditData"], Finding]
     needs_records: bool = False  # the original ones; without them it is not tested
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of P training and tuning people, and what came: at their first and at their last prediction time.
+
+    Features are `static CODE`, `count CODE` and `last CODE`.
+    """
+
+    tokens: Ints  # (F,) of the features' codes
+    kind: NDArray[np.str_]  # (F,) `static`, `count` or `last`
+    row: tuple[Ints, Ints]  # (P,) prediction times: first, last
+    features: tuple[Floats32, Floats32]  # (P, F) at each, NaN = not known
+
+    @classmethod
+    def of(cls, data: "AuditData") -> "Known":
+        """Of some people at random where they are many."""
+        records = data.fitted
+        columns = fit_feature_spec(
+            records, data.vocabulary, max_codes=MOST_CODES, max_static_codes=MOST_STATIC
+        )
+        offsets = records.rows.row_offsets
+        people = data.rng(21).permutation(np.flatnonzero(np.diff(offsets) > 0))[:MOST_PEOPLE]
+        rows = offsets[np.sort(people)], offsets[np.sort(people) + 1] - 1
+        names = [name.partition(" ") for name in columns.names]
+        some = [k for k, name in enumerate(names) if name[0] in KINDS]
+        first, last = (
+            history_features(records, data.vocabulary, chosen=row, columns=columns)[:, some]
+            for row in rows
+        )
+        of = {data.vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
+        tokens = np.array([of[names[k][2]] for k in some], dtype=np.int64)
+        return cls(tokens, np.array([names[k][0] for k in some]), rows, (first, last))
+
+    def frequent(self, *kinds: str) -> Ints:
+        """Numbers of the features of some kinds that enough people have at first, the most frequent ones."""
+        people = (np.nan_to_num(self.features[0]) != 0).sum(axis=0)
+        usable = np.isin(self.kind, kinds) & (people >= FEWEST_CARRIERS)
+        ranked = np.argsort(np.where(usable, -people, 0), kind="stable")
+        return np.sort(ranked[: min(int(usable.sum()), MOST_STATIC)])
+
+    def shown(self, data: "AuditData", columns: Sequence[int]) -> str:
+        """Names of the codes of some features, unless few people have them."""
+        people = (np.nan_to_num(self.features[1][:, columns]) != 0).sum(axis=0).tolist()
+        named = zip(self.tokens[columns].tolist(), people, strict=True)
+        return ", ".join(dict.fromkeys(data.code_name(*one) for one in named))
 
 
 class AuditData:
@@ -221,6 +273,11 @@ class AuditData:
         parts = [self.records[name] for name in SPLITS[:2]]
         timelines = joined([part.timelines for part in parts])
         return TaskRecords(timelines, joined([part.rows for part in parts]))
+
+    @cached_property
+    def known(self) -> Known:
+        """What is known of the training and tuning subjects at their first and at their last prediction times."""
+        return Known.of(self)
 
     def code_name(self, token: int, people: int) -> str:
         """A code for a reason, unless fewer than 11 people have it."""

@@ -31,6 +31,9 @@ SURE_SHARE = 0.9  # of a code's visits, followed by the event within a day or a 
 NO_CHANCE = 0.01  # of each comparison
 BY_CHANCE = 0.001  # how many codes may look like this in the clearer of both comparisons although they tell nothing
 MOST_NAMED = 5
+FEWEST_EVENTS, PAIRS = 20, 50_000
+WINDOWS_DAYS = (30.0, 90.0, 365.0)
+FEWER_ROWS, MORE_ROWS = 0.75, 0.9  # C of the number of rows before the event
 ADVICE = (
     "ask how it comes to be recorded; if it is written because of the event, add it to the task's outcome or to "
     "visits.ignore, or set blanking"
@@ -174,8 +177,57 @@ def _people(visits: _Visits, chosen: Bools, size: int) -> Ints:
     return np.bincount(pairs[1], minlength=size)
 
 
+def row_density(data: AuditData) -> Finding:
+    """Compare how many rows stand before each cause with the same time of others, who are followed for longer.
+
+    The last day belongs to `event_after_code`. Sick people come more often: more rows alone are no finding.
+    """
+    rows, rng = data.fitted.rows, data.rng(31)
+    first = rows.row_offsets[:-1][np.diff(rows.row_offsets) > 0]
+    days, found = rows.duration_days[first], dict[str, tuple[float, float]]()
+    for number, cause in enumerate(data.task.causes, start=1):
+        cases = np.flatnonzero((rows.cause[first] == number) & (days > WAIT_DAYS))
+        if len(cases) < FEWEST_EVENTS:
+            continue
+        case, other = rng.choice(cases, PAIRS), rng.integers(0, len(first), PAIRS)
+        case, other = np.stack([case, other])[:, days[other] > days[case]]
+        for window in WINDOWS_DAYS:
+            own, theirs = (
+                _rows_before(data.fitted, first[people], days[case] - WAIT_DAYS, window)
+                for people in (case, other)
+            )
+            more = float(np.mean(own > theirs) + np.mean(own == theirs) / 2)
+            where = f"rows in the {window:.0f} days before {cause}"
+            found |= {f"more {where}": (more, MORE_ROWS), f"fewer {where}": (1 - more, FEWER_ROWS)}
+    tested = {"subjects": len(first)}
+    if not found:
+        return Finding("not_tested", f"no cause has {FEWEST_EVENTS} people with it", tested)
+    words, (c, bound) = max(found.items(), key=lambda one: one[1][0] - one[1][1])
+    said = f"{words} than at that time of people followed for longer, with a C of {c:.2f}"
+    if c <= bound:
+        return Finding("passed", said, tested, round(c, 2), bound)
+    advice = (
+        "rows may be missing, or were added, because of it: ask until when whose records were kept"
+    )
+    return Finding("warning", f"{said}; {advice}", tested, round(c, 2), bound)
+
+
+def _rows_before(records: TaskRecords, first: Ints, days: Floats, window_days: float) -> Ints:
+    """(P,) tokens in the last days before some days after the first prediction times `first`."""
+    timelines, subject = records.timelines, records.rows.subject[first]
+    end_us = records.rows.prediction_us[first] + np.round(days * DAY_US).astype(np.int64)
+    start_us = end_us - round(window_days * DAY_US)
+    until, visit = count_at_or_before(timelines.owner, timelines.end_us, subject, end_us)
+    since, _ = count_at_or_before(timelines.owner, timelines.end_us, subject, start_us)
+    rows: Ints = timelines.visit_offsets[visit + until] - timelines.visit_offsets[visit + since]
+    return rows
+
+
 CHECK = Check(
     "event_after_code",
     "Does a code stand just before the event, and seldom elsewhere?",
     event_after_code,
+)
+DENSITY = Check(
+    "row_density", "Are there fewer rows before the event than of others, or far more?", row_density
 )

@@ -3,18 +3,21 @@
 Outcomes are those of the training and tuning subjects; nobody held out is looked at.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from scipy.stats import norm
 
-from ehrsequencing.audit.data import AuditData, Check, Finding, join
+from ehrsequencing.audit.data import FEWEST_CARRIERS, KINDS, AuditData, Check, Finding, join
 from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.core.disclosure import enough_people
 from ehrsequencing.metrics.plain import concordance
 from ehrsequencing.predictors.cox import CoxRegression, CoxRows
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.history import fit_feature_spec, has_static, history_features
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
+from ehrsequencing.records.cohort import potential_days
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.resolve import training_edges
 
@@ -24,14 +27,18 @@ CENTRED = (
 CENTRED_SHARE = 0.5  # of the records: a leak
 FEWEST_NUMBERS, FEWEST_RECORDS = 4, 10
 TELLING_AUC = 0.98
+AHEAD_AUC, LEAD = 0.85, 0.1  # of a kind of input, and its lead over all others: a warning
 ALSO_AUC = 0.9  # of other codes, which may say the same: left out with the telling one
 HIGH_STATIC_AUC, SURE_STATIC_AUC = (
     0.8,
     0.9,
 )  # of all codes without a time together: a warning, a leak
 MIN_EVENTS = 20  # subjects with and without the event
-FEWEST_CARRIERS = 10
-MOST_CODES, MOST_STATIC, MOST_PEOPLE = 1000, 200, 10_000
+LEAVING_AUC = 0.65, 0.75  # of codes without a time, and of all early inputs
+NO_CHANCE = 0.001
+DATA_END_DAYS = 30.0  # whoever leaves so near the data's end was not lost
+SAME_PEOPLE = 0.9  # kappa of having a code without a time, and a timed one …
+LATER_SHARE = 0.25  # … that so many have only after the first prediction time
 FOLDS = 5
 MOST_NAMED = 5
 MOST_ROWS = 20_000  # prediction times that the Cox model ranks, drawn at random
@@ -75,42 +82,64 @@ def _centred_share(group: Ints, value: Floats) -> float:
 
 
 def telling_token(data: AuditData) -> Finding:
-    """The AUC of each code's presence, and of its last number, at the last prediction time: by then all is known."""
-    records, vocabulary = data.fitted, data.vocabulary
-    columns = fit_feature_spec(
-        records, vocabulary, max_codes=MOST_CODES, max_static_codes=MOST_STATIC
-    )
-    offsets = records.rows.row_offsets
-    last_row = offsets[1:][np.diff(offsets) > 0] - 1
-    chosen = np.sort(data.rng(21).permutation(last_row)[:MOST_PEOPLE])
-    features = history_features(records, vocabulary, chosen=chosen, columns=columns)
-    cause = records.rows.cause[chosen]
+    """The AUC of each code and number at the first and at the last prediction time; by the last all is known.
+
+    At the first one the number of a code's rows counts, too: later it grows with the follow-up.
+    """
+    known, rows = data.known, data.fitted.rows
+    cause = rows.cause[known.row[1]]
     questions = [(name, cause == k) for k, name in enumerate(data.task.causes, start=1)]
     able = [(n, y) for n, y in questions if MIN_EVENTS <= y.sum() <= len(y) - MIN_EVENTS]
-    tested = {"subjects": len(chosen), "codes": len(columns.codes), "outcomes": len(able)}
+    codes = int((known.kind == "count").sum())
+    tested = {"subjects": len(cause), "codes": codes, "outcomes": len(able)}
     if not able:
         return Finding("not_tested", FEW_EVENTS, tested)
-    best, said = 0.5, "no code says anything"
-    tokens = {vocabulary.tokens[k]: k for k in (*columns.codes, *columns.static_codes)}
+    best, said, warned = 0.5, "no code says anything", ""
     suspects = set[int]()
-    for name, feature in zip(columns.names, features.T.astype(np.float64), strict=True):
-        kind, _, code = name.partition(" ")
-        if kind not in ("count", "static", "last"):
-            continue
-        value = feature if kind == "last" else (feature > 0).astype(np.float64)
+    last = np.where(known.kind == "count", known.features[1] > 0, known.features[1])
+    for moment, features in {"first": known.features[0], "last": last}.items():
         for outcome, event in able:
-            auc = _auc(value, event, ~event)
-            if auc > ALSO_AUC:
-                suspects.add(tokens[code])
-            if auc > best:
-                best = auc
-                shown = data.code_name(tokens[code], int((feature > 0).sum()))
-                said = f"{shown} alone predicts {outcome} in the follow-up with an AUC of {auc:.2f}"
-    if best <= TELLING_AUC:
-        clean = f"no input alone predicts the outcome too well; the best, {said}"
-        return Finding("passed", clean, tested, round(best, 2), TELLING_AUC)
-    reason = f"suspected: {said}; read how it came to be recorded"
-    return Finding("leak", reason, tested, round(best, 2), TELLING_AUC, tuple(sorted(suspects)))
+            auc = np.array([_auc(one.astype(np.float64), event, ~event) for one in features.T])
+            top, ahead = int(auc.argmax()), ahead_of_others(auc, cases=int(event.sum()))
+            shown = known.shown(data, [top])
+            words = (
+                f"{shown} alone predicts {outcome} in the follow-up with an AUC of {auc[top]:.2f}"
+            )
+            suspects |= {*known.tokens[ahead].tolist(), *known.tokens[auc > ALSO_AUC].tolist()}
+            if ahead:
+                rest = float(np.delete(auc, ahead).max(initial=0.5))
+                warned = (
+                    f"at the {moment} prediction time {words}, the best other input with {rest:.2f}"
+                )
+            if auc[top] > best:
+                best, said = float(auc[top]), words
+    measured, named = round(best, 2), tuple(sorted(suspects))
+    if best > TELLING_AUC:
+        reason = f"suspected: {said}; read how it came to be recorded"
+        return Finding("leak", reason, tested, measured, TELLING_AUC, named)
+    if warned:
+        reason = f"{warned}; read how it came to be recorded, and whether for everybody alike"
+        return Finding("warning", reason, tested, measured, AHEAD_AUC, named)
+    clean = f"no input alone predicts the outcome too well; the best, {said}"
+    return Finding("passed", clean, tested, measured, TELLING_AUC)
+
+
+def ahead_of_others(auc: Floats, *, cases: int) -> list[int]:
+    """Inputs far ahead of all others by their AUC (F,), the best first; none where they are many.
+
+    With 20 cases, such an AUC has a chance below one in a million by permutation of people.
+
+    >>> ahead_of_others(np.array([0.6, 0.97, 0.72, 0.96]), cases=100)
+    [1, 3]
+    >>> ahead_of_others(np.array([0.8, 0.88, 0.7, 0.6]), cases=100)
+    []
+    """
+    ranked = np.argsort(-auc, kind="stable")
+    by_chance = 1 / np.sqrt(12 * cases)  # standard error of an AUC without any effect
+    is_last = -np.diff(auc[ranked], append=0.5) >= LEAD
+    is_last &= auc[ranked] > AHEAD_AUC + by_chance
+    count = 1 + int(is_last.argmax())
+    return ranked[:count].tolist() if is_last.any() and 2 * count <= len(auc) else []
 
 
 def _auc(value: Floats, yes: Bools, no: Bools) -> float:
@@ -132,57 +161,125 @@ def static_codes(data: AuditData) -> Finding:
     Those with the event are held against those followed without it for as long as half of the events took, so that a
     code of people who left early, or stayed long, is no finding.
     """
-    records, vocabulary = data.fitted, data.vocabulary
-    columns = fit_feature_spec(
-        records, vocabulary, max_codes=0, max_static_codes=MOST_STATIC, enough=FEWEST_CARRIERS
-    )
-    tokens, rows = columns.static_codes, records.rows
-    able = np.diff(rows.row_offsets) > 0
-    first_row = rows.row_offsets[:-1][able]
-    x = has_static(records.timelines, tokens)[able].astype(np.float64)
-    days, cause = rows.duration_days[first_row], rows.cause[first_row]
-    best, said, named, outcomes = 0.5, "nothing", np.zeros(0, np.int64), 0
+    rows, first = data.fitted.rows, data.known.row[0]
+    days, cause = rows.duration_days[first], rows.cause[first]
+    questions = []
     for number, name in enumerate(data.task.causes, start=1):
         event = cause == number
         other = ~event & ((cause > 0) | (days >= np.median(days[event] if event.any() else np.inf)))
-        if min(event.sum(), other.sum()) < MIN_EVENTS:
-            continue
-        outcomes += 1
-        score, weight = _out_of_fold(data, CoxRows(x, rows.entry_days[first_row], days, event))
-        auc = _auc(score, event, other)
-        if auc > best:
-            best, named = auc, np.flatnonzero(weight > 0.3 * weight.max())[:MOST_NAMED]
-            said = f"the codes without a time together predict {name} with an AUC of {auc:.2f}"
-    tested = {"subjects": len(x), "codes": len(tokens), "outcomes": outcomes}
-    if not len(tokens) or not outcomes:
-        return Finding("not_tested", f"no code without a time is frequent, or {FEW_EVENTS}", tested)
-    if best <= HIGH_STATIC_AUC:
-        return Finding("passed", said, tested, round(best, 2), HIGH_STATIC_AUC)
-    names = [data.code_name(tokens[k], int(x[:, k].sum())) for k in named.tolist()]
-    return Finding(
-        "leak" if best > SURE_STATIC_AUC else "warning",
-        f"{said}, above all {', '.join(names)}; a code without a time may have been filled in after the event: "
-        "find out when it was recorded, and if it was, name it in visits.ignore",
-        tested,
-        round(best, 2),
-        HIGH_STATIC_AUC,
-        tokens,
+        said = f"the codes without a time together predict {name}"
+        questions.append((said, data.known.frequent("static"), event, other, HIGH_STATIC_AUC))
+    advice = (
+        "a code without a time may have been filled in after the event: find out when it was recorded, and if it was, "
+        "name it in visits.ignore"
     )
+    return _together(data, questions, advice=advice, sure=SURE_STATIC_AUC)
 
 
-def _out_of_fold(data: AuditData, rows: CoxRows) -> tuple[Floats, Floats]:
-    """(n,) log-hazards by regressions on the other folds, and (F,) the mean size of the coefficients."""
-    fold = data.rng(22).integers(0, FOLDS, len(rows.event))
-    score, weight = np.zeros(len(fold)), np.zeros(rows.x.shape[1])
-    for k in range(FOLDS):
-        rest = fold != k
-        part = CoxRows(
-            rows.x[rest], rows.entry_days[rest], rows.duration_days[rest], rows.event[rest]
-        )
-        fit = CoxRegression(part).fit(ridge=0.1 * float(part.event.sum()))
-        score[~rest] = fit.log_hazard(rows.x[~rest])
-        weight += np.abs(fit.beta) / FOLDS
-    return score, weight
+def leaving(data: AuditData) -> Finding:
+    """Whether what is known early tells when people without the event leave, as a date of last contact does.
+
+    The earlier half of those who leave before the data's end is held against those who are followed for longer. First
+    by the codes without a time, then with what else is known at the first prediction time: how sick somebody is may
+    say a little about leaving, so that the second bound is higher. Where the task names no end of follow-up, the last
+    row ends it, and nothing is tested.
+    """
+    known, rows = data.known, data.fitted.rows
+    first, days = known.row[0], rows.duration_days[known.row[0]]
+    design = potential_days(data.fitted, data.task, data.prepared.manifest["dataset_end_us"])[first]
+    end_days = rows.prediction_us[first] / DAY_US + days
+    is_free = (rows.cause[first] == 0) & (not data.task.censoring.is_last_event)
+    is_lost = is_free & (days < design - 1) & (end_days < end_days.max(initial=0) - DATA_END_DAYS)
+    middle = np.median(days[is_lost]) if is_lost.any() else 0.0
+    people = is_lost & (days <= middle), is_free & (days > middle)
+    said = "who leaves early without an event"
+    questions = [
+        (f"codes without a time predict {said}", known.frequent("static"), *people, LEAVING_AUC[0]),
+        (f"what is known early predicts {said}", known.frequent(*KINDS), *people, LEAVING_AUC[1]),
+    ]
+    advice = "a date of last contact does so, an attribute of a person seldom: find out when it was recorded"
+    return _together(data, questions, advice=advice)
+
+
+def _together(
+    data: AuditData,
+    questions: Sequence[tuple[str, Ints, Bools, Bools, float]],
+    *,
+    advice: str,
+    sure: float = 1.0,
+) -> Finding:
+    """What early inputs say together, by a ridge Cox model of other people, where that is no chance.
+
+    Args:
+        data: The run.
+        questions: What is said in words, (F,) numbers of inputs, (P,) who is to be predicted, (P,) whom they are held
+            against, the AUC above which it is a warning.
+        advice: What to do about it.
+        sure: The AUC above which it is a leak.
+    """
+    rows, first = data.fitted.rows, data.known.row[0]
+    days, entry = rows.duration_days[first], rows.entry_days[first]
+    found = list[tuple[float, float, str, Ints]]()
+    for said, columns, event, other, bound in questions:
+        yes, no = event.sum(), other.sum()
+        if not len(columns) or min(yes, no) < MIN_EVENTS:
+            continue
+        x = np.nan_to_num(data.known.features[0][:, columns].astype(np.float64))
+        fold, score = data.rng(22).integers(0, FOLDS, len(x)), np.zeros(len(x))
+        weight = np.zeros(len(columns))
+        for k in range(FOLDS):
+            rest = fold != k
+            part = CoxRows(x[rest], entry[rest], days[rest], event[rest])
+            fit = CoxRegression(part).fit(ridge=0.1 * float(part.event.sum()))
+            score[~rest] = fit.log_hazard(x[~rest])
+            weight += np.abs(fit.beta)
+        auc = _auc(score, event, other)
+        by_chance = norm.isf(NO_CHANCE) * np.sqrt((yes + no + 1) / (12 * yes * no))
+        limit = max(bound, 0.5 + float(by_chance))  # permutations of people stay below
+        found.append((auc, limit, said, columns[weight > 0.3 * weight.max()]))
+    tested = {"subjects": len(first), "outcomes": len(found)}
+    if not found:
+        why = f"no input is frequent, or {FEW_EVENTS}"
+        return Finding("not_tested", why, tested)
+    auc, limit, said, named = max(found, key=lambda one: one[0] - one[1])
+    said, measured, limit = f"{said} with an AUC of {auc:.2f}", round(auc, 2), round(limit, 2)
+    if auc <= limit:
+        return Finding("passed", said, tested, measured, limit)
+    reason = f"{said}, above all {data.known.shown(data, named[:MOST_NAMED].tolist())}; {advice}"
+    tokens = tuple(np.unique(data.known.tokens[named]).tolist())
+    return Finding("leak" if auc > sure else "warning", reason, tested, measured, limit, tokens)
+
+
+def immortal_time(data: AuditData) -> Finding:
+    """Whether the very people with a code without a time have a timed one, many only after the first prediction time.
+
+    Whoever has such a code must have lived until then.
+    """
+    known = data.known
+    static, timed = known.frequent("static"), known.kind == "count"
+    tested = {"subjects": len(known.row[0]), "codes": len(static)}
+    if not len(static):
+        return Finding("not_tested", "no code without a time is frequent", tested)
+    has = known.features[0][:, static].astype(np.float64)
+    early, ever = ((part[:, timed] > 0).astype(np.float64) for part in known.features)
+    is_late = (ever - early).sum(axis=0) >= np.maximum(
+        FEWEST_CARRIERS, LATER_SHARE * ever.sum(axis=0)
+    )
+    own, other = has.mean(axis=0)[:, None], ever.mean(axis=0)
+    differ, by_chance = own + other - 2 * has.T @ ever / len(has), own + other - 2 * own * other
+    kappa = np.where(is_late, 1 - differ / np.maximum(by_chance, 1e-9), 0.0).max(
+        axis=1, initial=0.0
+    )
+    measured, named = round(float(kappa.max()), 2), static[kappa > SAME_PEOPLE].tolist()
+    if not named:
+        clean = "no code without a time stands for one that is stamped later"
+        return Finding("passed", clean, tested, measured, SAME_PEOPLE)
+    reason = (
+        f"those with {known.shown(data, named[:MOST_NAMED])} are those with a code that many have only after the first "
+        "prediction time: whoever has it must have lived until then; give it its time, or name it in visits.ignore"
+    )
+    tokens = tuple(known.tokens[named].tolist())
+    return Finding("warning", reason, tested, measured, SAME_PEOPLE, tokens)
 
 
 # ---- how much suspicious codes matter ------------------------------------------------------------------------------
@@ -248,6 +345,12 @@ CHECKS = (
         needs_records=True,
     ),
     Check("telling_token", "Does any single code or number give the outcome away?", telling_token),
+    Check("leaving", "Does what is known early tell when people without the event leave?", leaving),
+    Check(
+        "immortal_time",
+        "Do the very people with a code without a time have one that is stamped later?",
+        immortal_time,
+    ),
     Check(
         "static_codes",
         "Do the codes without a time, which nobody can date, give the outcome away together?",

@@ -76,7 +76,7 @@ def _options(
 @app.command(example="ehrseq demo --out demo", panel=START)
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = Path("demo"),
-    subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 4000,
+    subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 3000,
     seed: Annotated[int, typer.Option(help="Seed of simulation and training")] = 0,
 ) -> None:
     """Simulate records, train on them, evaluate, audit, and write the report."""

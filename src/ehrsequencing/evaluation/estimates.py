@@ -14,7 +14,7 @@ from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.results import number
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
-from ehrsequencing.metrics.calibration import incidence_gap, mean_distance
+from ehrsequencing.metrics.calibration import gap_days, incidence_gap, mean_distance
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
@@ -260,7 +260,7 @@ def long_rows(
 
 
 def over_time_rows(
-    grid: Comparison, causes: Sequence[str], horizons_days: Floats, *, strongest: Sequence[str]
+    grid: Comparison, causes: Sequence[str], horizons_days: Floats, *, fine: Comparison
 ) -> list[dict[str, Any]]:
     """Metrics over time up to each horizon: integrated Brier score of every model, AJ error of the strongest.
 
@@ -273,18 +273,20 @@ def over_time_rows(
         grid: The scope with risks on a time grid that has every horizon.
         causes: Names.
         horizons_days: Where each average over time ends.
-        strongest: Ours and the strongest baseline.
+        fine: The same rows with the risks of ours and of the strongest baseline on every day on which they are known.
     """
     if grid.landmark_days is None:  # too much for what it says
-        grid = grid.without_resamples()
+        grid, fine = grid.without_resamples(), fine.without_resamples()
     out = []
     for horizon in horizons_days:
         inside = grid.followed(horizon)
-        part = (grid if inside.all() else grid.among(inside)).until(horizon)
+        part, on_knots = (
+            (one if inside.all() else one.among(inside)).until(horizon) for one in (grid, fine)
+        )
         for model in grid.risk if len(part) else ():
             estimates = _integrals(part, model)
-            if model in strongest:
-                estimates |= _incidence_errors(part, model)
+            if model in fine.risk:
+                estimates |= _incidence_errors(on_knots, model)
             for name, one in estimates.items():
                 for e, cause in enumerate(causes):
                     out += long_rows(
@@ -310,8 +312,8 @@ def _integrals(part: Comparison, model: str) -> dict[str, Estimate]:
 def _incidence_errors(part: Comparison, model: str) -> dict[str, Estimate]:
     """AJ error up to the last day, and what it would be by chance, each (causes, 1)."""
     gaps = estimate(part, model, lambda rows: {"gap": incidence_gap(rows)}, hides_few=False)
-    gap = gaps["gap"]
-    days, events = part.horizons_days, gap.events[:, -1:]
+    gap, days = gaps["gap"], gap_days(part.scored(model))
+    events = gap.events[:, -1:]
     error = mean_distance(gap.value, days)[:, None]
     own = Estimate(error, np.zeros((0, *error.shape)), events, gap.subjects[-1:])
     if not len(gap.samples):

@@ -224,13 +224,17 @@ class Evaluation:
         differences: Rows = []
         causes = self.task.causes
         rivals = [name for name in risks if name not in (self.ours, ORACLE)]
-        for comparison, on_grid in zip(
-            comparisons, self.comparisons(risks, self.grid), strict=True
+        strongest = {name: risks[name] for name in self._strongest}
+        for comparison, on_grid, fine in zip(
+            comparisons,
+            self.comparisons(risks, self.grid),
+            self.comparisons(strongest, self.knots),
+            strict=True,
         ):
             estimates = scope_estimates(comparison, causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
             if self.source.is_curve:
-                metrics += over_time_rows(on_grid, causes, self.horizons, strongest=self._strongest)
+                metrics += over_time_rows(on_grid, causes, self.horizons, fine=fine)
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
         self.nll = self._likelihoods()
         for comparison in comparisons:

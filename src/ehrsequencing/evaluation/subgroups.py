@@ -16,6 +16,9 @@ from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
+VISITS = "visits so far"
+VISIT_EDGES = (1, 2, 5, 10, 20, 50)
+VISIT_BANDS = ("0", "1", "2-4", "5-9", "10-19", "20-49", "50 and over")
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
 SUBGROUP_METRICS = ("oe", "auc", "brier")
@@ -73,7 +76,7 @@ def _value(one: Estimate, place: tuple[int, int]) -> dict[str, Any]:
 def groups_of_rows(
     records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, kinds: Sequence[str]
 ) -> dict[str, NDArray[np.str_]]:
-    """What group each row belongs to, by age at the prediction time and by each family of static codes.
+    """What group each row belongs to, by age and visits at the prediction time and by each family of static codes.
 
     A family is what stands before the last `//` of a code: `GENDER//F` and `GENDER//M` are one. `GENDER` or `SEX` is
     called sex. A code without `//` is a family of its own, with the levels yes and no. A subject with two levels of a
@@ -83,7 +86,7 @@ def groups_of_rows(
         records: Static codes and prediction times.
         vocabulary: Names of the tokens.
         chosen: (r,) which rows.
-        kinds: Of `sex`, `age`, `static`.
+        kinds: Of `sex`, `age`, `static`; with any of them also by the number of visits so far.
 
     Returns:
         Group → (r,) name of each row's level.
@@ -93,6 +96,9 @@ def groups_of_rows(
     subject = rows.subject[chosen]
     if "age" in kinds:
         out["age"] = age_bands(rows.age_years[chosen])
+    if kinds:
+        band = np.searchsorted(VISIT_EDGES, rows.visits_before[chosen], side="right")
+        out[VISITS] = np.array(VISIT_BANDS)[band]
     for family, level_of in _families(records.timelines, vocabulary):
         kind = "sex" if family.upper().startswith(("GENDER", "SEX")) else "static"
         if kind in kinds:

@@ -16,13 +16,14 @@ import numpy as np
 from scipy.special import expit, logit
 
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.metrics.censoring import divide
+from ehrsequencing.metrics.censoring import SubjectClock, divide
 from ehrsequencing.metrics.outcomes import Metric, ScoredRows
 
 #: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.
 SMALLEST_RISK = 1e-6
 #: Restricted cubic spline knots of the smooth curve, as quantiles of the predicted risk (Harrell's three).
 KNOT_QUANTILES = (0.1, 0.5, 0.9)
+MOST_JUMPS = 1000  # of the observed incidence that are followed one by one
 
 
 @dataclass(frozen=True)
@@ -116,38 +117,67 @@ def ks_calibration(rows: ScoredRows) -> Floats:
     return rows.finish(rows.where_covered(values))
 
 
+def gap_days(rows: ScoredRows) -> Floats:
+    """Days between which the gap of `incidence_gap` is linear: 0, the horizons, and when the observed incidence jumps.
+
+    Above `MOST_JUMPS` only some of the jumps. With a clock of each row the observed incidence is known at the horizons.
+    """
+    known: Floats = np.r_[0.0, rows.horizons_days]
+    if isinstance(rows.fixed_censoring, SubjectClock):
+        return known
+    jumps = rows.counts.times_days[rows.counts.times_days < known[-1]]
+    days: Floats = np.union1d(known, jumps[:: 1 + len(jumps) // MOST_JUMPS])
+    return days
+
+
 def incidence_gap(rows: ScoredRows) -> Floats:
-    """Mean predicted less observed incidence at each time of a grid, `rows.horizons_days`.
+    """Mean predicted less observed incidence, at the beginning and at the end of each piece between `gap_days`.
+
+    The predicted incidence is linear between two horizons, the observed one constant until it jumps.
 
     Returns:
-        (causes, times) or (resamples, causes, times).
+        (causes, pieces, 2) or (resamples, causes, pieces, 2); NaN where follow-up does not reach the last horizon.
     """
+    days, known = gap_days(rows), np.r_[0.0, rows.horizons_days]
     total = rows.weights @ rows.risk.reshape(len(rows.risk), -1)
-    mean = divide(total, rows.total_weight[:, None]).reshape(rows.observed_risk.shape)
-    return rows.finish(mean - rows.observed_risk)
+    mean = divide(total, rows.total_weight[:, None]).reshape(len(total), *rows.risk.shape[1:])
+    k = np.clip(np.searchsorted(known, days, side="right") - 1, 0, len(known) - 2)
+    share = (days - known[k]) / np.diff(known)[k]
+    mean = np.concatenate([np.zeros_like(mean[..., :1]), mean], axis=-1)
+    predicted = mean[..., k] * (1 - share) + mean[..., k + 1] * share
+    if isinstance(rows.fixed_censoring, SubjectClock):
+        seen = rows.observed_risk
+        before, after = (
+            np.concatenate([np.zeros_like(seen[..., :1]), seen[..., :-1]], axis=-1),
+            seen,
+        )
+    else:
+        before = after = rows.counts.incidence.at(days[:-1])
+    gap = np.stack([predicted[..., :-1] - before, predicted[..., 1:] - after], axis=-1)
+    return rows.finish(np.where(rows.covered[:, -1, None, None, None], gap, np.nan))
 
 
-def mean_distance(gap: Floats, days: Floats, *, power: float = 1.0) -> Floats:
-    """A gap (..., times) averaged over time from 0 to the last day: (1 / t) ∫₀ᵗ |gap(u)|^power du, (...)."""
-    size = np.abs(gap) ** power
-    size = np.concatenate([np.zeros_like(size[..., :1]), size], axis=-1)
-    areas = 0.5 * (size[..., 1:] + size[..., :-1]) * np.diff(days, prepend=0.0)
-    mean: Floats = areas.sum(axis=-1) / days[-1]
-    return mean
+def mean_distance(gap: Floats, days: Floats) -> Floats:
+    """A gap (..., pieces, 2), linear in each piece between days, as (1 / t) ∫₀ᵗ |gap(u)| du, (...)."""
+    start, end = gap[..., 0], gap[..., 1]
+    size = np.abs(start) + np.abs(end)
+    crossed = divide(start**2 + end**2, 2 * size, undefined=0.0)  # two triangles
+    mean = np.where(start * end < 0, crossed, size / 2)
+    return np.asarray((mean * np.diff(days)).sum(axis=-1) / days[-1], dtype=np.float64)
 
 
-def aalen_johansen_error(rows: ScoredRows, *, power: float = 1.0) -> Floats:
+def aalen_johansen_error(rows: ScoredRows) -> Floats:
     """Aalen–Johansen calibration error per cause (Alberge et al. 2026): proper with competing causes.
 
-        (1 / t) ∫₀ᵗ | (1 / n) Σ_i F_e(u | x_i) − F̂_e(u) |^power du       F̂: the Aalen–Johansen incidence of the rows
+        (1 / t) ∫₀ᵗ | (1 / n) Σ_i F_e(u | x_i) − F̂_e(u) | du       F̂: the Aalen–Johansen incidence of the rows
 
-    by the trapezoid rule over `rows.horizons_days`, taken as a time grid that ends at t. At `power=1` it is the mean
-    distance between the two curves; the paper's own power is 2.
+    exact for risks that are linear between `rows.horizons_days`, which end at t: the mean distance between the two
+    curves. (The paper squares the distance.)
 
     Returns:
         (causes,) or (resamples, causes); NaN where follow-up does not reach t.
     """
-    return mean_distance(incidence_gap(rows), rows.horizons_days, power=power)
+    return mean_distance(incidence_gap(rows), gap_days(rows))
 
 
 def quantile_groups(risk: Floats, groups: int) -> Ints:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from ehrsequencing.core.disclosure import owners_part, redact
 from ehrsequencing.core.files import Page, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
+from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
@@ -123,7 +124,8 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
         families = {
             family: some
             for family, rows in place["families"].items()
-            if len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
+            if family != VISITS
+            and len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
             > 1
         }
         while sum(map(len, families.values())) > MOST_LEVELS:
@@ -323,6 +325,7 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
+        "clock": panels.clock(tables.subgroups(m, shown)),
         "calibrations": by_cause(panels.calibrations(m, scores, shown)),
         "calibration": scores.blocks("calibration"),
         "recalibration": tables.recalibration(m),
