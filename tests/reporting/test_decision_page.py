@@ -173,10 +173,8 @@ def rare_outcomes() -> dict[str, Any]:
 
 def test_rare_outcomes_are_answered_together() -> None:
     lines = outcome_lines(rare_outcomes())
-    assert lines == [
-        "no outcome has 50 events or more; of the 58 with fewer, pooled, the AUC within sex and age is 0.616 (0.607 to "
-        "0.623), and observed/expected is 1.02 (0.95 to 1.08)"
-    ]
+    (line,) = lines
+    assert all(number in line for number in ("50 events", "58", "0.616 (0.607 to 0.623)", "1.02 (0.95 to 1.08)"))
     page = render_outcomes(rare_outcomes(), title="t")
     assert f"N{lines[0][1:]}." in page
 

@@ -145,8 +145,9 @@ def test_oracle_panel_warns_only_of_a_leak() -> None:
     leak = Page(render(example(oracle={**ORACLE, "beats_oracle_z": 3.1}))).text
     assert "+0.0420 (standard error 0.0110)" in fair
     assert "1.0610" in fair
-    assert "leaking. It beats" not in fair
-    assert "This model is leaking. It beats the true hazards of the simulation by 3.1 standard errors" in leak
+    assert "is leaking. It beats" not in fair
+    assert "is leaking. It beats" in leak
+    assert "3.1 standard errors" in leak
     assert "Against the truth" not in Page(render(example())).text
 
 

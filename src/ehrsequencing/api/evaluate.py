@@ -260,8 +260,9 @@ def score(
     """
     settings = study_of(study, sections, where="score" if prepared is None else "score --prepared")
     if not is_path(predictions) and out is None:
-        fix = "name a folder to make with out="
-        raise EhrseqError("a frame has no place beside it", where="score", fix=fix)
+        raise EhrseqError(
+            "a frame has no place beside it", where="score", fix="name a folder to make with out="
+        )
     with (
         stages("scoring", show=progress) as stage,
         meds_folder(data) as source,
@@ -358,9 +359,10 @@ def redraw(run: Path, *, tripod: str | None = None) -> Path:
     """
     metrics = read_for_owner(run)
     if metrics is None:
-        fix = f"run ehrseq evaluate {run}"
         raise EhrseqError(
-            "has no results of an evaluation, or they have been edited", where=str(run), fix=fix
+            "has no results of an evaluation, or they have been edited",
+            where=str(run),
+            fix=f"run ehrseq evaluate {run}",
         )
     if tripod is not None:
         metrics = metrics | {"tripod": read_tripod(Path(tripod))}

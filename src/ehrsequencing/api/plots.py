@@ -86,8 +86,15 @@ def subject_risk(
         return np.pad(risk[-1].astype(np.float64), ((0, 0), (1, 0)))
 
     when, after = years(told.prediction_us), np.r_[0.0, days] / DAYS_PER_YEAR
-    label = f"{causes[0]} within {horizon}, as predicted then"
-    ax.step(when, told.risk[:, 0, -1], "o-", where="post", color=COLOURS[0], ms=3.5, label=label)
+    ax.step(
+        when,
+        told.risk[:, 0, -1],
+        "o-",
+        where="post",
+        color=COLOURS[0],
+        ms=3.5,
+        label=f"{causes[0]} within {horizon}, as predicted then",
+    )
     for number, (cause, curve) in enumerate(zip(causes, from_zero(curves.risk), strict=True)):
         colour = COLOURS[number % len(COLOURS)]
         ax.plot(after, curve, color=colour, lw=2, label=f"{cause}, from today on")
@@ -103,8 +110,7 @@ def subject_risk(
     ax.plot(seen, np.zeros(len(seen)), "|", color=GREY, ms=9, clip_on=False)
     ax.set_ylim(bottom=0.0)
     ax.set_xlim(right=after[-1])
-    x = "years from the last prediction; bars: visits"
-    _finish(ax, x=x, y=f"risk by {horizon}")
+    _finish(ax, x="years from the last prediction; bars: visits", y=f"risk by {horizon}")
     ax.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     return ax
 

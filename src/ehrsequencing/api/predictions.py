@@ -156,8 +156,11 @@ def subject_records(records: NewRecords, subject: int) -> TaskRecords:
 
 
 def _no_subject() -> EhrseqError:
-    fix = "name a subject_id of the data that ehrseq predict answers for"
-    return EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
+    return EhrseqError(
+        "no such subject, or it has no prediction time",
+        where="subject",
+        fix="name a subject_id of the data that ehrseq predict answers for",
+    )
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,9 @@ def run(
         training = known.training
         has_trees = training.blend or not training.network or training.distillation > 0
         decided = {"seed", "tuning_trials"} if has_trees else set[str]()
-        update = known.evaluation.model_dump(exclude=decided)
-        evaluation = settings.evaluation.model_copy(update=update)
+        evaluation = settings.evaluation.model_copy(
+            update=known.evaluation.model_dump(exclude=decided)
+        )
         asked_for = settings.model_copy(update={"evaluation": evaluation})
     train(prepared, folder, study=asked_for, resume=True, progress=progress, say=say)
     made = TrainedRun(folder)

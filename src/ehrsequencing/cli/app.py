@@ -197,8 +197,11 @@ def codes(
     say(first.to_string(index=False))
     if len(matches) > top:
         say(f"and {len(matches) - top:,} more (--top {len(matches)} prints all)")
-    result = {"text": text, "codes": matches.to_dict("records")}
-    finish(wrote={}, then=["check", data, "--task", "TASK.yaml"], result=result)
+    finish(
+        wrote={},
+        then=["check", data, "--task", "TASK.yaml"],
+        result={"text": text, "codes": matches.to_dict("records")},
+    )
 
 
 @app.command(example="ehrseq check meds --task task.yaml", panel=DATA)
@@ -241,8 +244,11 @@ def check(
     given = [word for path in task or () for word in ("--task", path)]
     named = given or ([] if study.task else ["--task", "TASK.yaml"])
     settings = [*(["--config", config] if config else []), *(overrides or ())]
-    then = ["prepare", data, *named, "--out", "prepared", *settings]
-    finish(wrote={"check": out}, then=then, result=checked.as_json())
+    finish(
+        wrote={"check": out},
+        then=["prepare", data, *named, "--out", "prepared", *settings],
+        result=checked.as_json(),
+    )
 
 
 def _suggest(data: Path, study: "StudyConfig", out: Path | None) -> None:

@@ -132,8 +132,11 @@ def evaluate(
         say("\n".join(outcome_lines(evaluated.every_outcome)))
         pages["every outcome"] = evaluated.folder / "outcomes.html"
     audited = external or (run / AUDIT).is_file()
-    then = ["predict", run, data or "DATA"] if audited else ["audit", run]
-    finish(wrote=pages, then=then, result=main_results(evaluated.result))
+    finish(
+        wrote=pages,
+        then=["predict", run, data or "DATA"] if audited else ["audit", run],
+        result=main_results(evaluated.result),
+    )
 
 
 def audit(
@@ -182,8 +185,11 @@ def audit(
         remark(line)
     redrawn = run / "report.html" if line.startswith("report: ") else None
     leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]
-    then = f"explain the leaks: see {run / 'audit.json'}" if leaks else ["predict", run, "DATA"]
-    finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
+    finish(
+        wrote={"audit": run / "audit.json", "report": redrawn},
+        then=f"explain the leaks: see {run / 'audit.json'}" if leaks else ["predict", run, "DATA"],
+        result=result,
+    )
     if leaks:
         warn(f"{run} leaks: {', '.join(leaks)}")
         raise typer.Exit(1)

@@ -198,8 +198,11 @@ def export(
     )
     if isinstance(written, list):
         say(f"read {out / 'README.md'} before you give the folder away")
-        then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
-        finish(wrote={"shared": out}, then=then, result={"files": written})
+        finish(
+            wrote={"shared": out},
+            then=["predict", out, "DATA", "--at", "last", "--out", "risks.csv"],
+            result={"files": written},
+        )
         return
     say(f"risks at {written:,} labels")
     finish(

@@ -418,6 +418,10 @@ def _evaluated(
     ]
     records = TaskRecords(whole.records.timelines, rows.select(chosen, offsets.astype(np.int64)))
     counts = {**whole.counts, "prediction_times": len(chosen)}
-    attrition = {**whole.attrition, "splits": {**whole.attrition["splits"], whole.split: counts}}
-    population = replace(whole, records=records, attrition=attrition, only_landmarks=True)
+    population = replace(
+        whole,
+        records=records,
+        attrition={**whole.attrition, "splits": {**whole.attrition["splits"], whole.split: counts}},
+        only_landmarks=True,
+    )
     return population, matched.risk[chosen], [note]

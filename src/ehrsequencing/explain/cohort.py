@@ -216,8 +216,9 @@ def _with_rows(
         codes=(*events.codes, *codes),
         value=np.r_[events.value, np.array(values, dtype=np.float32)],
     )
-    settings = question.run.study.visits
-    made = make_record(more.take(order), excluded=records.excluded, settings=settings)
+    made = make_record(
+        more.take(order), excluded=records.excluded, settings=question.run.study.visits
+    )
     place = np.flatnonzero(order >= len(events))
     return replace(record, record=made), place[np.argsort(order[place])]
 

@@ -156,8 +156,14 @@ def _events(name: str, block: Block, codes: CodeBook, job: Import) -> pa.Table:
     kind = pc.fill_null(block.text("ENCOUNTERCLASS"), "unknown")
     visit = joined(pa.scalar("ENCOUNTER"), kind)
     codes.add(pc.binary_join_element_wise(visit, pa.scalar(END_SUFFIX), ""), parent=visit)
-    acute = pc.is_in(pc.utf8_lower(kind), pa.array(_ACUTE))
-    stay = make_rows(Role.VISIT, base, visit, time=time, end=block.times("STOP"), acute=acute)
+    stay = make_rows(
+        Role.VISIT,
+        base,
+        visit,
+        time=time,
+        end=block.times("STOP"),
+        acute=pc.is_in(pc.utf8_lower(kind), pa.array(_ACUTE)),
+    )
     return pa.concat_tables([stay, events], promote_options="default")
 
 

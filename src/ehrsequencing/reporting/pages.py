@@ -190,13 +190,13 @@ def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
         f"Intervals are of {result['resamples']} resamples of subjects. Numbers: outcome-metrics.json.",
     ]
     columns = ("Outcome", "Events", f"AUC within {strata}", "C", "O/E")
-    lines = [f"{line[0].upper()}{line[1:]}." for line in outcome_lines(result)]
-    kicker = (
-        f"Every outcome · {result['split'].replace('_', '-')} split, {result['subjects']} subjects"
-    )
-    tables = [("All outcomes", columns, rows)]
     return _page(
-        searchable=True, title=title, kicker=kicker, lines=lines, tables=tables, notes=notes
+        searchable=True,
+        title=title,
+        kicker=f"Every outcome · {result['split'].replace('_', '-')} split, {result['subjects']} subjects",
+        lines=[f"{line[0].upper()}{line[1:]}." for line in outcome_lines(result)],
+        tables=[("All outcomes", columns, rows)],
+        notes=notes,
     )
 
 
@@ -270,14 +270,17 @@ def render_pooled(result: Mapping[str, Any]) -> str:
         name = METRICS[row["metric"]].name
         rows.append((where(row), name, str(row["pooled"]), mean(row), another, share))
     columns = ("Event and horizon", "Metric", "Sites", "Mean of the sites", "Another site", "I²")
-    notes = [
-        "Random-effects means with Hartung–Knapp intervals (95%). “Another site” is where the true value of a further"
-        " hospital lies with a probability of 95%. I² is the share of the differences between sites that chance does"
-        " not explain. A site without an interval is drawn and not pooled."
-    ]
-    kicker = f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}"
-    tables = [("All sites", columns, rows)]
-    return _page(title=result["task"], kicker=kicker, forests=forests, tables=tables, notes=notes)
+    return _page(
+        title=result["task"],
+        kicker=f"One model at {len(result['sites'])} sites: {', '.join(result['sites'])}",
+        forests=forests,
+        tables=[("All sites", columns, rows)],
+        notes=[
+            "Random-effects means with Hartung–Knapp intervals (95%). “Another site” is where the true value of a"
+            " further hospital lies with a probability of 95%. I² is the share of the differences between sites that"
+            " chance does not explain. A site without an interval is drawn and not pooled."
+        ],
+    )
 
 
 def where(row: Mapping[str, Any]) -> str:

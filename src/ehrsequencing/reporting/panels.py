@@ -200,8 +200,9 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
             treat_all = zip(row["thresholds"], row["treat_all"], strict=True)
             x, y = _columns([point for point in treat_all if None not in point], 2)
             everyone = Curve(9, "act on everyone", x, y, style="grey")
-            title = f"Decision curve for {row['cause']}: {where}"
-            figure = figures.decision([*lines, everyone], title=title)
+            figure = figures.decision(
+                [*lines, everyone], title=f"Decision curve for {row['cause']}: {where}"
+            )
             note = {
                 "kind": "decision",
                 "events": row["events"],

@@ -259,9 +259,14 @@ def base_of(resource: Resource, known: Known, counts: RuleCounts) -> Row:
     is_partial = recorded_first != recorded if is_reported and recorded else first != last
     counts["partial_date"] += is_partial
     if is_reported:
-        end = last if last != first else None
         return Row(
-            Role.REPORTED, subject, first, None, end=end, encounter=encounter, recorded=recorded
+            Role.REPORTED,
+            subject,
+            first,
+            None,
+            end=last if last != first else None,
+            encounter=encounter,
+            recorded=recorded,
         )
     is_undated = last is None and encounter is not None
     role = Role.REPORTED if is_undated else Role.EVENT

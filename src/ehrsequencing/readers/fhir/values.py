@@ -65,8 +65,9 @@ def _with_other(row: Row, name: str, value: Any) -> Row:
         words = value.strip()
     if coded:
         meaning = ": ".join(filter(None, (row.description, coded[0].description))) or None
-        code = f"{row.code}//{coded[0].code}"
-        return row._replace(cell="values", code=code, description=meaning, parent=row.code)
+        return row._replace(
+            cell="values", code=f"{row.code}//{coded[0].code}", description=meaning, parent=row.code
+        )
     number = number_of(value) if name == "valueInteger" else None
     if number is not None or words:
         return row._replace(cell="values", number=number, text=words)
