@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.core.outputs import PREDICTIONS, Kind, output_file
 from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.moment import KINDS
+from ehrsequencing.records.events import DAY_US
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
@@ -26,6 +28,9 @@ _COLUMNS = pa.schema(
         ("cause", pa.string()),
         ("horizon_days", pa.float64()),
         ("risk", pa.float32()),
+        ("kind", pa.string()),  # of the prediction time, one of `moment.KINDS`
+        ("index_time", pa.timestamp("us")),
+        ("days_since_index", pa.float64()),
         ("start_days", pa.float64()),
     ],
 )
@@ -43,6 +48,10 @@ class Risks:
     # as `risk`: lower end of the band over an ensemble's members; None for one model
     low: Floats32 | None = None
     high: Floats32 | None = None  # the upper end
+    kind: Ints = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # (n,) a place in `moment.KINDS`
+    index_us: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,)
 
     def __len__(self) -> int:
         return len(self.subject_id)
@@ -84,9 +93,9 @@ class PredictionWriter:
     def write(self, risks: Risks) -> None:
         """Append predictions."""
         n, n_causes, n_horizons = risks.risk.shape
+        times = (risks.subject_id, risks.prediction_us, risks.kind, risks.index_us)
         self.write_rows(
-            np.repeat(risks.subject_id, n_causes * n_horizons),
-            np.repeat(risks.prediction_us, n_causes * n_horizons),
+            tuple(np.repeat(column, n_causes * n_horizons) for column in times),
             np.tile(np.repeat(np.arange(n_causes), n_horizons), n),
             np.tile(np.arange(n_horizons), n * n_causes),
             risks.risk.reshape(-1),
@@ -95,14 +104,17 @@ class PredictionWriter:
 
     def write_rows(
         self,
-        subject_id: Ints,
-        prediction_us: Ints,
+        times: Sequence[Ints],
         cause: Ints,
         horizon: Ints,
         risk: Floats32,
         *bands: Floats32,
     ) -> None:
-        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
+        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`.
+
+        `times` are the subject's id, the prediction time, its place in `moment.KINDS` and its index, of each risk.
+        """
+        subject_id, prediction_us, kind, index_us = times
         causes = pa.array(self.causes, pa.string())
         horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
@@ -111,6 +123,9 @@ class PredictionWriter:
             causes.take(pa.array(cause)),
             horizons.take(pa.array(horizon)),
             pa.array(risk.astype(np.float32)),
+            pa.array(KINDS).take(pa.array(kind)),
+            pa.array(index_us).cast(pa.timestamp("us")),
+            pa.array((prediction_us - index_us) / DAY_US),
             pa.array(np.full(len(risk), self.start_days)),
             *map(pa.array, bands),
         ]

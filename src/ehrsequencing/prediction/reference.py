@@ -5,28 +5,39 @@ a patient is among the records: codes are drawn from the vocabulary, numbers by 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256, write_json
 from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.moment import Moment
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.predictors.network import visit_hazards
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DAY_US, Events
-from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.people import (
+    PEOPLE,
+    measure_timelines,
+    quantiles,
+    visits_a_year,
+)
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 
 REFERENCE = "reference.json"  # of a run: the records, column by column, and their risks
 TOLERANCE = 0.001  # in risk
+Records = TypeVar("Records", Timelines, TaskRecords)
 _SHAPE = (20, 16)  # people, and rows of each
+_MOST = 20_000  # people whose records and risks are kept as quantiles
 
 
 def write_reference(folder: Path) -> None:
@@ -40,6 +51,45 @@ def write_reference(folder: Path) -> None:
         kept = _drawn(run.vocabulary)
         kept["risk"] = _risk(run, kept).round(6).tolist()
         add_to_run(folder, REFERENCE, lambda path: write_json(path, kept))
+
+
+def write_people(folder: Path, prepared: Prepared) -> None:
+    """Add what the training people were like to a finished run, with the risks of its tuning people.
+
+    They are 129 quantiles of the first cause's risk by the main horizon, at each subject's newest index, at the newest
+    prediction time, and at all of them. A prepared set of an earlier version does not hold its people.
+    """
+    run = Run(folder)
+    if PEOPLE in run.manifest["files"] or not (prepared.folder / PEOPLE).is_file():
+        return
+    tuning = _evenly(prepared.records(run.task.name, "tuning"))
+    risk = _risks(run, tuning)
+    risk = risk[:, 0, risk.shape[2] // 2]
+    subject, risks = tuning.rows.subject, dict[str, list[float]]()
+    for at in ("index", "last", "all"):
+        chosen = Moment(at).chosen(tuning.rows) & ~np.isnan(risk)
+        knots = quantiles(risk[chosen], subject[chosen])
+        if knots is not None:
+            risks[at] = rounded(knots.tolist(), 5)
+    people = _evenly(prepared.timelines("train"))
+    measured = measure_timelines(people, run.vocabulary)
+    rate = visits_a_year(measured["visits"], measured["history"])
+    dataset_end = prepared.manifest["dataset_end_us"] / DAY_US
+    measured["last_visit"] = dataset_end - measured["last_visit"]
+    kept = {name: quantiles(values) for name, values in measured.items()}
+    measures = {name: rounded(knots.tolist()) for name, knots in kept.items() if knots is not None}
+    found = read_json(prepared.folder / PEOPLE)
+    found |= {"measures": measures, "visits_a_year": rounded(rate), "risks": risks}
+    add_to_run(folder, PEOPLE, lambda path: write_json(path, found))
+
+
+def _evenly(people: Records) -> Records:
+    """Some of the people of a split, evenly over all."""
+    n = (
+        len(people.subject_offsets if isinstance(people, Timelines) else people.rows.row_offsets)
+        - 1
+    )
+    return people.take(np.linspace(0, n - 1, min(n, _MOST)).astype(np.int64))
 
 
 def check_reference(run: Run) -> list[str]:
@@ -114,7 +164,11 @@ def _risk(run: Run, kept: dict[str, Any]) -> Floats:
         entry_days=nothing,
     )
     timelines = encode_timelines(record, run.vocabulary)[0]
-    records = TaskRecords(timelines, encode_rows(record, rows, run.vocabulary))
+    return _risks(run, TaskRecords(timelines, encode_rows(record, rows, run.vocabulary)))
+
+
+def _risks(run: Run, records: TaskRecords) -> Floats:
+    """(R, causes, horizons) by the task's horizons."""
     if run.is_visit_head:
         return visit_hazards(run.model, records, code_types=run.code_types).astype(np.float64)
     return run.predictor.risk(records, run.task.horizons, start_days=run.task.blanking)

@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
+
+_BARS = 20  # of a histogram
 
 # ----------------------------------------------------------------------------------------------- charts made of rows
 
@@ -89,6 +92,31 @@ def shorten(words: str, most: int = 18) -> str:
         return words
     tail = words.rsplit("//", 1)[-1]
     return f"…//{tail}" if tail != words and len(tail) <= most - 3 else words[: most - 1] + "…"
+
+
+def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
+    """Two distributions from their quantiles: bars for the training people, a stepped line for the new people.
+
+    Args:
+        training: Quantiles at equal steps.
+        here: The same of the new people.
+        title: Name of the figure.
+    """
+    low, high = float(min(training[0], here[0])), float(max(training[-1], here[-1]))
+    width = (high - low) / _BARS or 1.0
+    edges = [low + width * k for k in range(_BARS + 1)]
+    shares = [[0.0] * _BARS, [0.0] * _BARS]
+    for share, values in zip(shares, (training, here), strict=True):
+        for value in values.tolist():
+            share[min(int((value - low) / width), _BARS - 1)] += 1 / len(values)
+    chart = Chart(300, 150, (low, edges[-1]), (0, 1.05 * max(map(max, shares))), left=14, bottom=24)
+    for k, (bar, _) in enumerate(zip(*shares, strict=True)):
+        chart.bar((edges[k], edges[k + 1]), bar, 0, "bar unknown")
+    steps = [(x, y) for k, y in enumerate(shares[1]) for x, y in ((edges[k], y), (edges[k + 1], y))]
+    chart.path([x for x, _ in steps], [y for _, y in steps])
+    chart.x_axis("", plain, ticks(low, edges[-1], 4))
+    chart.told.append("grey bars: training people; line: these people")
+    return chart.svg(title)
 
 
 # ------------------------------------------------------------------------------------------------ risks and decisions

@@ -1,0 +1,206 @@
+"""The file of risks with the page and the JSON beside it: who was asked, how they differ, who has the highest risks."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.core.arrays import Ints, hash_u64
+from ehrsequencing.core.files import write_json
+from ehrsequencing.core.outputs import LIST, output_file, refuse_existing
+from ehrsequencing.explain import Question, subject_records
+from ehrsequencing.explain.tables import explain_subject
+from ehrsequencing.prediction.drift import Drift, Sampled
+from ehrsequencing.prediction.moment import KINDS, Moment
+from ehrsequencing.prediction.predict import NewRecords, predict
+from ehrsequencing.prediction.prediction_file import SUFFIXES, Risks
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.people import quantiles
+from ehrsequencing.records.scales import Sample
+from ehrsequencing.records.survey import Progress
+from ehrsequencing.reporting.pages import render_list
+
+HIGHEST, RAISING = 10, 5  # people on the page, and codes of each
+TENTH = 115  # place of the 90th percentile among 129 quantiles
+
+
+class NotPublished(Exception):
+    """The people differ so much that there is no list."""
+
+
+@dataclass
+class Seen:
+    """What the page says of all risks, gathered shard by shard; its memory does not grow with people."""
+
+    column: int  # of the main horizon
+    threshold: float | None
+    kinds: Ints = field(default_factory=lambda: np.zeros(len(KINDS), np.int64))
+    above: int = 0  # prediction times
+    people_above: int = 0
+    highest: list[tuple[float, int, int]] = field(default_factory=list)  # risk, subject, time
+    sample: Sample = field(default_factory=Sample)
+
+    def add(self, risks: Risks) -> None:
+        """Gather a shard, which holds whole people."""
+        risk, subject = risks.risk[:, 0, self.column].astype(np.float64), risks.subject_id
+        self.kinds += np.bincount(risks.kind, minlength=len(KINDS))
+        identity = hash_u64(subject.view(np.uint64))
+        owner = (identity >> np.uint64(32)).astype(np.uint32)
+        hashed = hash_u64(identity ^ risks.prediction_us.view(np.uint64))
+        self.sample.add(np.zeros(len(risk), np.int64), hashed, risk, owner)
+        if self.threshold is not None:
+            is_above = risk >= self.threshold
+            self.above += int(is_above.sum())
+            self.people_above += len(np.unique(subject[is_above]))
+        order = np.argsort(-risk, kind="stable")
+        first = np.sort(np.unique(subject[order], return_index=True)[1])[:HIGHEST]
+        columns = (column[order[first]].tolist() for column in (risk, subject, risks.prediction_us))
+        self.highest = sorted([*self.highest, *zip(*columns, strict=True)], reverse=True)[:HIGHEST]
+
+
+@dataclass(frozen=True)
+class RiskList:
+    """What was predicted.
+
+    Attributes:
+        times: How many prediction times.
+        drift: How people and risks differ from those of the training.
+        wrote: What it is → path; there is no list where `strict` and the people differ too much.
+        summary: Content of the JSON beside it.
+    """
+
+    times: int
+    drift: Drift
+    wrote: dict[str, Path]
+    summary: dict[str, Any]
+
+
+def beside(out: Path) -> tuple[Path, Path]:
+    """The page and the JSON beside a file of predictions."""
+    suffix = next((one for one in SUFFIXES[::-1] if out.name.endswith(one)), "")
+    stem = out.name.removesuffix(suffix)
+    return out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
+
+
+def write_list(
+    run: Run,
+    data: Path,
+    out: Path,
+    *,
+    at: str,
+    horizons_days: Sequence[float] | None = None,
+    facts: DataConfig | None = None,
+    limits: DriftConfig | None = None,
+    threshold: float | None = None,
+    strict: bool = False,
+    recalibrated: bool = False,
+    force: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> RiskList:
+    """Write risks as `predict` does, and beside them a page and a JSON that only their owner may read.
+
+    `threshold` is the main risk from which people are counted, by default the 90th percentile of the run's own. With
+    `strict` there is no list where people or risks differ beyond `limits`.
+    """
+    paths = beside(out)
+    for path in paths:
+        refuse_existing(path, LIST, overwrite=overwrite)
+    moment = Moment(at)
+    days = horizons_days or run.task.horizons
+    main = run.task.horizons[len(run.task.horizons) // 2]
+    is_main = main in days or run.is_visit_head
+    column = 0 if run.is_visit_head else (list(days).index(main) if is_main else len(days) // 2)
+    question = Question.for_run(
+        run, horizon_days=None if run.is_visit_head else days[column], recalibrated=recalibrated
+    )
+    group = "index" if "index" in at else at if at == "all" else "last"
+    reference = (run.training_people or {}).get("risks", {}) if is_main else {}
+    knots = np.array(reference[group]) if group in reference else None
+    given = threshold
+    if threshold is None and knots is not None:
+        threshold = float(knots[TENTH])
+    seen, found = Seen(column, threshold), list[tuple[NewRecords, Drift]]()
+
+    def judge(records: NewRecords) -> None:
+        values, owner = seen.sample.by_key().of(0)
+        own, sampled = quantiles(values, owner.astype(np.int64)), dict[str, Sampled]()
+        if own is not None and knots is not None:
+            sampled = {f"risk of {question.text}": (values, own, knots)}
+        found.append((records, records.drift(sampled)))
+        if strict and found[0][1].is_alarm:
+            raise NotPublished
+
+    with suppress(NotPublished):
+        predict(
+            run.folder,
+            data,
+            out,
+            at=at,
+            horizons_days=horizons_days,
+            facts=facts,
+            limits=limits,
+            recalibrated=recalibrated,
+            force=force,
+            overwrite=overwrite,
+            progress=progress,
+            say=say,
+            each=seen.add,
+            before_end=judge,
+        )
+    (records, drift), wrote = found[0], dict(zip(("page", "summary"), paths, strict=True))
+    if not (strict and drift.is_alarm):
+        wrote = {"predictions": out} | wrote
+    kinds = {kind: n for kind, n in zip(KINDS, seen.kinds.tolist(), strict=True) if n}
+    summary = {
+        **LIST.facts,
+        "question": question.text,
+        "at": at,
+        "prediction_times": kinds,
+        "threshold": threshold,
+        "threshold_from": "--threshold" if given is not None else "the run's 90th percentile",
+        "above": {"prediction_times": seen.above, "people": seen.people_above},
+        "made_by": records.made_by,
+        "highest": _highest(question, records, moment, seen.highest),
+        "drift": drift.as_json(),
+    }
+    for path, text in zip(paths, (render_list(summary, drift), None), strict=True):
+        with output_file(path, LIST, overwrite=overwrite, owner_only=True) as temporary:
+            if text is None:
+                write_json(temporary, summary)
+            else:
+                temporary.write_text(text, encoding="utf-8")
+    return RiskList(int(seen.kinds.sum()), drift, wrote, summary)
+
+
+def _highest(
+    question: Question,
+    records: NewRecords,
+    moment: Moment,
+    highest: Sequence[tuple[float, int, int]],
+) -> list[dict[str, Any]]:
+    """The people with the highest risks, with the codes that raise them; their records are read again."""
+    time_of = {subject: us for _, subject, us in highest}
+    raised = {}
+    for record in subject_records(records, {*time_of}, moment):
+        row = int(np.flatnonzero(record.prediction_us == time_of[record.subject_id])[0])
+        rows = explain_subject(question, record, row=row, kinds=["code"])[1].to_pylist()
+        raised[record.subject_id] = [
+            {"code": one["code"], "adds": round(one["change_in_risk"], 4)}
+            for one in rows
+            if one["change_in_risk"] > 0
+        ][:RAISING]
+    return [
+        {
+            "subject_id": subject,
+            "prediction_time": str(np.datetime64(us, "us").astype("datetime64[s]")),
+            "risk": round(risk, 4),
+            "raised_by": raised[subject],
+        }
+        for risk, subject, us in highest
+    ]
