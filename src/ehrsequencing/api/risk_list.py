@@ -12,6 +12,7 @@ from ehrsequencing.config import DataConfig, DriftConfig
 from ehrsequencing.core.arrays import Ints, hash_u64
 from ehrsequencing.core.files import write_json
 from ehrsequencing.core.outputs import LIST, output_file, refuse_existing
+from ehrsequencing.core.version import __version__
 from ehrsequencing.explain import Question, subject_records
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.prediction.drift import Drift, Sampled
@@ -25,6 +26,7 @@ from ehrsequencing.records.survey import Progress
 from ehrsequencing.reporting.pages import render_list
 
 HIGHEST, RAISING = 10, 5  # people on the page, and codes of each
+SMALLEST = 0.0005  # of what a code adds to the risk
 TENTH = 115  # place of the 90th percentile among 129 quantiles
 
 
@@ -47,7 +49,8 @@ class Seen:
     def add(self, risks: Risks) -> None:
         """Gather a shard, which holds whole people."""
         risk, subject = risks.risk[:, 0, self.column].astype(np.float64), risks.subject_id
-        self.kinds += np.bincount(risks.kind, minlength=len(KINDS))
+        if risks.kind is not None:
+            self.kinds += np.bincount(risks.kind, minlength=len(KINDS))
         identity = hash_u64(subject.view(np.uint64))
         owner = (identity >> np.uint64(32)).astype(np.uint32)
         hashed = hash_u64(identity ^ risks.prediction_us.view(np.uint64))
@@ -60,23 +63,6 @@ class Seen:
         first = np.sort(np.unique(subject[order], return_index=True)[1])[:HIGHEST]
         columns = (column[order[first]].tolist() for column in (risk, subject, risks.prediction_us))
         self.highest = sorted([*self.highest, *zip(*columns, strict=True)], reverse=True)[:HIGHEST]
-
-
-@dataclass(frozen=True)
-class RiskList:
-    """What was predicted.
-
-    Attributes:
-        times: How many prediction times.
-        drift: How people and risks differ from those of the training.
-        wrote: What it is → path; there is no list where `strict` and the people differ too much.
-        summary: Content of the JSON beside it.
-    """
-
-    times: int
-    drift: Drift
-    wrote: dict[str, Path]
-    summary: dict[str, Any]
 
 
 def beside(out: Path) -> tuple[Path, Path]:
@@ -102,11 +88,12 @@ def write_list(
     overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> RiskList:
+) -> tuple[dict[str, Any], Drift, dict[str, Path]]:
     """Write risks as `predict` does, and beside them a page and a JSON that only their owner may read.
 
     `threshold` is the main risk from which people are counted, by default the 90th percentile of the run's own. With
-    `strict` there is no list where people or risks differ beyond `limits`.
+    `strict` there is no list where people or risks differ beyond `limits`. Returns the content of the JSON, the
+    comparison with the training people, and what was written.
     """
     paths = beside(out)
     for path in paths:
@@ -165,7 +152,7 @@ def write_list(
         "threshold": threshold,
         "threshold_from": "--threshold" if given is not None else "the run's 90th percentile",
         "above": {"prediction_times": seen.above, "people": seen.people_above},
-        "made_by": records.made_by,
+        "made_by": {**records.made_by, "version": __version__},
         "highest": _highest(question, records, moment, seen.highest),
         "drift": drift.as_json(),
     }
@@ -175,7 +162,7 @@ def write_list(
                 write_json(temporary, summary)
             else:
                 temporary.write_text(text, encoding="utf-8")
-    return RiskList(int(seen.kinds.sum()), drift, wrote, summary)
+    return summary, drift, wrote
 
 
 def _highest(
@@ -193,7 +180,7 @@ def _highest(
         raised[record.subject_id] = [
             {"code": one["code"], "adds": round(one["change_in_risk"], 4)}
             for one in rows
-            if one["change_in_risk"] > 0
+            if one["change_in_risk"] >= SMALLEST
         ][:RAISING]
     return [
         {

@@ -102,16 +102,18 @@ def predict(
         return
     given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
     with bar("predicting") as tick:
-        made = write_list(opened, data, out, recalibrated=recalibrate, progress=tick, **given)
-    say(f"risks at {made.times:,} prediction times")
-    say(made.drift.verdict)
-    result = {"prediction_times": made.times, "drift": made.drift.as_json()}
-    if "predictions" not in made.wrote:
-        warn(f"there is no list. {made.drift.verdict}")
-        finish(wrote=made.wrote, then=["drift", run, data], result=result)
+        found, unlike, wrote = write_list(
+            opened, data, out, recalibrated=recalibrate, progress=tick, **given
+        )
+    times = sum(found["prediction_times"].values())
+    say(f"risks at {times:,} prediction times")
+    result = {"prediction_times": times} | {name: found[name] for name in ("above", "drift")}
+    if "predictions" not in wrote:
+        warn(f"there is no list. {unlike.verdict}")
+        finish(wrote=wrote, then=["drift", run, data], result=result)
         raise typer.Exit(REFUSED)
-    then = ["score", out, data, "--task", "TASK.yaml"]
-    finish(wrote=made.wrote, then=then, result=result)
+    say(unlike.verdict)
+    finish(wrote=wrote, then=["score", out, data, "--task", "TASK.yaml"], result=result)
 
 
 def drift(
@@ -149,7 +151,7 @@ def drift(
     for one in (found.differences or [])[: 2 * SHOWN]:
         training, here = one.texts
         mark = "  beyond its limit" if one.is_alarm else ""
-        say(f"  {_named(one.name, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
+        say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
     then = ["predict", run, data, "--at", "index"]
     finish(wrote={"page": out}, then=then, result=found.as_json())
     if found.is_alarm:

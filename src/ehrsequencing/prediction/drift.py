@@ -28,10 +28,8 @@ FEWEST_PEOPLE, FEWEST_NUMBERS = (
     20,
 )  # of the new people, and of a code: with fewer nothing is said
 EXPECTED = 10.0  # people who should have a code: that nobody has it is then no chance
-SIGMAS, KS_SIGMAS = (
-    4.0,
-    2.0,
-)  # standard errors that chance may add to a limit: of a share, and of a distribution
+# standard errors of chance: of a share, and of a distance between distributions
+SIGMAS, KS_SIGMAS = 4.0, 2.5
 USUAL = 0.02  # share of the training people's numbers outside their 1st to 99th percentile
 MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
@@ -47,10 +45,16 @@ BROKEN = {
     "numbers": "numbers lie outside the 1st to 99th percentile of the training data: compare the units of {}",
     "no numbers": "no row has a number of {}",
     "new": "the run does not know {}",
-    "unknown": "too many rows have a code that the run does not know and cannot use: {}",
+    "unknown": "{} of a person's rows have a code that the run does not know and cannot use",
     "rate": "there are fewer {}",
 }
 MIX = {"share": "more or fewer people have {}", "people": "{}"}
+_TITLES = {
+    "numbers": "numbers of {}",
+    "no numbers": "a number of {}",
+    "kind": "codes of the kind {}",
+}
+_LABELS = {"unit": "{0}", "numbers": "{0} ({2})", "new": "{0} ({2})", "unknown": "{2}"}
 _OF_LENGTH = {"rows", "visits", "codes", "history"}  # measures that a cut of the records changes
 # of a measure: values of the new people, quantiles of groups of 11 of them, and those of the training people
 Sampled = tuple[Floats, Floats, Floats]
@@ -84,14 +88,16 @@ class Difference:
         return training, "hidden" if self.here is None else form.format(self.here)
 
     @property
+    def title(self) -> str:
+        """What was compared, for a table."""
+        return _TITLES.get(self.kind, "{}").format(self.name)
+
+    @property
     def label(self) -> str:
-        """Its name and its numbers, for a sentence."""
+        """What was compared with its numbers, for a sentence."""
         training, here = self.texts
-        if self.kind == "unit":
-            return self.name
-        if self.kind in ("numbers", "new", "unknown"):
-            return f"{self.name} ({here})"
-        return f"{self.name} ({training} in training, {here} here)"
+        form = _LABELS.get(self.kind, "{} ({} in training, {} here)")
+        return form.format(self.name, training, here)
 
 
 @dataclass(frozen=True)
@@ -140,11 +146,12 @@ class Drift:
             text = f"Another mix of patients, and no sign of a broken feed: {mix}."
         if broken := "; ".join(self.sentences(BROKEN)):
             text = f"The feed looks broken: {broken}."
-        if self.is_cut:
-            training, here = (f"{curve[64]:,.0f}" for curve in self.curves[MEASURES["history"]])
-            medians = f"half of the histories are shorter than {here} days ({training} in training)"
-            text = f"The extract is cut ({medians}), so it is judged by rates a year. {text}"
-        return text
+        if not self.is_cut:
+            return text
+        training, here = (f"{curve[64]:,.0f}" for curve in self.curves[MEASURES["history"]])
+        medians = f"half of the histories are shorter than {here} days ({training} in training)"
+        cut = f"The extract is cut ({medians}), so it is judged by rates a year."
+        return f"{text} {cut}" if broken else f"{cut} {text}"
 
     def as_json(self) -> dict[str, Any]:
         """For other programs; everything in it may be shared."""
@@ -181,41 +188,45 @@ def compare(
         limits: Beyond which a difference is an alarm.
         risks: What is predicted → the risks, as another measure.
     """
-    reference = run.training_people
-    count, has_reference = shareable_count(people.total), reference is not None
+    reference, count = run.training_people, shareable_count(people.total)
     if people.total < FEWEST_PEOPLE:
-        return Drift(count, None, {}, False, has_reference)
+        return Drift(count, None, {}, False, reference is not None)
     known, trained = (reference["measures"], reference["people"]) if reference else ({}, 1)
     sampled = {
-        name: (values, knots, np.array(known[name]))
+        MEASURES[name]: (values, knots, np.array(known[name]))
         for name, (values, knots) in people.measured(end_us).items()
         if knots is not None and name in known
     }
-    found, kept = [*_numbers(people, limits)], 1.0
-    values, knots, training = sampled.get("history", (np.ones(1), np.ones(129), np.ones(129)))
-    # nearly all histories are shorter than those of a quarter of the training people
-    is_cut = bool(np.quantile(values, 0.95) < training[96])
-    if is_cut and reference:
-        kept = max(float(knots[64] / max(training[64], 1.0)), 0.001)
-        rate = visits_a_year(sampled["visits"][0], values)
-        less = max(1 - rate / reference["visits_a_year"], 0.0)
-        usual = reference["visits_a_year"]
-        is_alarm = less > limits.people
-        found.append(
-            Difference("rate", "visits a year", rounded(less), usual, rounded(rate), is_alarm)
-        )
+    kept, rates = 1.0, list[Difference]()
+    if reference and (history := MEASURES["history"]) in sampled:
+        values, knots, training = sampled[history]
+        # cut: nearly all histories are shorter than those of a quarter of the training people
+        if np.quantile(values, 0.95) < training[96]:
+            kept = min(max(float(knots[64] / max(training[64], 1.0)), 0.001), 0.999)
+            rate = visits_a_year(sampled[MEASURES["visits"]][0], values)
+            rates = [_rate(rate, reference["visits_a_year"], limits.people)]
     # when an extract is taken says nothing of its feed, and how far it reaches back is said apart
-    unjudged = {"last_visit", *(_OF_LENGTH if is_cut else ())}
-    named = {MEASURES[name]: own for name, own in sampled.items()} | (risks or {})
-    for name, own in named.items():
-        is_judged = name not in {MEASURES[one] for one in unjudged}
-        found.append(_distance(name, own, trained, limits.people if is_judged else 1.0))
+    unjudged = {MEASURES[name] for name in ("last_visit", *(_OF_LENGTH if kept < 1 else ()))}
+    sampled |= risks or {}
+    found = [
+        _distance(name, own, trained, 1.0 if name in unjudged else limits.people)
+        for name, own in sampled.items()
+    ]
     unknown = rounded(people.unknown_share / people.total)
-    found.append(Difference("unknown", "all", unknown, None, unknown, unknown > MUCH_UNKNOWN))
-    found += _codes(people, run, parents, limits, kept)
+    found += rates
+    found += [*_numbers(people, limits), *_codes(people, run, parents, limits, kept)]
+    found.append(
+        Difference("unknown", "unknown codes", unknown, None, unknown, unknown > MUCH_UNKNOWN)
+    )
     found.sort(key=lambda one: -one.size)
-    curves = {name: (training, knots) for name, (_, knots, training) in named.items()}
-    return Drift(count, found, curves, is_cut, has_reference)
+    curves = {name: (training, knots) for name, (_, knots, training) in sampled.items()}
+    return Drift(count, found, curves, kept < 1, reference is not None)
+
+
+def _rate(here: float, training: float, limit: float) -> Difference:
+    """Visits a year where records are cut, which makes them seem more and never fewer."""
+    size = rounded(max(1 - here / training, 0.0)) if training else 0.0
+    return Difference("rate", "visits a year", size, training, rounded(here), size > limit)
 
 
 def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference:
@@ -226,7 +237,7 @@ def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference
         np.searchsorted(np.sort(some), at, side="right") / len(some) for some in (training, values)
     )
     size = float(np.abs(below - below_here).max())
-    beyond = limit + KS_SIGMAS * np.sqrt(1 / trained + 1 / len(values))
+    beyond = max(limit, KS_SIGMAS * np.sqrt(1 / trained + 1 / len(values)))
     medians = [rounded(float(curve[64]), 4) for curve in (training, knots)]
     return Difference("people", name, rounded(size), medians[0], medians[1], bool(size > beyond))
 
@@ -240,12 +251,11 @@ def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
         enough = n >= SMALLEST_COUNT and people.numbers[code] >= FEWEST_NUMBERS
         if enough and not is_group[vocabulary.scale[vocabulary.index[code]]]:
             share = people.outside[code] / n
-            beyond = limits.numbers + _chance(USUAL, n)
-            size = rounded(max(share - USUAL, 0.0))
-            yield Difference("numbers", code, size, USUAL, round(share, 2), share > beyond)
+            size, is_alarm = rounded(max(share - USUAL, 0.0)), share > limits.numbers
+            yield Difference("numbers", code, size, USUAL, round(share, 2), is_alarm)
 
 
-def _chance(share: float, n: float, trained: float = np.inf) -> float:
+def _chance(share: float, n: float, trained: float) -> float:
     """How far a share of n people may lie from that of the training people by chance."""
     return float(SIGMAS * np.sqrt(share * (1 - share) * (1 / n + 1 / trained)))
 
@@ -284,26 +294,27 @@ def _codes(
         is_gone = here == 0 and share * n * kept >= EXPECTED and code not in units
         if is_gone and kind and kind not in kinds:
             missing[kind] = max(share, missing.get(kind, 0.0))
-        elif is_gone and rises[kind] < 0.8 * share:  # no other codes of its kind took its place
+        # no other codes of its kind took its place; where records are cut, it may have come early
+        elif is_gone and kept == 1 and rises[kind] < 0.8 * share:
             yield Difference("gone", code, rounded(share), rounded(share), 0.0)
         elif here and with_number * n * kept >= EXPECTED and not people.judged[code]:
             yield Difference("no numbers", code, rounded(with_number), rounded(with_number), 0.0)
         elif reference and code not in units:
             middle = (here * n + share * trained) / (n + trained)
-            size, beyond = abs(here - share), limits.people + _chance(middle, n, trained)
+            size, beyond = abs(here - share), max(limits.people, _chance(middle, n, trained))
             is_alarm = kept == 1 and size > beyond
             shown = shareable_rate(here, n)
             yield Difference("share", code, rounded(size), rounded(share), shown, is_alarm)
     yield from (Difference("kind", kind, share, share, 0.0) for kind, share in missing.items())
     usual = (SMALLEST_COUNT - 1) / min(trained, n)  # at most: else the run would know them
-    named = {units[old]: old for old in units}
+    old_of = {new: old for old, new in units.items()}
     for code, m in new.items():
-        old, beyond = named.get(code), usual + _chance(usual, n, trained)
-        beyond += 0.0 if old else limits.people
-        name = code if old is None else _changed_unit(old, code, is_gone=not people.subjects[old])
-        shown = shareable_rate(m / n, n)
-        kind = "new" if old is None else "unit"
-        yield Difference(kind, name, rounded(m / n), 0.0, shown, m / n > beyond)
+        kind, name, beyond = "new", code, max(limits.people, usual + _chance(usual, n, trained))
+        if old := old_of.get(code):
+            kind, beyond = "unit", usual
+            name = _changed_unit(old, code, is_gone=not people.subjects[old])
+        size = rounded(m / n)
+        yield Difference(kind, name, size, 0.0, shareable_rate(m / n, n), m / n > beyond)
 
 
 def _units(

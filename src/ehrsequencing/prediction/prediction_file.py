@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ _COLUMNS = pa.schema(
         ("start_days", pa.float64()),
     ],
 )
+_MOMENT = ("kind", "index_time", "days_since_index")
 FORMULA_START = r"[=+@\t\r-]"  # of a cell that a spreadsheet would run
 BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
 
@@ -48,10 +49,8 @@ class Risks:
     # as `risk`: lower end of the band over an ensemble's members; None for one model
     low: Floats32 | None = None
     high: Floats32 | None = None  # the upper end
-    kind: Ints = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # (n,) a place in `moment.KINDS`
-    index_us: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,)
+    kind: Ints | None = None  # (n,) a place in `moment.KINDS`; None where it is not known
+    index_us: Ints | None = None  # (n,)
 
     def __len__(self) -> int:
         return len(self.subject_id)
@@ -95,7 +94,7 @@ class PredictionWriter:
         n, n_causes, n_horizons = risks.risk.shape
         times = (risks.subject_id, risks.prediction_us, risks.kind, risks.index_us)
         self.write_rows(
-            tuple(np.repeat(column, n_causes * n_horizons) for column in times),
+            [np.repeat(own, n_causes * n_horizons) for own in times if own is not None],
             np.tile(np.repeat(np.arange(n_causes), n_horizons), n),
             np.tile(np.arange(n_horizons), n * n_causes),
             risks.risk.reshape(-1),
@@ -112,9 +111,15 @@ class PredictionWriter:
     ) -> None:
         """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`.
 
-        `times` are the subject's id, the prediction time, its place in `moment.KINDS` and its index, of each risk.
+        `times` are of each risk the subject's id, the prediction time and, where they are known, the place of its kind
+        in `moment.KINDS` and its index.
         """
-        subject_id, prediction_us, kind, index_us = times
+        subject_id, prediction_us, *known = times
+        moment = [pa.nulls(len(risk), _COLUMNS.field(name).type) for name in _MOMENT]
+        if known:
+            kind, index_us = known
+            days = (prediction_us - index_us) / DAY_US
+            moment = [pa.array(KINDS).take(pa.array(kind)), pa.array(index_us), pa.array(days)]
         causes = pa.array(self.causes, pa.string())
         horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
@@ -123,9 +128,10 @@ class PredictionWriter:
             causes.take(pa.array(cause)),
             horizons.take(pa.array(horizon)),
             pa.array(risk.astype(np.float32)),
-            pa.array(KINDS).take(pa.array(kind)),
-            pa.array(index_us).cast(pa.timestamp("us")),
-            pa.array((prediction_us - index_us) / DAY_US),
+            *(
+                one.cast(_COLUMNS.field(name).type)
+                for name, one in zip(_MOMENT, moment, strict=True)
+            ),
             pa.array(np.full(len(risk), self.start_days)),
             *map(pa.array, bands),
         ]

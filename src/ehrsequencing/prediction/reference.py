@@ -5,12 +5,12 @@ a patient is among the records: codes are drawn from the vocabulary, numbers by 
 """
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256, write_json
@@ -29,13 +29,12 @@ from ehrsequencing.records.people import (
     visits_a_year,
 )
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 
 REFERENCE = "reference.json"  # of a run: the records, column by column, and their risks
 TOLERANCE = 0.001  # in risk
-Records = TypeVar("Records", Timelines, TaskRecords)
 _SHAPE = (20, 16)  # people, and rows of each
 _MOST = 20_000  # people whose records and risks are kept as quantiles
 
@@ -62,7 +61,8 @@ def write_people(folder: Path, prepared: Prepared) -> None:
     run = Run(folder)
     if PEOPLE in run.manifest["files"] or not (prepared.folder / PEOPLE).is_file():
         return
-    tuning = _evenly(prepared.records(run.task.name, "tuning"))
+    tuning = prepared.records(run.task.name, "tuning")
+    tuning = tuning.take(_some(len(tuning.timelines)))
     risk = _risks(run, tuning)
     risk = risk[:, 0, risk.shape[2] // 2]
     subject, risks = tuning.rows.subject, dict[str, list[float]]()
@@ -71,8 +71,8 @@ def write_people(folder: Path, prepared: Prepared) -> None:
         knots = quantiles(risk[chosen], subject[chosen])
         if knots is not None:
             risks[at] = rounded(knots.tolist(), 5)
-    people = _evenly(prepared.timelines("train"))
-    measured = measure_timelines(people, run.vocabulary)
+    people = prepared.timelines("train")
+    measured = measure_timelines(people.take(_some(len(people))), run.vocabulary)
     rate = visits_a_year(measured["visits"], measured["history"])
     dataset_end = prepared.manifest["dataset_end_us"] / DAY_US
     measured["last_visit"] = dataset_end - measured["last_visit"]
@@ -83,13 +83,9 @@ def write_people(folder: Path, prepared: Prepared) -> None:
     add_to_run(folder, PEOPLE, lambda path: write_json(path, found))
 
 
-def _evenly(people: Records) -> Records:
-    """Some of the people of a split, evenly over all."""
-    n = (
-        len(people.subject_offsets if isinstance(people, Timelines) else people.rows.row_offsets)
-        - 1
-    )
-    return people.take(np.linspace(0, n - 1, min(n, _MOST)).astype(np.int64))
+def _some(n: int) -> Ints:
+    """Numbers of some of n people, evenly over all."""
+    return np.linspace(0, n - 1, min(n, _MOST)).astype(np.int64)
 
 
 def check_reference(run: Run) -> list[str]:

@@ -209,7 +209,7 @@ class Run:
         if PEOPLE not in self.manifest["files"] or PEOPLE in self.altered:
             return None
         found: dict[str, Any] = read_json(self.folder / PEOPLE)
-        return found
+        return found if isinstance(found["people"], int) else None  # else fewer than 11
 
     @property
     def code_types(self) -> Ints | None:

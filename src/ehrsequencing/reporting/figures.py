@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
@@ -102,19 +104,15 @@ def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
         here: The same of the new people.
         title: Name of the figure.
     """
-    low, high = float(min(training[0], here[0])), float(max(training[-1], here[-1]))
-    width = (high - low) / _BARS or 1.0
-    edges = [low + width * k for k in range(_BARS + 1)]
-    shares = [[0.0] * _BARS, [0.0] * _BARS]
-    for share, values in zip(shares, (training, here), strict=True):
-        for value in values.tolist():
-            share[min(int((value - low) / width), _BARS - 1)] += 1 / len(values)
-    chart = Chart(300, 150, (low, edges[-1]), (0, 1.05 * max(map(max, shares))), left=14, bottom=24)
-    for k, (bar, _) in enumerate(zip(*shares, strict=True)):
+    low, high = min(training[0], here[0]), max(training[-1], here[-1])
+    edges = np.linspace(low, high if high > low else low + 1, _BARS + 1)
+    bars, line = (np.histogram(some, edges)[0] / len(some) for some in (training, here))
+    top = 1.05 * float(max(bars.max(), line.max()))
+    chart = Chart(300, 150, (edges[0], edges[-1]), (0, top), left=14, bottom=24)
+    for k, bar in enumerate(bars.tolist()):
         chart.bar((edges[k], edges[k + 1]), bar, 0, "bar unknown")
-    steps = [(x, y) for k, y in enumerate(shares[1]) for x, y in ((edges[k], y), (edges[k + 1], y))]
-    chart.path([x for x, _ in steps], [y for _, y in steps])
-    chart.x_axis("", plain, ticks(low, edges[-1], 4))
+    chart.path(np.repeat(edges, 2)[1:-1].tolist(), np.repeat(line, 2).tolist())
+    chart.x_axis("", plain, ticks(float(edges[0]), float(edges[-1]), 4))
     chart.told.append("grey bars: training people; line: these people")
     return chart.svg(title)
 

@@ -293,7 +293,7 @@ def mean(row: Mapping[str, Any]) -> str:
 
 # -------------------------------------------------------------------------------------------------------- new people
 
-MOST_ROWS = 40  # of the table
+MOST_ROWS = 25  # of the table
 WHEN = {
     "index": "an index",
     "landmark": "a landmark",
@@ -305,10 +305,9 @@ WHEN = {
 def drift_parts(drift: Drift) -> dict[str, Any]:
     """The parts of a page that compare new people with a run's training people."""
     rows = [
-        ("beyond its limit" if one.is_alarm else "", one.name, *one.texts, f"{one.size:.0%}")
+        (one.title, *one.texts, f"{one.size:.0%}", "beyond its limit" if one.is_alarm else "")
         for one in drift.differences or ()
     ]
-    rows = [(name, training, here, size, mark) for mark, name, training, here, size in rows]
     heads = ("Code or measure", "Training people", "These people", "Difference", "")
     panels = [(name, histogram(*curves, title=name)) for name, curves in drift.curves.items()]
     note = (
