@@ -31,6 +31,7 @@ SETTINGS = {
     ),
     "pretraining": "objectives exclude",
     "transfer": "mode",
+    "drift": "numbers people",
     "evaluation": (
         "baselines bootstrap seed subjects trajectories explained_subjects decision_thresholds subgroups "
         "tuning_trials tripod recalibrate"

@@ -120,9 +120,10 @@ def run(
     found = run_all(data, tasks[0], out=out, study=study, progress=shown(), say=say)
     metrics, checks = (read_json(found.folder / f"{name}.json") for name in ("metrics", "audit"))
     say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
+    at = "index" if found.task.index.which == "every" else "last"
     finish(
         wrote={"run": found.folder, "report": found.folder / "report.html"},
-        then=["predict", found.folder, data, "--at", "last", "--out", out / "predictions.parquet"],
+        then=["predict", found.folder, data, "--at", at, "--out", out / "predictions.parquet"],
         result=main_results(metrics) | {"leaks": checks["leaks"]},
     )
     if checks["leaks"]:

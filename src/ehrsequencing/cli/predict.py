@@ -18,7 +18,6 @@ from ehrsequencing.cli.options import (
     read_study,
 )
 from ehrsequencing.core.errors import refuse_idle
-from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
 from ehrsequencing.core.signals import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -70,13 +69,10 @@ def predict(
     config: Config = None,
 ) -> None:
     """Write risk curves for any MEDS data, and beside them a page and a JSON for their owner."""
-    from ehrsequencing.prediction.moment import Moment
-    from ehrsequencing.records.meds import find_shards
+    from ehrsequencing.prediction.moment import refuse_early
 
     study = read_study(config, overrides, "predict")
-    Moment(at)
-    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
-    find_shards(data)
+    refuse_early(out, data, at, overwrite=overwrite)
     opened = open_run(run, study, "predict", config=config)
     from ehrsequencing.api.predictions import days_of
     from ehrsequencing.api.risk_list import write_list
@@ -152,7 +148,8 @@ def drift(
         training, here = one.texts
         mark = "  beyond its limit" if one.is_alarm else ""
         say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
-    then = ["predict", run, data, "--at", "index"]
+    at = "index" if opened.task.index.which == "every" else "last"
+    then = ["predict", run, data, "--at", at]
     finish(wrote={"page": out}, then=then, result=found.as_json())
     if found.is_alarm:
         raise typer.Exit(REFUSED)

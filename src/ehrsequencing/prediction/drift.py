@@ -197,30 +197,30 @@ def compare(
         for name, (values, knots) in people.measured(end_us).items()
         if knots is not None and name in known
     }
-    kept, rates = 1.0, list[Difference]()
-    if reference and (history := MEASURES["history"]) in sampled:
-        values, knots, training = sampled[history]
-        # cut: nearly all histories are shorter than those of a quarter of the training people
-        if np.quantile(values, 0.95) < training[96]:
-            kept = min(max(float(knots[64] / max(training[64], 1.0)), 0.001), 0.999)
-            rate = visits_a_year(sampled[MEASURES["visits"]][0], values)
-            rates = [_rate(rate, reference["visits_a_year"], limits.people)]
+    is_cut = False
+    if reference and (history := sampled.get(MEASURES["history"])):
+        # nearly all histories are shorter than those of a quarter of the training people
+        is_cut = bool(np.quantile(history[0], 0.95) < history[2][96])
     # when an extract is taken says nothing of its feed, and how far it reaches back is said apart
-    unjudged = {MEASURES[name] for name in ("last_visit", *(_OF_LENGTH if kept < 1 else ()))}
-    sampled |= risks or {}
+    unjudged = {MEASURES[name] for name in ("last_visit", *(_OF_LENGTH if is_cut else ()))}
+    named = sampled | (risks or {})
     found = [
         _distance(name, own, trained, 1.0 if name in unjudged else limits.people)
-        for name, own in sampled.items()
+        for name, own in named.items()
     ]
+    found += [*_numbers(people, limits), *_codes(people, run, parents, limits, is_cut=is_cut)]
     unknown = rounded(people.unknown_share / people.total)
-    found += rates
-    found += [*_numbers(people, limits), *_codes(people, run, parents, limits, kept)]
-    found.append(
-        Difference("unknown", "unknown codes", unknown, None, unknown, unknown > MUCH_UNKNOWN)
-    )
+    is_alarm = unknown > MUCH_UNKNOWN
+    found.append(Difference("unknown", "unknown codes", unknown, None, unknown, is_alarm))
+    # where a whole kind of codes is missing, that makes histories short
+    is_cut = is_cut and not any(one.kind == "kind" for one in found)
+    if reference and is_cut:
+        visits, history_days = (sampled[MEASURES[name]][0] for name in ("visits", "history"))
+        rate = visits_a_year(visits, history_days)
+        found.append(_rate(rate, reference["visits_a_year"], limits.people))
     found.sort(key=lambda one: -one.size)
-    curves = {name: (training, knots) for name, (_, knots, training) in sampled.items()}
-    return Drift(count, found, curves, kept < 1, reference is not None)
+    curves = {name: (training, knots) for name, (_, knots, training) in named.items()}
+    return Drift(count, found, curves, is_cut, reference is not None)
 
 
 def _rate(here: float, training: float, limit: float) -> Difference:
@@ -265,12 +265,10 @@ def _codes(
     run: Run,
     parents: Mapping[str, list[str]],
     limits: DriftConfig,
-    kept: float,
+    *,
+    is_cut: bool,
 ) -> Iterator[Difference]:
-    """Codes that people have more or less often, codes and numbers that are gone, and codes that are new.
-
-    `kept` is how much of the usual history there is, 1 where records are not cut.
-    """
+    """Codes that people have more or less often, codes and numbers that are gone, and codes that are new."""
     n, reference, known = people.total, run.training_people, run.vocabulary
     trained = reference["people"] if reference else np.inf
     shares = {c: (share, 0.0) for c, share in zip(known.codes, known.share, strict=False)}
@@ -291,18 +289,21 @@ def _codes(
     missing = dict[str, float]()
     for code, (share, with_number) in shares.items():
         here, kind = people.subjects[code] / n, code_type(code)
-        is_gone = here == 0 and share * n * kept >= EXPECTED and code not in units
+        # in records that are cut a code is rarer, and one may have come early
+        enough = EXPECTED / n * (4 if is_cut else 1)
+        is_gone = here == 0 and share >= enough and code not in units
         if is_gone and kind and kind not in kinds:
             missing[kind] = max(share, missing.get(kind, 0.0))
-        # no other codes of its kind took its place; where records are cut, it may have come early
-        elif is_gone and kept == 1 and rises[kind] < 0.8 * share:
+        elif (
+            is_gone and not is_cut and rises[kind] < 0.8 * share
+        ):  # no codes of its kind took its place
             yield Difference("gone", code, rounded(share), rounded(share), 0.0)
-        elif here and with_number * n * kept >= EXPECTED and not people.judged[code]:
+        elif here and with_number >= enough and not people.judged[code]:
             yield Difference("no numbers", code, rounded(with_number), rounded(with_number), 0.0)
         elif reference and code not in units:
             middle = (here * n + share * trained) / (n + trained)
             size, beyond = abs(here - share), max(limits.people, _chance(middle, n, trained))
-            is_alarm = kept == 1 and size > beyond
+            is_alarm = not is_cut and size > beyond
             shown = shareable_rate(here, n)
             yield Difference("share", code, rounded(size), rounded(share), shown, is_alarm)
     yield from (Difference("kind", kind, share, share, 0.0) for kind, share in missing.items())

@@ -15,15 +15,14 @@ import numpy as np
 from ehrsequencing.config import DataConfig, DriftConfig, format_days
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, refuse_overlap
-from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
+from ehrsequencing.core.files import digest
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.prediction.drift import Drift, Sampled, compare
+from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
 from ehrsequencing.prediction.moment import Moment as Moment
+from ehrsequencing.prediction.moment import refuse_early
 from ehrsequencing.prediction.prediction_file import (
     Risks,
     prediction_file,
-    require_suffix,
 )
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
@@ -33,7 +32,7 @@ from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, NEVER, Events
-from ehrsequencing.records.meds import MedsReader, find_shards
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.people import People
 from ehrsequencing.records.survey import Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords
@@ -190,6 +189,8 @@ class NewRecords:
             raise EhrseqError(what, where=str(self.data), fix=fix)
         drift = self.drift()
         unlike = [*check_reference(self.run), *([drift.verdict] if drift.is_alarm else ())]
+        if share > MUCH_UNKNOWN:
+            unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what
 
     def drift(self, risks: dict[str, Sampled] | None = None) -> Drift:
@@ -266,19 +267,6 @@ def predict(
             each(risks)
         before_end(records)
     return count
-
-
-def refuse_early(out: Path, data: Path, at: str, *, overwrite: bool) -> Moment:
-    """Refuse what is wrong with the arguments of a prediction before a model is loaded.
-
-    Raises:
-        EhrseqError: The output may not be written, the data is no data set, or `at` is no moment.
-    """
-    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
-    require_suffix(out)
-    find_shards(data)
-    refuse_overlap(out, data)
-    return Moment(at)
 
 
 class RiskPredictor:

@@ -10,12 +10,12 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.moment import refuse_early
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
     answers_of,
     horizons_of,
-    refuse_early,
     start_days_of,
 )
 from ehrsequencing.prediction.prediction_file import prediction_file

@@ -18,9 +18,10 @@ from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.core.outputs import PREDICTIONS, Kind, output_file
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.moment import KINDS
+from ehrsequencing.prediction.moment import SUFFIXES as SUFFIXES
+from ehrsequencing.prediction.moment import require_suffix as require_suffix
 from ehrsequencing.records.events import DAY_US
 
-SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
     [
         ("subject_id", pa.int64()),
@@ -54,15 +55,6 @@ class Risks:
 
     def __len__(self) -> int:
         return len(self.subject_id)
-
-
-def require_suffix(
-    out: Path, suffixes: tuple[str, ...] = SUFFIXES, *, what: str = "predictions"
-) -> None:
-    """Refuse a file name whose ending is not that of a format for predictions, or for something else."""
-    if not out.name.endswith(suffixes):
-        fix = f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        raise EhrseqError(f"does not end in a format for {what}", where=str(out), fix=fix)
 
 
 def without_formulas(text: pa.Array) -> pa.Array:
