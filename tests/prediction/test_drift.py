@@ -1,6 +1,7 @@
 """New people beside a run's training people: a broken feed, another mix of patients, a cut extract, or no alarm."""
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -20,7 +21,8 @@ from ehrsequencing.api.evaluate import evaluate
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config import DriftConfig, TaskConfig, VisitsConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import read_json
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import read_manifest, save_manifest
 from ehrsequencing.prediction.drift import NO_REFERENCE, Drift, compare
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
@@ -282,6 +284,19 @@ def test_a_run_holds_rounded_counts_of_codes_of_100_people_and_a_shared_one_none
     done = ehrseq("drift", tmp_path / "shared", data)
     assert (done.exit_code, "compare the units of" in done.stdout) == (4, True)
     assert f"note: {NO_REFERENCE}" in done.stderr
+
+
+@pytest.mark.parametrize("damage", [{}, [], {"people": 5}, {"measures": {"rows": [1, 2]}}, {"codes": {"A": "many"}}])
+def test_a_damaged_reference_is_one_line(damage: Any, run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    whole = read_json(copy / PEOPLE)
+    (copy / PEOPLE).write_text(json.dumps(whole | damage if damage and isinstance(damage, dict) else damage))
+    data = write_meds(tmp_path / "new", hospital(40, seed=5))
+    assert f"note: {NO_REFERENCE}" in ehrseq("drift", copy, data).stderr  # changed, and so not used
+    manifest = read_manifest(copy, what="a run")
+    save_manifest(copy, {**manifest, "files": manifest["files"] | {PEOPLE: sha256(copy / PEOPLE)}})
+    if damage != {"people": 5}:
+        assert "people.json: is damaged" in refused("drift", copy, data)
 
 
 def test_the_command_writes_a_page_and_says_in_json_what_it_found(run: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The file of risks with the page and the JSON beside it: who was asked, how they differ, who has the highest risks."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from ehrsequencing.explain import Question, subject_records
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.prediction.drift import Drift, Sampled
 from ehrsequencing.prediction.moment import KINDS, Moment
-from ehrsequencing.prediction.predict import NewRecords, predict
-from ehrsequencing.prediction.prediction_file import SUFFIXES, Risks
+from ehrsequencing.prediction.predict import NewRecords, horizons_of, predict
+from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.people import quantiles
 from ehrsequencing.records.scales import Sample
@@ -65,13 +66,6 @@ class Seen:
         self.highest = sorted([*self.highest, *zip(*columns, strict=True)], reverse=True)[:HIGHEST]
 
 
-def beside(out: Path) -> tuple[Path, Path]:
-    """The page and the JSON beside a file of predictions."""
-    suffix = next((one for one in SUFFIXES[::-1] if out.name.endswith(one)), "")
-    stem = out.name.removesuffix(suffix)
-    return out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
-
-
 def write_list(
     run: Run,
     data: Path,
@@ -95,30 +89,26 @@ def write_list(
     `strict` there is no list where people or risks differ beyond `limits`. Returns the content of the JSON, the
     comparison with the training people, and what was written.
     """
-    paths = beside(out)
-    for path in paths:
+    stem = re.sub(r"\.(parquet|csv|csv\.gz)$", "", out.name)
+    page, content = out.with_name(f"{stem}.html"), out.with_name(f"{stem}.json")
+    for path in (page, content):
         refuse_existing(path, LIST, overwrite=overwrite)
-    moment = Moment(at)
-    days = horizons_days or run.task.horizons
-    main = run.task.horizons[len(run.task.horizons) // 2]
-    is_main = main in days or run.is_visit_head
-    column = 0 if run.is_visit_head else (list(days).index(main) if is_main else len(days) // 2)
-    question = Question.for_run(
-        run, horizon_days=None if run.is_visit_head else days[column], recalibrated=recalibrated
-    )
-    group = "index" if "index" in at else at if at == "all" else "last"
-    reference = (run.training_people or {}).get("risks", {}) if is_main else {}
-    knots = np.array(reference[group]) if group in reference else None
-    given = threshold
+    days = horizons_of(run, horizons_days)
+    main = len(days) // 2
+    question = Question.for_run(run, horizon_days=days[main], recalibrated=recalibrated)
+    knots, source = None, "--threshold"
+    if horizons_days is None and run.training_people:
+        group = "index" if "index" in at else at if at == "all" else "last"
+        knots = run.training_people["risks"].get(group)
     if threshold is None and knots is not None:
-        threshold = float(knots[TENTH])
-    seen, found = Seen(column, threshold), list[tuple[NewRecords, Drift]]()
+        threshold, source = knots[TENTH], "the run's 90th percentile"
+    seen, found = Seen(main, threshold), list[tuple[NewRecords, Drift]]()
 
     def judge(records: NewRecords) -> None:
         values, owner = seen.sample.by_key().of(0)
         own, sampled = quantiles(values, owner.astype(np.int64)), dict[str, Sampled]()
         if own is not None and knots is not None:
-            sampled = {f"risk of {question.text}": (values, own, knots)}
+            sampled = {f"risk of {question.text}": (values, own, np.array(knots))}
         found.append((records, records.drift(sampled)))
         if strict and found[0][1].is_alarm:
             raise NotPublished
@@ -140,7 +130,7 @@ def write_list(
             each=seen.add,
             before_end=judge,
         )
-    (records, drift), wrote = found[0], dict(zip(("page", "summary"), paths, strict=True))
+    (records, drift), wrote = found[0], {"page": page, "summary": content}
     if not (strict and drift.is_alarm):
         wrote = {"predictions": out} | wrote
     kinds = {kind: n for kind, n in zip(KINDS, seen.kinds.tolist(), strict=True) if n}
@@ -150,18 +140,16 @@ def write_list(
         "at": at,
         "prediction_times": kinds,
         "threshold": threshold,
-        "threshold_from": "--threshold" if given is not None else "the run's 90th percentile",
+        "threshold_from": source,
         "above": {"prediction_times": seen.above, "people": seen.people_above},
         "made_by": {**records.made_by, "version": __version__},
-        "highest": _highest(question, records, moment, seen.highest),
+        "highest": _highest(question, records, Moment(at), seen.highest),
         "drift": drift.as_json(),
     }
-    for path, text in zip(paths, (render_list(summary, drift), None), strict=True):
-        with output_file(path, LIST, overwrite=overwrite, owner_only=True) as temporary:
-            if text is None:
-                write_json(temporary, summary)
-            else:
-                temporary.write_text(text, encoding="utf-8")
+    with output_file(page, LIST, overwrite=overwrite, owner_only=True) as temporary:
+        temporary.write_text(render_list(summary, drift), encoding="utf-8")
+    with output_file(content, LIST, overwrite=overwrite, owner_only=True) as temporary:
+        write_json(temporary, summary)
     return summary, drift, wrote
 
 

@@ -146,7 +146,7 @@ def drift(
     say(found.verdict)
     for one in (found.differences or [])[: 2 * SHOWN]:
         training, here = one.texts
-        mark = "  beyond its limit" if one.is_alarm else ""
+        mark = "  alarm" if one.is_alarm else ""
         say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
     at = "index" if opened.task.index.which == "every" else "last"
     then = ["predict", run, data, "--at", at]

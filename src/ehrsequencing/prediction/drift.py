@@ -83,9 +83,16 @@ class Difference:
     @property
     def texts(self) -> tuple[str, str]:
         """Of the training people and of the new people, as text."""
-        form = "{:,.4g}" if self.kind in ("people", "rate") else "{:.0%}"
-        training = "–" if self.training is None else form.format(self.training)
-        return training, "hidden" if self.here is None else form.format(self.here)
+        is_share = self.kind not in ("people", "rate")
+        training, here = (
+            "–"
+            if one is None
+            else f"{one:.0%}"
+            if is_share
+            else f"{one:,.{0 if one >= 10 else 2}f}"
+            for one in (self.training, self.here)
+        )
+        return training, "hidden" if self.here is None else here
 
     @property
     def title(self) -> str:
@@ -109,19 +116,14 @@ class Drift:
         differences: The largest first; None where people are too few.
         curves: By measure: 129 quantiles of the training people and of these.
         is_cut: Whether their histories are so short that records must have been cut.
-        has_reference: Whether the run holds what its training people were like.
+        notes: What could not be compared.
     """
 
     people: int | str | None
     differences: list[Difference] | None
     curves: dict[str, tuple[Floats, Floats]]
     is_cut: bool
-    has_reference: bool
-
-    @property
-    def notes(self) -> list[str]:
-        """What could not be compared."""
-        return [] if self.has_reference else [NO_REFERENCE]
+    notes: list[str]
 
     @property
     def is_alarm(self) -> bool:
@@ -189,8 +191,9 @@ def compare(
         risks: What is predicted → the risks, as another measure.
     """
     reference, count = run.training_people, shareable_count(people.total)
+    notes = [] if reference else [NO_REFERENCE]
     if people.total < FEWEST_PEOPLE:
-        return Drift(count, None, {}, False, reference is not None)
+        return Drift(count, None, {}, False, notes)
     known, trained = (reference["measures"], reference["people"]) if reference else ({}, 1)
     sampled = {
         MEASURES[name]: (values, knots, np.array(known[name]))
@@ -216,17 +219,15 @@ def compare(
     is_cut = is_cut and not any(one.kind == "kind" for one in found)
     if reference and is_cut:
         visits, history_days = (sampled[MEASURES[name]][0] for name in ("visits", "history"))
-        rate = visits_a_year(visits, history_days)
-        found.append(_rate(rate, reference["visits_a_year"], limits.people))
+        rate, usual = visits_a_year(visits, history_days), reference["visits_a_year"]
+        size = max(1 - rate / max(usual, 1e-9), 0.0)  # a cut makes them seem more, never fewer
+        is_alarm = size > limits.people
+        found.append(
+            Difference("rate", "visits a year", rounded(size), usual, rounded(rate), is_alarm)
+        )
     found.sort(key=lambda one: -one.size)
     curves = {name: (training, knots) for name, (_, knots, training) in named.items()}
-    return Drift(count, found, curves, is_cut, reference is not None)
-
-
-def _rate(here: float, training: float, limit: float) -> Difference:
-    """Visits a year where records are cut, which makes them seem more and never fewer."""
-    size = rounded(max(1 - here / training, 0.0)) if training else 0.0
-    return Difference("rate", "visits a year", size, training, rounded(here), size > limit)
+    return Drift(count, found, curves, is_cut, notes)
 
 
 def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference:
@@ -311,6 +312,7 @@ def _codes(
     old_of = {new: old for old, new in units.items()}
     for code, m in new.items():
         kind, name, beyond = "new", code, max(limits.people, usual + _chance(usual, n, trained))
+        beyond = beyond if reference else 1.0  # in few training people it may have been common
         if old := old_of.get(code):
             kind, beyond = "unit", usual
             name = _changed_unit(old, code, is_gone=not people.subjects[old])

@@ -24,7 +24,7 @@ from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DAY_US, Events
 from ehrsequencing.records.people import (
     PEOPLE,
-    measure_timelines,
+    measure,
     quantiles,
     visits_a_year,
 )
@@ -72,7 +72,15 @@ def write_people(folder: Path, prepared: Prepared) -> None:
         if knots is not None:
             risks[at] = rounded(knots.tolist(), 5)
     people = prepared.timelines("train")
-    measured = measure_timelines(people.take(_some(len(people))), run.vocabulary)
+    people = people.take(_some(len(people)))
+    measured = measure(
+        people.subject_offsets,
+        people.start_us,
+        people.end_us,
+        people.birth_us,
+        np.r_[np.repeat(people.owner, np.diff(people.visit_offsets)), people.static_owner],
+        run.vocabulary.base[np.r_[people.codes, people.static_codes]].astype(np.int32),
+    )
     rate = visits_a_year(measured["visits"], measured["history"])
     dataset_end = prepared.manifest["dataset_end_us"] / DAY_US
     measured["last_visit"] = dataset_end - measured["last_visit"]

@@ -31,6 +31,7 @@ from ehrsequencing.core.outputs import (
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # what holds torch is imported with the model
@@ -209,7 +210,16 @@ class Run:
         if PEOPLE not in self.manifest["files"] or PEOPLE in self.altered:
             return None
         found: dict[str, Any] = read_json(self.folder / PEOPLE)
-        return found if isinstance(found["people"], int) else None  # else fewer than 11
+        try:
+            curves = [*found["measures"].values(), *found["risks"].values()]
+            np.array(curves, dtype=np.float64).reshape(-1, KNOTS)
+            np.array(list(found["codes"].values()), dtype=np.int64).reshape(-1, 2)
+            is_known = float(found["visits_a_year"]) >= 0 and isinstance(found["people"], int)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise EhrseqError(
+                "is damaged", where=str(self.folder / PEOPLE), fix="copy the whole run folder"
+            ) from error
+        return found if is_known else None  # else fewer than 11 people
 
     @property
     def code_types(self) -> Ints | None:

@@ -11,10 +11,10 @@ from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, hash_u64, offsets
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.scales import Sample, fit_scale
 from ehrsequencing.records.survey import CodeCounts
-from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -50,29 +50,16 @@ def measure(
     seen = np.flatnonzero(n_visits)
     pairs = np.unique(who.astype(np.int64) * n_tokens + token)
     first_us, last_us = start_us[visit_offsets[seen]], end_us[visit_offsets[seen + 1] - 1]
-    age = np.where(birth_us[seen] == STATIC, np.nan, (last_us - birth_us[seen]) / DAY_US)
+    age = (last_us - birth_us[seen]) / DAY_US / DAYS_PER_YEAR
+    is_known = (birth_us[seen] != STATIC) & (age <= MAX_AGE_YEARS)
     return {
         "rows": np.bincount(who, minlength=len(birth_us))[seen].astype(np.float64),
         "visits": n_visits[seen].astype(np.float64),
         "codes": np.bincount(pairs // n_tokens, minlength=len(birth_us))[seen].astype(np.float64),
         "history": (last_us - first_us) / DAY_US,
         "last_visit": last_us / DAY_US,
-        "age": age / DAYS_PER_YEAR,
+        "age": np.where(is_known, age, np.nan),
     }
-
-
-def measure_timelines(timelines: Timelines, vocabulary: Vocabulary) -> dict[str, Floats]:
-    """The same of people in a prepared set."""
-    of_row = np.repeat(timelines.owner, np.diff(timelines.visit_offsets))
-    token = vocabulary.base.astype(np.int32)[np.r_[timelines.codes, timelines.static_codes]]
-    return measure(
-        timelines.subject_offsets,
-        timelines.start_us,
-        timelines.end_us,
-        timelines.birth_us,
-        np.r_[of_row, timelines.static_owner],
-        token,
-    )
 
 
 def quantiles(values: Floats, owner: Ints | None = None) -> Floats | None:

@@ -305,15 +305,15 @@ WHEN = {
 def drift_parts(drift: Drift) -> dict[str, Any]:
     """The parts of a page that compare new people with a run's training people."""
     rows = [
-        (one.title, *one.texts, f"{one.size:.0%}", "beyond its limit" if one.is_alarm else "")
+        (one.title, *one.texts, f"{one.size:.0%}", "alarm" if one.is_alarm else "")
         for one in drift.differences or ()
     ]
-    heads = ("Code or measure", "Training people", "These people", "Difference", "")
+    heads = ("Code or measure", "Training", "Here", "Differs", "")
     panels = [(name, histogram(*curves, title=name)) for name, curves in drift.curves.items()]
     note = (
-        "Difference: between two shares of people, or the largest distance between two distributions. Grey bars are the"
-        " training people, the line is these people. Of numbers, the table has the share that lies outside the 1st to"
-        " 99th percentile of the training people's; of measures, the median."
+        "Differs: the difference of two shares of people, or the largest distance between two distributions. Grey bars"
+        " are the training people, the line is these people. Of numbers, the table has the share that lies outside the"
+        " 1st to 99th percentile of the training people's; of measures, the median."
     )
     notes = [note, *(f"{text[0].upper()}{text[1:]}." for text in drift.notes)]
     return {
