@@ -27,6 +27,7 @@ _PUBLIC = {
     "check": "ehrsequencing.api.records",
     "codes": "ehrsequencing.api.records",
     "compare": "ehrsequencing.api.compare",
+    "drift": "ehrsequencing.api.drift",
     "evaluate": "ehrsequencing.api.evaluate",
     "export": "ehrsequencing.api.predictions",
     "fit": "ehrsequencing.api.training",
@@ -71,6 +72,7 @@ __all__ = [
     "check",
     "codes",
     "compare",
+    "drift",
     "evaluate",
     "export",
     "fit",
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
     from ehrsequencing import metrics as metrics, nn as nn
     from ehrsequencing.api.compare import compare as compare, pool_sites as pool_sites
     from ehrsequencing.api.data import prepare as prepare, read_meds as read_meds
+    from ehrsequencing.api.drift import drift as drift
     from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival
     from ehrsequencing.api.evaluate import audit as audit, evaluate as evaluate, score as score
     from ehrsequencing.api.flat_table import from_table as from_table

@@ -13,8 +13,8 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 
 NAMES = {
-    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "evaluate", "fit", "from_table", "load",
-    "metrics", "prepare", "read_meds", "run", "score", "simulate", "visit_encoder",
+    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "drift", "evaluate", "fit", "from_table",
+    "load", "metrics", "prepare", "read_meds", "run", "score", "simulate", "visit_encoder",
 }  # fmt: skip
 
 

@@ -193,6 +193,7 @@ ARGUMENTS = {
     "train": ["train", "nowhere", "--out", "run"],
     "evaluate": ["evaluate", "nowhere"],
     "evaluate --data": ["evaluate", "nowhere", "--data", "elsewhere"],
+    "drift": ["drift", "nowhere", "elsewhere"],
     "predict": ["predict", "nowhere", "elsewhere"],
     "explain": ["explain", "nowhere", "elsewhere"],
     "explore": ["explore", "nowhere", "elsewhere"],
@@ -202,7 +203,7 @@ ARGUMENTS = {
 SETTINGS = (
     "data.extracted=2020-01-01", "dialect.time=t", "visits.by=window", "values.mode=none", "vocabulary.min_subjects=9",
     "splits.by=hash", "task.name=x", "model.dim=64", "training.seed=3", "evaluation.seed=3",
-    "pretraining.exclude=none", "transfer.mode=frozen",
+    "pretraining.exclude=none", "transfer.mode=frozen", "drift.people=0.5",
 )  # fmt: skip
 
 

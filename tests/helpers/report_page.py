@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from typing import Any
 
-from ehrsequencing.reporting.report import environment
+from ehrsequencing.reporting.wording import environment
 
 
 class Page(HTMLParser):

@@ -1,26 +1,41 @@
-"""What is said of new records that differ from the training data: another unit, a code that nobody has."""
+"""New people beside a run's training people: a broken feed, another mix of patients, a cut extract, or no alarm."""
 
 import json
+import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
+import ehrsequencing as eh
 from ehrsequencing.api.evaluate import evaluate
 from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.config import VisitsConfig, load_study
+from ehrsequencing.config import DriftConfig, TaskConfig, VisitsConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.prediction.drift import differences
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import read_manifest, save_manifest
+from ehrsequencing.prediction.drift import NO_REFERENCE, Drift, compare
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.survey import TokenRows, survey
+from ehrsequencing.records.people import PEOPLE, People
+from ehrsequencing.records.survey import survey
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
-from helpers.command_line import ehrseq
+from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
+from helpers.settings import TINY
 
+YEAR_US = round(365.25 * DAY_US)
 Numbers = Callable[[np.random.Generator], float]
 GLUCOSE: Numbers = lambda rng: rng.normal(100, 20)  # noqa: E731
 LOGNORMAL: Numbers = lambda rng: np.exp(rng.normal(4, 0.5))  # noqa: E731
@@ -45,9 +60,12 @@ def fitted(folder: Path, rows: list[Row], *settings: str) -> Vocabulary:
     return Vocabulary.load(folder)
 
 
-def said(folder: Path, vocabulary: Vocabulary, rows: list[Row], *, outcome: str = "OUTCOME") -> list[str]:
-    reader = MedsReader(write_meds(folder, rows), None, VisitsConfig())
-    return differences(survey(reader, lambda: TokenRows(vocabulary, CodeMatcher([]))).part, [CodeMatcher([outcome])])
+def compared(folder: Path, vocabulary: Vocabulary, rows: list[Row], *, outcome: str = "OUTCOME") -> Drift:
+    """As of a shared run, which holds a vocabulary and nothing of its training people."""
+    found = survey(MedsReader(write_meds(folder, rows)), lambda: People(vocabulary, CodeMatcher([]), VisitsConfig()))
+    task = TaskConfig.model_validate(TASK | {"outcome": {"event": outcome}})
+    run: Any = SimpleNamespace(vocabulary=vocabulary, training_people=None, task=task)
+    return compare(found.part, run, end_us=found.end_us, parents={}, limits=DriftConfig())
 
 
 @pytest.mark.parametrize("mode", ["polynomial", "bins", "interpolate"])
@@ -56,39 +74,42 @@ def said(folder: Path, vocabulary: Vocabulary, rows: list[Row], *, outcome: str 
 def test_numbers_of_another_unit_are_said(mode: str, number: Numbers, people: int, enough: int, tmp_path: Path) -> None:
     settings = (f"values.mode={mode}", f"vocabulary.min_subjects={enough}")
     vocabulary = fitted(tmp_path / "own", rows_of(people, number), *settings)
-    assert said(tmp_path / "same", vocabulary, rows_of(40, number, seed=1)) == []
+    assert not compared(tmp_path / "same", vocabulary, rows_of(40, number, seed=1)).is_alarm
     for factor in (1 / 18, 18):
-        (text,) = said(tmp_path / f"{factor}", vocabulary, rows_of(40, number, factor=factor, seed=1))
-        assert "compare the units of LAB//X (" in text
-    assert said(tmp_path / "few", vocabulary, rows_of(6, number, factor=18)) == []  # 18 numbers
-    assert said(tmp_path / "gone", vocabulary, [row._replace(value=None) for row in rows_of(40, number)]) == []
+        found = compared(tmp_path / f"{factor}", vocabulary, rows_of(40, number, factor=factor, seed=1))
+        assert found.verdict.startswith("The feed looks broken: ")
+        assert "compare the units of LAB//X (" in found.verdict
+    scaled = rows_of(40, number, factor=18)
+    few_numbers = [row for row in scaled if row.code != "LAB//X" or (row.subject < 7 and row.time)]
+    assert not compared(tmp_path / "few", vocabulary, few_numbers).is_alarm  # 12 numbers
+    few_people = [row for row in scaled if row.code != "LAB//X" or row.subject < 11]
+    assert "LAB//X" not in str(compared(tmp_path / "ten", vocabulary, few_people).verdict)
 
 
-@pytest.mark.parametrize(("number", "factor"), [(GLUCOSE, 1.3), (LOGNORMAL, 2.0), (ZEROS, 1000.0)])
+@pytest.mark.parametrize(("number", "factor"), [(GLUCOSE, 1.2), (LOGNORMAL, 2.0), (ZEROS, 1000.0)])
 def test_a_small_part_outside_is_no_alarm(number: Numbers, factor: float, tmp_path: Path) -> None:
     vocabulary = fitted(tmp_path / "own", rows_of(200, number))
-    assert said(tmp_path / "new", vocabulary, rows_of(40, number, factor=factor, seed=1)) == []
+    assert not compared(tmp_path / "new", vocabulary, rows_of(40, number, factor=factor, seed=1)).is_alarm
 
 
 def test_numbers_of_one_group_of_people_have_no_percentiles(tmp_path: Path) -> None:
     vocabulary = fitted(tmp_path / "own", rows_of(15, GLUCOSE, each=1))
-    assert said(tmp_path / "same", vocabulary, rows_of(40, GLUCOSE, seed=1)) == []
+    assert not compared(tmp_path / "same", vocabulary, rows_of(40, GLUCOSE, seed=1)).is_alarm
 
 
 @pytest.mark.parametrize("mode", ["polynomial", "none"])
-def test_a_common_code_that_nobody_has_is_said(mode: str, tmp_path: Path) -> None:
+def test_a_common_code_that_nobody_has_is_said_without_a_reference_too(mode: str, tmp_path: Path) -> None:
     vocabulary = fitted(tmp_path / "own", rows_of(200, GLUCOSE), f"values.mode={mode}")
     rows = rows_of(40, GLUCOSE, seed=1)
     without = [row for row in rows if row.code != "DX//B"]
-    assert said(tmp_path / "same", vocabulary, rows) == []
-    (text,) = said(tmp_path / "without", vocabulary, without)
-    assert "compare the names of DX//B (60%)" in text  # 67 %, rounded down
-    assert said(tmp_path / "outcome", vocabulary, without, outcome="DX//B") == []  # nobody has had it yet
-    renamed = [row._replace(code="LAB//X//mmol/L") if row.value is not None else row for row in rows]
-    assert "LAB//X (100%)" in said(tmp_path / "unit", vocabulary, renamed)[0]
-    assert said(tmp_path / "few", vocabulary, [row for row in without if row.subject <= 10]) == []
-    rare = fitted(tmp_path / "rare", [row for row in rows_of(200, GLUCOSE) if row.code != "DX//B" or row.subject < 90])
-    assert said(tmp_path / "rare without", rare, without) == []
+    assert not compared(tmp_path / "same", vocabulary, rows).is_alarm
+    found = compared(tmp_path / "without", vocabulary, without)
+    assert found.verdict == "The feed looks broken: nobody has DX//B (60% in training, 0% here)."  # 67 %, rounded down
+    assert found.notes == [NO_REFERENCE]
+    # nobody has had it yet
+    assert not compared(tmp_path / "outcome", vocabulary, without, outcome="DX//B").is_alarm
+    few = compared(tmp_path / "few", vocabulary, [row for row in without if row.subject <= 29])
+    assert (few.verdict, few.is_alarm) == ("Too few people to say: fewer than 30.", False)
 
 
 def test_shares_are_rounded_so_that_no_count_can_be_read_off(tmp_path: Path) -> None:
@@ -104,10 +125,11 @@ def test_a_vocabulary_without_shares_is_read(tmp_path: Path) -> None:
     vocabulary.save(tmp_path)
     read = Vocabulary.load(tmp_path)
     assert read.digest == vocabulary.digest
-    assert said(tmp_path / "new", read, [row for row in rows_of(40, GLUCOSE) if row.code != "DX//B"]) == []
+    without = [row for row in rows_of(40, GLUCOSE) if row.code != "DX//B"]
+    assert not compared(tmp_path / "new", read, without).is_alarm
 
 
-# ---- where it is said ------------------------------------------------------------------------------------------------
+# ---- a hospital, its run, and what may happen to its feed ------------------------------------------------------------
 
 TASK = {
     "name": "t",
@@ -116,44 +138,248 @@ TASK = {
     "censoring": {"dataset_end": True},
     "horizons": ["90d"],
 }
+LABS = {"LOINC//2345-7//mg/dL": 110, "LOINC//2160-0//mg/dL": 1.0, "LAB//K": 4.2, "CREA": 80}
 
 
-def hospital(folder: Path, factor: float = 1, entry: str = "ENTRY") -> Path:
-    rows = rows_of(60, GLUCOSE, factor=factor)
-    for subject in range(1, 61):
-        rows += [Row(subject, 0, entry), Row(subject, (100 + subject) * DAY_US, "EVENT" if subject % 2 else "DX//A")]
-    return write_meds(folder, rows)
+def hospital(people: int, *, seed: int, age: float = 60, years: float = 6, first: int = 1) -> list[Row]:
+    """People with some visits a year, of some years each; half of them are women."""
+    rng, rows = np.random.default_rng(seed), []
+    for subject in range(first, first + people):
+        start = round(rng.uniform(30, 31) * YEAR_US)
+        rows += [Row(subject, None, "SEX//F" if rng.random() < 0.5 else "SEX//M"), Row(subject, start, "ENTRY")]
+        rows.append(Row(subject, start - round(rng.normal(age, 8) * YEAR_US), "MEDS_BIRTH"))
+        times = np.sort(rng.uniform(0, rng.uniform(0.5, 1) * years, 3 + rng.poisson(3 * years)))
+        for time in (start + times * YEAR_US).astype(np.int64).tolist():
+            rows += [Row(subject, time, code, middle * rng.lognormal(0, 0.2)) for code, middle in LABS.items()]
+            rows += [Row(subject, time, f"DX//{name}") for name in "ABCD" if rng.random() < 0.04]
+        if rng.random() < 0.4:
+            rows.append(Row(subject, start + round(rng.uniform(0.1, 1) * YEAR_US), "EVENT"))
+    return rows
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("hospital")
     (here / "task.yaml").write_text(json.dumps(TASK))
-    ehrseq("prepare", hospital(here / "meds"), "--task", here / "task.yaml", "--out", here / "prepared")
-    small = ["model.size=small", "training.epochs=1", "training.blend=false"]
-    ehrseq("train", here / "prepared", "--out", here / "run", *small)
+    ehrseq(
+        "prepare", write_meds(here / "meds", hospital(400, seed=0)), "--task", here / "task.yaml", "--out", here / "p"
+    )
+    ehrseq("train", here / "p", "--out", here / "run", *TINY)
     return here / "run"
 
 
+def without(rows: list[Row], *codes: str) -> list[Row]:
+    return [row for row in rows if not row.code.startswith(codes)]
+
+
+def renamed(rows: list[Row], **names: str) -> list[Row]:
+    return [row._replace(code=names.get(row.code, row.code)) for row in rows]
+
+
+NEW = hospital(120, seed=1)
+BROKEN = {
+    "× 18": ([r._replace(value=None if r.value is None else 18 * r.value) for r in NEW], "compare the units of "),
+    "÷ 18": ([r._replace(value=None if r.value is None else r.value / 18) for r in NEW], "compare the units of "),
+    "one × 88": (
+        [r._replace(value=88 * r.value) if r.code == "LAB//K" and r.value else r for r in NEW],
+        "compare the units of LAB//K (100%)",
+    ),
+    "no laboratory": (without(NEW, "LAB", "LOINC", "CREA"), "no row has a code of the kind "),
+    "no diagnoses": (without(NEW, "DX"), "no row has a code of the kind DX ("),
+    "one code": (without(NEW, "DX//C"), "nobody has DX//C ("),
+    "no numbers": ([r._replace(value=None) for r in NEW], "no row has a number of "),
+    "another unit": (
+        renamed(NEW, **{"LOINC//2345-7//mg/dL": "LOINC//2345-7//mmol/L"}),
+        "the unit of LOINC//2345-7 changed (mg/dL is gone, mmol/L is new)",
+    ),
+    "a unit appears": (
+        renamed(NEW, **{"LAB//K": "LAB//K//mmol/L"}), "the unit of LAB//K changed (no unit is gone, mmol/L is new)",
+    ),
+    "a unit disappears": (
+        renamed(NEW, **{"LOINC//2160-0//mg/dL": "LOINC//2160-0"}),
+        "the unit of LOINC//2160-0 changed (mg/dL is gone, no unit is new)",
+    ),
+    "on a Tuesday": (
+        [r._replace(code="LOINC//2345-7//mmol/L")
+         if r.code == "LOINC//2345-7//mg/dL" and (r.time or 0) > 34 * YEAR_US else r for r in NEW],
+        "the unit of LOINC//2345-7 changed (mmol/L is new)",
+    ),
+    "a new name": (renamed(NEW, **{"DX//A": "ICD//A"}), "the run does not know ICD//A ("),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_feed_is_named(name: str, run: Path, tmp_path: Path) -> None:
+    rows, words = BROKEN[name]
+    found = eh.drift(run, write_meds(tmp_path / "new", rows), progress=False)
+    assert found.is_alarm
+    assert found.verdict.startswith("The feed looks broken: ")
+    assert words in found.verdict
+
+
+MIXES = {
+    "older": (hospital(120, seed=2, age=75), "age at the last visit, in years ("),
+    "women": ([r for r in NEW if r.subject in {r.subject for r in NEW if r.code == "SEX//F"}], "SEX//M ("),
+    "healthy": (
+        [r for r in NEW if not r.code.startswith("DX") or (r.subject % 5 == 0)],
+        "more or fewer people have DX//",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_another_mix_of_patients_is_told_from_a_broken_feed(name: str, run: Path, tmp_path: Path) -> None:
+    rows, words = MIXES[name]
+    data = write_meds(tmp_path / "new", rows)
+    found = eh.drift(run, data, progress=False)
+    assert found.verdict.startswith("Another mix of patients, and no sign of a broken feed: ")
+    assert words in found.verdict
+    assert ehrseq("drift", run, data).exit_code == 4
+    assert ehrseq("drift", run, data, "drift.people=1").exit_code == 0
+
+
+def test_no_alarm_on_people_like_those_of_the_training(run: Path, tmp_path: Path) -> None:
+    for seed in range(20):
+        rows = hospital((30, 60, 120)[seed % 3], seed=100 + seed)
+        found = eh.drift(run, write_meds(tmp_path / f"{seed}", rows), progress=False)
+        assert found.verdict == "No alarm: these people are like the training people.", seed
+
+
+@pytest.mark.parametrize("years", [1, 2])
+def test_a_cut_extract_is_named_and_judged_by_rates_a_year(years: int, run: Path, tmp_path: Path) -> None:
+    rows = [row for row in NEW if row.time is None or row.code == "MEDS_BIRTH" or row.time > (35 - years) * YEAR_US]
+    found = eh.drift(run, write_meds(tmp_path / "new", rows), progress=False)
+    assert found.is_cut
+    assert found.verdict.startswith("The extract is cut (half of the histories are shorter than ")
+    assert not found.is_alarm
+    thin = [row for row in rows if row.code == "MEDS_BIRTH" or (row.time or 0) // DAY_US % 4 == 0]
+    assert (
+        "there are fewer visits a year (" in eh.drift(run, write_meds(tmp_path / "thin", thin), progress=False).verdict
+    )
+
+
+def test_nothing_about_few_people_is_named(run: Path, tmp_path: Path) -> None:
+    few = [
+        *NEW,
+        *(Row(k, 33 * YEAR_US, "DX//RARE", 1.0) for k in range(1, 11)),
+        Row(11, 33 * YEAR_US, "LAB//K//odd", 1.0),
+    ]
+    found = eh.drift(run, write_meds(tmp_path / "few", few), progress=False)
+    text = json.dumps(found.as_json()) + found.verdict
+    assert "RARE" not in text
+    assert "odd" not in text
+    one = [row for row in NEW if row.code != "DX//D" or row.subject <= 9]
+    rows = {r.name: r for r in eh.drift(run, write_meds(tmp_path / "one", one), progress=False).differences or []}
+    assert rows["DX//D"].here is None
+    assert rows["DX//D"].texts[1] == "hidden"
+
+
+def test_a_run_holds_rounded_counts_of_codes_of_100_people_and_a_shared_one_none(run: Path, tmp_path: Path) -> None:
+    kept = read_json(run / PEOPLE)
+    assert kept["people"] % 5 == 0
+    assert {n % 5 for n, _ in kept["codes"].values()} == {0}
+    assert min(n for n, _ in kept["codes"].values()) >= 100
+    assert {len(knots) for knots in kept["measures"].values()} == {129}
+    assert {*kept["risks"]} == {"all", "index", "last"}
+    ehrseq("export", run, "--out", tmp_path / "shared")
+    assert not (tmp_path / "shared" / PEOPLE).exists()
+    data = write_meds(tmp_path / "new", BROKEN["× 18"][0])
+    done = ehrseq("drift", tmp_path / "shared", data)
+    assert (done.exit_code, "compare the units of" in done.stdout) == (4, True)
+    assert f"note: {NO_REFERENCE}" in done.stderr
+
+
+@pytest.mark.parametrize("damage", [{}, [], {"people": 5}, {"measures": {"rows": [1, 2]}}, {"codes": {"A": "many"}}])
+def test_a_damaged_reference_is_one_line(damage: Any, run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    whole = read_json(copy / PEOPLE)
+    (copy / PEOPLE).write_text(json.dumps(whole | damage if damage and isinstance(damage, dict) else damage))
+    data = write_meds(tmp_path / "new", hospital(40, seed=5))
+    assert f"note: {NO_REFERENCE}" in ehrseq("drift", copy, data).stderr  # changed, and so not used
+    manifest = read_manifest(copy, what="a run")
+    save_manifest(copy, {**manifest, "files": manifest["files"] | {PEOPLE: sha256(copy / PEOPLE)}})
+    if damage != {"people": 5}:
+        assert "people.json: is damaged" in refused("drift", copy, data)
+
+
+def test_the_command_writes_a_page_and_says_in_json_what_it_found(run: Path, tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "new", BROKEN["another unit"][0])
+    page = tmp_path / "page.html"
+    done = ehrseq("drift", run, data, "--out", page, "--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"], told["error"]) == (4, 4, None)
+    assert told["result"]["alarm"] is True
+    assert told["result"]["differences"][0]["kind"] == "unit"
+    assert "the unit of LOINC//2345-7 changed" in page.read_text()
+    assert "is there already" in refused("drift", run, data, "--out", page)
+    assert ehrseq("drift", run, data, "--out", page, "--overwrite").exit_code == 4
+    (tmp_path / "mine.html").write_text("mine")
+    assert "that ehrseq wrote" in refused("drift", run, data, "--out", tmp_path / "mine.html", "--overwrite")
+    assert "is not a folder" in refused("drift", run, tmp_path / "nowhere")
+    assert "drift.numbers" in refused("drift", run, data, "drift.numbers=2")
+
+
+def test_neither_the_command_nor_its_page_needs_torch(run: Path, tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "new", hospital(40, seed=3))
+    script = (
+        "import sys; from ehrsequencing.cli.app import app\n"
+        "try: app(sys.argv[1:])\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    arguments = ("drift", str(run), str(data), "--out", str(tmp_path / "page.html"))
+    subprocess.run([sys.executable, "-c", script, *arguments], check=True, capture_output=True)
+
+
+# ---- where else it is said ----------------------------------------------------------------------------------
+
+
 def test_predict_and_evaluate_warn(run: Path, tmp_path: Path) -> None:
-    other, own = hospital(tmp_path / "other", 1 / 18), hospital(tmp_path / "own")
-    trained = TrainedRun(run)
-    with pytest.warns(UserWarning, match=r"compare the units of LAB//X \(100%\)"):
-        trained.predict(other, progress=False)
+    other, own = write_meds(tmp_path / "other", BROKEN["one × 88"][0]), write_meds(tmp_path / "own", NEW)
+    with pytest.warns(UserWarning, match=r"compare the units of LAB//K \(100%\)"):
+        TrainedRun(run).predict(other, progress=False)
     for name, data in (("other", other), ("own", own)):
         given = {"bootstrap": 2, "baselines": "none", "report": False, "progress": False}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = evaluate(run, data=data, out=tmp_path / f"out-{name}", **given)  # type: ignore[arg-type]
         texts = [str(one.message) for one in caught]
-        assert any("compare the units of LAB//X" in text for text in texts) == (name == "other")
-        assert any("compare the units of LAB//X" in text for text in found.result["warnings"]) == (name == "other")
+        assert any("compare the units of LAB//K" in text for text in texts) == (name == "other")
+        assert any("compare the units of LAB//K" in text for text in found.result["warnings"]) == (name == "other")
+        shared = read_json(tmp_path / f"out-{name}" / "metrics.json")["external"]["drift"]
+        assert shared["alarm"] == (name == "other")
 
 
-@pytest.mark.filterwarnings("ignore:nobody has a code")  # ENTRY
-@pytest.mark.parametrize("at", ["last", "all", "1970-01-05", "1960-01-01"])
+def test_strict_writes_the_page_and_the_json_and_no_list(run: Path, tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "new", BROKEN["another unit"][0])
+    out = tmp_path / "tonight" / "risks.csv"
+    done = ehrseq("predict", run, data, "--at", "index", "--out", out, "--strict", "--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"]) == (4, 4)
+    assert told["wrote"] == {"page": str(out.with_suffix(".html")), "summary": str(out.with_suffix(".json"))}
+    assert sorted(path.name for path in out.parent.iterdir()) == ["risks.html", "risks.json"]
+    assert "there is no list. The feed looks broken: the unit of LOINC//2345-7 changed" in told["warnings"][-1]
+    fine = ehrseq("predict", run, write_meds(tmp_path / "own", NEW), "--out", out, "--strict", "--overwrite")
+    assert fine.exit_code == 0, fine.output
+    assert out.is_file()
+
+
+def test_risks_beyond_those_of_the_run_are_another_mix(run: Path, tmp_path: Path) -> None:
+    content = read_json(run / PEOPLE)
+    kept = Run(run)
+    high = content | {"risks": {at: [1 - k / 1000 for k in range(129, 0, -1)] for at in content["risks"]}}
+    vars(kept)["training_people"] = high
+    from ehrsequencing.api.risk_list import write_list
+
+    found, drift, _ = write_list(kept, write_meds(tmp_path / "own", NEW), tmp_path / "r.csv", at="index")
+    assert "risk of event by 90d (" in drift.verdict
+    assert found["above"] == {"prediction_times": 0, "people": 0}
+
+
+@pytest.mark.filterwarnings("ignore:The feed looks broken")  # ENTRY
+@pytest.mark.parametrize("at", ["last", "all", "2001-01-05", "1990-01-01"])
 def test_people_without_a_prediction_time_are_an_error(at: str, run: Path, tmp_path: Path) -> None:
-    other = hospital(tmp_path / "other", entry="ELSEWHERE")
+    other = write_meds(tmp_path / "other", renamed(NEW, ENTRY="ELSEWHERE"))
     with pytest.raises(EhrseqError, match="nobody has a prediction time") as caught:
         TrainedRun(run).predict(other, at=at, progress=False)
     assert (caught.value.where, "ehrseq check" in caught.value.fix) == (str(other), True)
@@ -161,7 +387,51 @@ def test_people_without_a_prediction_time_are_an_error(at: str, run: Path, tmp_p
 
 def test_a_day_before_everything_is_an_error_and_a_shard_of_nobody_is_none(run: Path, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="nobody has a prediction time"):
-        TrainedRun(run).predict(hospital(tmp_path / "own"), at="1960-01-01", progress=False)
-    rows = [Row(1, 0, "DX//A"), Row(2, 0, "ENTRY"), Row(2, DAY_US, "DX//A"), Row(1, DAY_US, "LAB//X", 100.0)]
+        TrainedRun(run).predict(write_meds(tmp_path / "own", NEW), at="1960-01-01", progress=False)
+    rows = [Row(1, 0, "DX//A"), Row(2, 0, "ENTRY"), Row(2, DAY_US, "DX//A"), Row(1, DAY_US, "LAB//K", 4.0)]
     found = TrainedRun(run).predict(write_meds(tmp_path / "two", rows, shards=2), progress=False)
     assert found["subject_id"].tolist() == [2]
+
+
+# ---- real records ------------------------------------------------------------------------------------
+
+REAL = {
+    "pbc2": ("ENROLLMENT", "0d", "LAB//", "SIGN//", ()),
+    "nafld": ("INDEX", "0d", "LAB//", "DX//", ()),
+    "physionet2012": ("ICU_ADMISSION", "48h", "VITAL_OR_LAB//", None, ("visits.by=window", "visits.window=1h")),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["pbc2", *(pytest.param(name, marks=pytest.mark.slow) for name in REAL if name != "pbc2")]
+)
+def test_held_out_people_of_real_records_raise_no_alarm_and_broken_copies_do(
+    name: str, real_data: Path, tmp_path: Path
+) -> None:
+    index, after, laboratory, diagnoses, visits = REAL[name]
+    task = {"name": "t", "index": {"code": index, "after": after}, "outcome": {"death": "MEDS_DEATH"}}
+    (tmp_path / "t.yaml").write_text(
+        json.dumps(task | {"censoring": {"code": "END_OF_FOLLOWUP"}, "horizons": ["360d"]})
+    )
+    data = real_data / f"{name}_meds"
+    assert ehrseq("prepare", data, "--task", tmp_path / "t.yaml", "--out", tmp_path / "p", *visits).exit_code == 0
+    assert ehrseq("train", tmp_path / "p", "--out", tmp_path / "run", *TINY, "training.epochs=1").exit_code == 0
+    every = pa.concat_tables(map(pq.read_table, sorted((data / "data" / "held_out").glob("*.parquet"))))
+    ids = every["subject_id"].unique().to_numpy()
+
+    def drift(rows: pa.Table) -> Drift:
+        (tmp_path / "new" / "data").mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows.replace_schema_metadata(), tmp_path / "new" / "data" / "0.parquet")
+        return eh.drift(tmp_path / "run", tmp_path / "new", progress=False)
+
+    for seed in range(20):
+        some = np.random.default_rng(seed).choice(ids, min(30 * (1 + seed % 4), len(ids)), replace=False)
+        found = drift(every.filter(pc.is_in(every["subject_id"], pa.array(some))))
+        assert found.verdict == "No alarm: these people are like the training people.", seed
+    rows = every.filter(pc.is_in(every["subject_id"], pa.array(ids[:300])))
+    place = rows.column_names.index("numeric_value")
+    scaled = rows.set_column(place, "numeric_value", pc.multiply(rows["numeric_value"], pa.scalar(18, pa.float32())))
+    assert "compare the units of" in drift(scaled).verdict
+    for kind in filter(None, (laboratory, diagnoses)):
+        missing = rows.filter(pc.invert(pc.starts_with(rows["code"], kind)))
+        assert f"no row has a code of the kind {kind[:-2]} (" in drift(missing).verdict

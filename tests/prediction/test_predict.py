@@ -23,12 +23,21 @@ from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, us
 from helpers.rows import risk_of_rows
 
+MOMENT = ("kind", "index_time", "days_since_index")
 Key = tuple[int, int, str, float]
 
 
 def read(path: Path) -> dict[Key, float]:
     table = pq.read_table(path)
-    assert table.schema.names == ["subject_id", "prediction_time", "cause", "horizon_days", "risk", "start_days"]
+    assert table.schema.names == [
+        "subject_id",
+        "prediction_time",
+        "cause",
+        "horizon_days",
+        "risk",
+        *MOMENT,
+        "start_days",
+    ]
     times = table["prediction_time"].cast(pa.int64()).to_pylist()
     keys = zip(
         table["subject_id"].to_pylist(),

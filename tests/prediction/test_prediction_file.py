@@ -109,7 +109,7 @@ def test_the_file_holds_the_risks_that_are_judged(
     np.testing.assert_allclose(risk, judged_risks(run, judged), atol=2e-6)
     table = pq.read_table(tmp_path / "p.parquet")
     assert set(table["start_days"].to_pylist()) == {run.task.blanking}
-    assert table.schema.names[6:] == (["low", "high"] if name == "landmarks" else [])
+    assert table.schema.names[9:] == (["low", "high"] if name == "landmarks" else [])
     notes = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     made_by = {"run": name, "fingerprint": run.fingerprint, "version": __version__}
     assert {key: notes.get(f"ehrsequencing.{key}") for key in made_by} == made_by
@@ -198,7 +198,7 @@ def test_a_code_that_is_a_formula_is_quoted_in_csv_and_read_back(tmp_path: Path)
     for suffix in (".csv", ".parquet"):
         file = tmp_path / f"p{suffix}"
         with prediction_file(file, causes=names, horizons_days=[1.0], start_days=0.0, banded=False) as writer:
-            writer.write_rows(ones, ones, np.arange(3), 0 * ones, ones.astype(np.float32))
+            writer.write_rows([ones, ones], np.arange(3), 0 * ones, ones.astype(np.float32))
         assert read_predictions(file).causes == names
     assert [line.split(",")[2] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]] == [
         '"\'=1+1"',

@@ -154,7 +154,7 @@ def test_version_health_and_metrics(client: Client, sim_rows: Rows) -> None:
     text = client.ask("GET", "/metrics").body.decode()
     assert 'ehrseq_requests_total{method="POST",path="/predict",status="200"}' in text
     labels = set(re.findall(r'[{,](\w+)="', text))
-    assert labels <= {"path", "method", "status", "le"}
+    assert labels <= {"path", "method", "status", "le", "code"}
 
 
 REQUESTS = 1 if EXAMPLES < 200 else 200  # to each operation that takes a body, valid and not

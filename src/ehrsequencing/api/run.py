@@ -74,7 +74,7 @@ class TrainedRun(Run):
 
         Args:
             data: A folder of MEDS data, or a frame of MEDS rows; seen in training or not.
-            at: Each subject's `last` prediction time, `all` of them, or a date ("as of that day").
+            at: As of `ehrseq predict --at`: `last`, `all`, `index`, `every-index`, or a date ("as of that day").
             horizons: As in `["90d", "1y"]`, or numbers of days; default: the task's.
             recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
             force: Whether to answer even if hardly any code of the data is known to the run.

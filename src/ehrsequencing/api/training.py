@@ -22,7 +22,7 @@ from ehrsequencing.core.outputs import (
     remove_existing,
 )
 from ehrsequencing.core.signals import keep_freed_memory
-from ehrsequencing.prediction.reference import write_reference
+from ehrsequencing.prediction.reference import write_people, write_reference
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as training
 from ehrsequencing.training.plan import Plan
@@ -170,6 +170,7 @@ def train(
         )
         if is_first:
             write_reference(out)
+            write_people(out, prepared)
         return is_first
 
 

@@ -36,7 +36,7 @@ from ehrsequencing.cli.options import (
     read_study,
     read_tasks,
 )
-from ehrsequencing.cli.predict import explain, explore, predict
+from ehrsequencing.cli.predict import drift, explain, explore, predict
 from ehrsequencing.cli.serve import export, serve
 from ehrsequencing.cli.train import pretrain, train
 from ehrsequencing.core.errors import EhrseqError
@@ -123,9 +123,10 @@ def run(
     made = run_all(data, tasks[0], out=out, study=study, progress=shown(), say=say)
     metrics, checks = (read_json(made.folder / f"{name}.json") for name in ("metrics", "audit"))
     say("\n".join([*metric_lines(metrics), *audit_lines(checks)]))
+    at = "index" if made.task.index.which == "every" else "last"
     finish(
         wrote={"run": made.folder, "report": made.folder / "report.html"},
-        then=["predict", made.folder, data, "--at", "last", "--out", out / "predictions.parquet"],
+        then=["predict", made.folder, data, "--at", at, "--out", out / "predictions.parquet"],
         result=main_results(metrics) | {"leaks": checks["leaks"]},
     )
     if checks["leaks"]:
@@ -341,7 +342,8 @@ for function, panel, example in (
     (pretrain, MODEL, "ehrseq pretrain prepared --out pretrained --task death"),
     (train, MODEL, "ehrseq train prepared --out run model.size=small training.epochs=30"),
     (evaluate, MODEL, "ehrseq evaluate run --baselines fast evaluation.bootstrap=1000"),
-    (predict, AFTER, "ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv"),
+    (drift, AFTER, "ehrseq drift run meds --out drift.html"),
+    (predict, AFTER, "ehrseq predict run meds --at index --horizons 90d,1y --out risks.csv"),
     (explain, AFTER, "ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv"),
     (explore, AFTER, "ehrseq explore run meds --out explorer.html"),
     (audit, AFTER, "ehrseq audit run --subjects 200"),

@@ -4,7 +4,8 @@
 Inside, `say` prints results, `note` and `warn` print remarks, `bar` and `stages` show progress, and `finish` names what
 was written and the next command to type.
 
-Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 128 + n a signal.
+Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 4 refused
+because of the data (`drift`, `predict --strict`), 128 + n a signal.
 """
 
 import copy
@@ -34,7 +35,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import number_of, raise_at_signals
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk, quota or size limit of a file
-USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
+USER_ERROR, UNEXPECTED, REFUSED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 4, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
 
 

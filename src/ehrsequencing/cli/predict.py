@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ehrsequencing.cli.console import bar, finish, note, remark, say, shown
+from ehrsequencing.cli.console import REFUSED, bar, finish, note, remark, say, shown, warn
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
@@ -35,7 +35,10 @@ def predict(
         Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")
     ] = Path("predictions.parquet"),
     at: Annotated[
-        str, typer.Option("--at", help="all prediction times, each subject's last, or a date")
+        str,
+        typer.Option(
+            "--at", help="all, last, index (each person's newest), every-index, or a date"
+        ),
     ] = "all",
     horizons: Annotated[
         str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
@@ -51,36 +54,105 @@ def predict(
     top: Annotated[
         int | None, typer.Option("--top", help="So many most likely outcomes of each moment")
     ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold", help="Count who lies above this risk; default: the run's 90th percentile"
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="No list, and exit code 4, where the people differ too much"),
+    ] = False,
     force: Force = False,
     overwrite: Overwrite = False,
     config: Config = None,
 ) -> None:
-    """Write risk curves for any MEDS data."""
+    """Write risk curves for any MEDS data, and beside them a page and a JSON for their owner."""
+    from ehrsequencing.prediction.moment import refuse_early
+
+    study = read_study(config, overrides, "predict")
+    refuse_early(out, data, at, overwrite=overwrite)
+    opened = open_run(run, study, "predict", config=config)
     from ehrsequencing.api.predictions import days_of
-    from ehrsequencing.prediction.predict import predict as write
+    from ehrsequencing.api.risk_list import write_list
     from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 
     days = None if horizons is None else days_of(horizons.split(","), where="--horizons")
-    study = read_study(config, overrides, "predict")
-    open_run(run, study, "predict", config=config)
     given: dict[str, Any] = {"at": at, "horizons_days": days, "facts": study.data, "force": force}
     given |= {"overwrite": overwrite, "say": remark}
-    with bar("predicting") as tick:
-        if outcome or top is not None:
-            refuse_idle(
-                {"--recalibrate": recalibrate},
-                "beside --outcome and --top: it is for the task's causes",
-                where="ehrseq predict",
-            )
+    if outcome or top is not None:
+        refuse_idle(
+            {"--recalibrate": recalibrate, "--strict": strict, "--threshold": threshold},
+            "beside --outcome and --top: it is for the task's causes",
+            where="ehrseq predict",
+        )
+        with bar("predicting") as tick:
             count = predict_outcomes(
                 run, data, out, outcomes=outcome or (), top=top, progress=tick, **given
             )
-            then = ["evaluate", run]  # score knows a task's own causes alone
-        else:
-            count = write(run, data, out, recalibrated=recalibrate, progress=tick, **given)
-            then = ["score", out, data, "--task", "TASK.yaml"]
-    say(f"risks at {count:,} prediction times")
-    finish(wrote={"predictions": out}, then=then, result={"prediction_times": count})
+        say(f"risks at {count:,} prediction times")
+        # score knows a task's own causes alone
+        then = ["evaluate", run]
+        finish(wrote={"predictions": out}, then=then, result={"prediction_times": count})
+        return
+    given |= {"limits": study.drift, "threshold": threshold, "strict": strict}
+    with bar("predicting") as tick:
+        found, unlike, wrote = write_list(
+            opened, data, out, recalibrated=recalibrate, progress=tick, **given
+        )
+    times = sum(found["prediction_times"].values())
+    say(f"risks at {times:,} prediction times")
+    result = {"prediction_times": times} | {name: found[name] for name in ("above", "drift")}
+    if "predictions" not in wrote:
+        warn(f"there is no list. {unlike.verdict}")
+        finish(wrote=wrote, then=["drift", run, data], result=result)
+        raise typer.Exit(REFUSED)
+    say(unlike.verdict)
+    finish(wrote=wrote, then=["score", out, data, "--task", "TASK.yaml"], result=result)
+
+
+def drift(
+    run: RunFolder,
+    data: DataFolder,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also write a page with histograms (HTML)")
+    ] = None,
+    overwrite: Overwrite = False,
+    config: Config = None,
+) -> None:
+    """Compare new people with those that a run was trained on; loads no model.
+
+    Exits with 4 where codes, units, numbers or people differ beyond the settings of the section drift, and with 0 where
+    they do not or where the people are too few to say.
+    """
+    from ehrsequencing.api.drift import drift as compare
+
+    study = read_study(config, overrides, "drift")
+    refuse_idle({"--overwrite": overwrite}, "without --out", where="ehrseq drift", when=out is None)
+    opened = open_run(run, study, "drift", config=config)
+    found = compare(
+        opened,
+        data,
+        out=out,
+        limits=study.drift,
+        facts=study.data,
+        overwrite=overwrite,
+        progress=shown(),
+    )
+    for text in found.notes:
+        note(f"note: {text}")
+    say(found.verdict)
+    for one in (found.differences or [])[: 2 * SHOWN]:
+        training, here = one.texts
+        mark = "  alarm" if one.is_alarm else ""
+        say(f"  {_named(one.title, {}):<{CODE}} {training:>9} {here:>9}  {one.size:>4.0%}{mark}")
+    at = "index" if opened.task.index.which == "every" else "last"
+    then = ["predict", run, data, "--at", at]
+    finish(wrote={"page": out}, then=then, result=found.as_json())
+    if found.is_alarm:
+        raise typer.Exit(REFUSED)
 
 
 def explain(

@@ -27,6 +27,7 @@ from ehrsequencing.config.records import (
     VocabularyConfig,
 )
 from ehrsequencing.config.study import (
+    DriftConfig,
     EvaluationConfig,
     PretrainingConfig,
     StudyConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "CensoringConfig",
     "DataConfig",
     "DialectConfig",
+    "DriftConfig",
     "EligibilityConfig",
     "EvaluationConfig",
     "HistoryCode",

@@ -133,6 +133,15 @@ class EvaluationConfig(Settings):
     recalibrate: bool = False
 
 
+class DriftConfig(Settings):
+    """From where on a difference between new people and training people is an alarm (docs/nightly.md)."""
+
+    # mean share of a person's numbers of a code outside the 1st to 99th percentile of the training people's
+    numbers: float = Field(default=0.3, gt=0, le=1)
+    # difference of the shares of people with a code, or distance between two distributions; 1: never
+    people: float = Field(default=0.3, gt=0, le=1)
+
+
 class StudyConfig(Settings):
     """Everything a study needs, in one file."""
 
@@ -147,6 +156,7 @@ class StudyConfig(Settings):
     pretraining: PretrainingConfig = PretrainingConfig()
     transfer: TransferConfig = TransferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    drift: DriftConfig = DriftConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -24,7 +24,7 @@ _FACTS = (
     "recalibrated_in_training", "audit",
 )  # fmt: skip
 _CHECKS = ("time_zero", "predictor_cutoff", "parameters", "tuning_trials", "seeds", "members")
-_EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes")
+_EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
 _COUNTS = (  # of people, in the rows of a result
     "subjects", "evaluated", "events", "n", "at_risk", "seen_in_training", "new_codes", "without_record_before",
     "first_record_later",

@@ -48,6 +48,7 @@ RUN_NEEDS = (
     "vocabulary.json",
     "vocabulary.safetensors",
 )
+BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"  # trees and Cox, of a run that has them
 NETWORK_FILES = {"config.json", "model.safetensors"}  # those of them that hold the network
 _AGAIN = "make the folder again"
 _HASHING = 4  # files that are hashed at once
@@ -97,8 +98,15 @@ CHECK = Kind("check", "a report of ehrseq check", (b'"kind": "check"',))
 PREDICTIONS = Kind(
     "predictions",
     "predictions",
-    (b'"subject_id","prediction_time","cause","horizon_days","risk","start_days"',),
+    (
+        b'"subject_id","prediction_time","cause","horizon_days","risk","kind","index_time"',
+        b'"subject_id","prediction_time","cause","horizon_days","risk","start_days"',
+    ),
 )
+DRIFT = Kind(
+    "drift", "a comparison with training people", (b"<title>New people beside the training people",)
+)
+LIST = Kind("list", "a summary of predictions", (b'"kind": "list"', b"<title>Predictions of "))
 EXPLORER = Kind("explorer", "an explorer", (b"ehrsequencing explorer</title>",))
 EXPLANATION = Kind(
     "explanation",

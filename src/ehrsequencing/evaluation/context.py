@@ -15,13 +15,12 @@ from ehrsequencing.config.files import read_yaml
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, read_json_lines
 from ehrsequencing.core.made_of import made_of
-from ehrsequencing.core.outputs import HISTORY, RUN_NEEDS
+from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN_NEEDS
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population, unobserved_tenths
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared

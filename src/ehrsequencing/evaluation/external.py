@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
+from ehrsequencing.config import DataConfig, DriftConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, private_folder, read_json, refuse_overlap
@@ -32,16 +32,17 @@ from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.population import Population, people
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.rivals import fit_rivals
-from ehrsequencing.prediction.drift import differences
+from ehrsequencing.prediction.drift import Drift, compare
 from ehrsequencing.prediction.predict import Encoder
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import LateRows, MedsReader, is_simulation
+from ehrsequencing.records.people import People
 from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.survey import CodeCounts, TokenRows, survey
+from ehrsequencing.records.survey import survey
 from ehrsequencing.records.timelines import (
     ArrayAppender,
     TaskRecords,
@@ -64,7 +65,7 @@ class External:
     population: Population  # prediction times, labels and counts
     unknown: dict[str, int]  # codes that the run does not know → subjects
     unmatched: list[str]  # settings of the task whose codes match nothing here
-    differences: list[str]  # from the training data, in sentences
+    drift: Drift  # beside the training people
     late: LateRows | None  # rows that were left out, long after all others
     made_of: dict[str, str]  # its rows
 
@@ -89,10 +90,10 @@ def read_external(
     """
     reader = MedsReader(data, facts, run.study.visits)
     progress("reading the new data")
-    surveyed, parents, task = survey(reader, CodeCounts), read_parents(data), run.task
-    encoder, codes = Encoder(run, parents), surveyed.part.subjects
-    inputs = TokenRows(run.vocabulary, encoder.excluded)
-    unknown = surveyed.part.unknown(run.vocabulary, encoder.excluded)
+    parents, task = read_parents(data), run.task
+    encoder = Encoder(run, parents)
+    surveyed = survey(reader, lambda: People(run.vocabulary, encoder.excluded, run.study.visits))
+    codes, unknown = surveyed.part.subjects, surveyed.part.unknown(run.vocabulary, encoder.excluded)
     unmatched = _unmatched(task, codes, parents)
     if any(not text.startswith("competing.") for text in unmatched):
         whole = sum(not encoder.excluded(code) for code in codes)
@@ -107,7 +108,6 @@ def read_external(
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
-            inputs.add(events)
             record = make_record(events, excluded=encoder.excluded, settings=run.study.visits)
             cohort = encoder.builder.build(record, dataset_end_us=end_us)
             no_split = np.zeros(len(record.subject_id), dtype=np.int8)
@@ -135,7 +135,7 @@ def read_external(
         population,
         unknown,
         unmatched,
-        differences(inputs, encoder.builder.cause_codes),
+        compare(surveyed.part, run, end_us=end_us, parents=parents, limits=DriftConfig()),
         late=reader.late,
         made_of=made_of(records=surveyed.days.content),
     )
@@ -228,8 +228,8 @@ def validate(
                 where=str(folder),
                 fix="name another folder with --out, or replace it with --overwrite",
             )
-        for text in external.differences:
-            say(f"warning: {text}")
+        if external.drift.is_alarm:
+            say(f"warning: {external.drift.verdict}")
         external = replace(external, population=external.population.drawn(settings))
         rivals = fit_rivals(evaluated, store, settings, progress)
         evaluation = Evaluation(
@@ -272,7 +272,7 @@ def _summary(
         warnings.append(
             "Far more tokens are unknown to the run than in training: it cannot use what it does not know."
         )
-    warnings += [f"{text[0].upper()}{text[1:]}." for text in external.differences]
+    warnings += [external.drift.verdict] if external.drift.is_alarm else []
     if seen:
         warnings.append(
             f"{people(seen)} subject ids also occur in the run's training data: if they are the same "
@@ -295,6 +295,7 @@ def _summary(
             if count >= SMALLEST_COUNT
         ][:MOST_CODES],
         "unmatched": external.unmatched,
+        "drift": external.drift.as_json(),
         "seen_in_training": seen,
         "people": digest(external.made_of),
     }, warnings

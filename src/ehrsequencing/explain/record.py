@@ -129,11 +129,11 @@ class SubjectRecord:
 
 
 def subject_records(
-    records: NewRecords, subjects: set[int] | None = None
+    records: NewRecords, subjects: set[int] | None = None, moment: Moment | None = None
 ) -> Iterator[SubjectRecord]:
     """The records of all subjects that have a prediction time, or of some of them, in the order of the data."""
     settings = records.run.study.visits
-    for record, rows in records.prediction_times(Moment("all")):
+    for record, rows in records.prediction_times(moment or Moment("all")):
         bounds = offsets(rows.subject, len(record.subject_id))
         starts = np.r_[record.events.starts, len(record.events)]
         for k, subject in enumerate(record.subject_id.tolist()):

@@ -1,58 +1,371 @@
-"""How new records differ from those that a run was trained on: numbers on another scale, and codes that are absent."""
+"""How new people differ from a run's training people: a broken feed, another mix of patients, or neither.
 
-from collections.abc import Sequence
+A feed is broken where codes, their units or their numbers are not what they were. Another mix of patients has the same
+codes and numbers, and other shares of people have them. Nothing here names a code that fewer than 11 people have, and
+no number is of so few. It needs no torch.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ehrsequencing.core.disclosure import SMALLEST_COUNT
-from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.survey import TokenRows
+from ehrsequencing.config import DataConfig, DriftConfig
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import SMALLEST_COUNT, rounded, shareable_count, shareable_rate
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.codes import CodeMatcher, code_type, read_parents
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.people import MEASURES, People, visits_a_year
+from ehrsequencing.records.survey import Progress, Steps, survey
 
-FEWEST_NUMBERS = 20  # of a code that is judged
-MOST_OUTSIDE = 0.9  # share of a code's numbers
-COMMON = 0.5  # share of the training people who have a code that should not be absent
+FEWEST_PEOPLE, FEWEST_NUMBERS = (
+    30,
+    20,
+)  # of the new people, and of a code: with fewer nothing is said
+EXPECTED = 10.0  # people who should have a code: that nobody has it is then no chance
+# standard errors of chance: of a share, and of a distance between distributions
+SIGMAS, KS_SIGMAS = 4.0, 2.5
+USUAL = 0.02  # share of the training people's numbers outside their 1st to 99th percentile
+MUCH_UNKNOWN = 0.5  # share of rows with a code that the run does not know
 MOST_NAMED = 5  # codes in one sentence
+NO_REFERENCE = (
+    "the run does not hold what its training people were like (it is a shared copy or of an earlier version), so new"
+    " people are compared by units and by common codes only; train again for the rest"
+)
+# kinds of differences, in the order in which they are said: those of a broken feed, and of another mix of patients
+BROKEN = {
+    "unit": "{}",
+    "kind": "no row has a code of the kind {}",
+    "gone": "nobody has {}",
+    "numbers": "numbers lie outside the 1st to 99th percentile of the training data: compare the units of {}",
+    "no numbers": "no row has a number of {}",
+    "new": "the run does not know {}",
+    "unknown": "{} of a person's rows have a code that the run does not know and cannot use",
+    "rate": "there are fewer {}",
+}
+MIX = {"share": "more or fewer people have {}", "people": "{}"}
+_TITLES = {
+    "numbers": "numbers of {}",
+    "no numbers": "a number of {}",
+    "kind": "codes of the kind {}",
+}
+_LABELS = {"unit": "{0}", "numbers": "{0} ({2})", "new": "{0} ({2})", "unknown": "{2}"}
+_OF_LENGTH = {"rows", "visits", "codes", "history"}  # measures that a cut of the records changes
+# of a measure: values of the new people, quantiles of groups of 11 of them, and those of the training people
+Sampled = tuple[Floats, Floats, Floats]
 
 
-def differences(counts: TokenRows, outcomes: Sequence[CodeMatcher] = ()) -> list[str]:
-    """How records differ from the training data, one sentence for each kind; empty where nothing stands out.
+@dataclass(frozen=True)
+class Difference:
+    """One thing that was compared.
+
+    Attributes:
+        kind: A key of `BROKEN` or `MIX`.
+        name: The code, or what was measured.
+        size: How far apart, from 0 to 1: a difference of shares, or the distance between two distributions.
+        training: Of the training people: a share, or a median of `people`; None where it is not known.
+        here: Of the new people; None where it would be of fewer than 11 people.
+        is_alarm: Whether it lies beyond its limit and beyond chance.
+    """
+
+    kind: str
+    name: str
+    size: float
+    training: float | None
+    here: float | None
+    is_alarm: bool = True
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Of the training people and of the new people, as text."""
+        is_share = self.kind not in ("people", "rate")
+        training, here = (
+            "–"
+            if one is None
+            else f"{one:.0%}"
+            if is_share
+            else f"{one:,.{0 if one >= 10 else 2}f}"
+            for one in (self.training, self.here)
+        )
+        return training, "hidden" if self.here is None else here
+
+    @property
+    def title(self) -> str:
+        """What was compared, for a table."""
+        return _TITLES.get(self.kind, "{}").format(self.name)
+
+    @property
+    def label(self) -> str:
+        """What was compared with its numbers, for a sentence."""
+        training, here = self.texts
+        form = _LABELS.get(self.kind, "{} ({} in training, {} here)")
+        return form.format(self.name, training, here)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """New people beside a run's training people.
+
+    Attributes:
+        people: How many there are, as it may be shared.
+        differences: The largest first; None where people are too few.
+        curves: By measure: 129 quantiles of the training people and of these.
+        is_cut: Whether their histories are so short that records must have been cut.
+        notes: What could not be compared.
+    """
+
+    people: int | str | None
+    differences: list[Difference] | None
+    curves: dict[str, tuple[Floats, Floats]]
+    is_cut: bool
+    notes: list[str]
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether something lies beyond its limit."""
+        return any(one.is_alarm for one in self.differences or ())
+
+    def sentences(self, kinds: Mapping[str, str]) -> Iterator[str]:
+        """What lies beyond its limit, one sentence a kind."""
+        for kind, words in kinds.items():
+            labels = [o.label for o in self.differences or () if o.kind == kind and o.is_alarm]
+            more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+            if labels:
+                yield words.format(", ".join(labels[:MOST_NAMED]) + more)
+
+    @property
+    def verdict(self) -> str:
+        """One line: too few to say, a broken feed, another mix of patients, a cut extract, or no alarm."""
+        if self.differences is None:
+            return f"Too few people to say: fewer than {FEWEST_PEOPLE}."
+        text = "No alarm: these people are like the training people."
+        if mix := "; ".join(self.sentences(MIX)):
+            text = f"Another mix of patients, and no sign of a broken feed: {mix}."
+        if broken := "; ".join(self.sentences(BROKEN)):
+            text = f"The feed looks broken: {broken}."
+        if not self.is_cut:
+            return text
+        training, here = (f"{curve[64]:,.0f}" for curve in self.curves[MEASURES["history"]])
+        medians = f"half of the histories are shorter than {here} days ({training} in training)"
+        cut = f"The extract is cut ({medians}), so it is judged by rates a year."
+        return f"{text} {cut}" if broken else f"{cut} {text}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For other programs; everything in it may be shared."""
+        return {
+            "verdict": self.verdict,
+            "alarm": self.is_alarm,
+            "cut": self.is_cut,
+            "people": self.people,
+            "differences": [dict(vars(one)) for one in self.differences or ()],
+            "quantiles": {
+                name: {"training": training[::16].tolist(), "here": rounded(here[::16].tolist())}
+                for name, (training, here) in self.curves.items()
+            },
+            "notes": self.notes,
+        }
+
+
+def compare(
+    people: People,
+    run: Run,
+    *,
+    end_us: int,
+    parents: Mapping[str, list[str]],
+    limits: DriftConfig,
+    risks: dict[str, Sampled] | None = None,
+) -> Drift:
+    """Compare new people with a run's training people.
 
     Args:
-        counts: Of the records, by the vocabulary of the run.
-        outcomes: Codes that people who are asked about need not have.
+        people: The new ones, counted by the run's vocabulary.
+        run: The run.
+        end_us: The end of the new data.
+        parents: Parents of its codes.
+        limits: Beyond which a difference is an alarm.
+        risks: What is predicted → the risks, as another measure.
     """
-    vocabulary, codes = counts.vocabulary, counts.vocabulary.codes
-    own = slice(vocabulary.n_unknown, vocabulary.n_unknown + len(codes))
-    without, inside, outside = counts.by_number[own].T
-    numbers = inside + outside
-    share_outside = outside / np.maximum(numbers, 1)
-    # codes whose numbers, of a few people, are one group: it has a mean and no percentiles
-    is_group = (vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0)
-    has_range = ~np.append(is_group, True)[vocabulary.scale[own]]
-    is_unlike = has_range & (numbers >= FEWEST_NUMBERS) & (share_outside > MOST_OUTSIDE)
-    share = vocabulary.share if len(vocabulary.share) else np.zeros(len(codes))
-    expected = ~np.array([any(one(code) for one in outcomes) for code in codes], dtype=bool)
-    # only common codes among enough people: with fewer, even a common code may be absent by chance
-    is_judged = expected & (share >= COMMON) & (counts.subjects >= SMALLEST_COUNT)
-    is_absent = is_judged & (without + numbers == 0)
-    kinds = (
-        (
-            "nearly all numbers lie outside the 1st to 99th percentile of the training data: compare the"
-            " units of",
-            is_unlike,
-            share_outside,
-        ),
-        (
-            "nobody has a code that at least half of the training people had: compare the names of",
-            is_absent,
-            share,
-        ),
+    reference, count = run.training_people, shareable_count(people.total)
+    notes = [] if reference else [NO_REFERENCE]
+    if people.total < FEWEST_PEOPLE:
+        return Drift(count, None, {}, False, notes)
+    known, trained = (reference["measures"], reference["people"]) if reference else ({}, 1)
+    sampled = {
+        MEASURES[name]: (values, knots, np.array(known[name]))
+        for name, (values, knots) in people.measured(end_us).items()
+        if knots is not None and name in known
+    }
+    is_cut = False
+    if reference and (history := sampled.get(MEASURES["history"])):
+        # nearly all histories are shorter than those of a quarter of the training people
+        is_cut = bool(np.quantile(history[0], 0.95) < history[2][96])
+    # when an extract is taken says nothing of its feed, and how far it reaches back is said apart
+    unjudged = {MEASURES[name] for name in ("last_visit", *(_OF_LENGTH if is_cut else ()))}
+    named = sampled | (risks or {})
+    found = [
+        _distance(name, own, trained, 1.0 if name in unjudged else limits.people)
+        for name, own in named.items()
+    ]
+    found += [*_numbers(people, limits), *_codes(people, run, parents, limits, is_cut=is_cut)]
+    unknown = rounded(people.unknown_share / people.total)
+    is_alarm = unknown > MUCH_UNKNOWN
+    found.append(Difference("unknown", "unknown codes", unknown, None, unknown, is_alarm))
+    # where a whole kind of codes is missing, that makes histories short
+    is_cut = is_cut and not any(one.kind == "kind" for one in found)
+    if reference and is_cut:
+        visits, history_days = (sampled[MEASURES[name]][0] for name in ("visits", "history"))
+        rate, usual = visits_a_year(visits, history_days), reference["visits_a_year"]
+        size = max(1 - rate / max(usual, 1e-9), 0.0)  # a cut makes them seem more, never fewer
+        is_alarm = size > limits.people
+        found.append(
+            Difference("rate", "visits a year", rounded(size), usual, rounded(rate), is_alarm)
+        )
+    found.sort(key=lambda one: -one.size)
+    curves = {name: (training, knots) for name, (_, knots, training) in named.items()}
+    return Drift(count, found, curves, is_cut, notes)
+
+
+def _distance(name: str, own: Sampled, trained: int, limit: float) -> Difference:
+    """The largest distance between two cumulative distributions."""
+    values, knots, training = own
+    at = np.sort(np.r_[training, values])
+    below, below_here = (
+        np.searchsorted(np.sort(some), at, side="right") / len(some) for some in (training, values)
     )
-    sentences = []
-    for what, is_named, of_code in kinds:
-        order = sorted(np.flatnonzero(is_named).tolist(), key=(-of_code).__getitem__)
-        named = ", ".join(f"{codes[k]} ({of_code[k]:.0%})" for k in order[:MOST_NAMED])
-        others = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
-        if named:
-            sentences.append(f"{what} {named}{others}")
-    return sentences
+    size = float(np.abs(below - below_here).max())
+    beyond = max(limit, KS_SIGMAS * np.sqrt(1 / trained + 1 / len(values)))
+    medians = [rounded(float(curve[64]), 4) for curve in (training, knots)]
+    return Difference("people", name, rounded(size), medians[0], medians[1], bool(size > beyond))
+
+
+def _numbers(people: People, limits: DriftConfig) -> Iterator[Difference]:
+    """Codes whose numbers lie outside the 1st to 99th percentile of the training people's."""
+    vocabulary = people.vocabulary
+    # all numbers of a few people are one group, which has a mean and no percentiles
+    is_group = (vocabulary.knots[:, 0] == vocabulary.knots[:, -1]) & (vocabulary.sd != 1.0)
+    for code, n in people.judged.items():
+        enough = n >= SMALLEST_COUNT and people.numbers[code] >= FEWEST_NUMBERS
+        if enough and not is_group[vocabulary.scale[vocabulary.index[code]]]:
+            share = people.outside[code] / n
+            size, is_alarm = rounded(max(share - USUAL, 0.0)), share > limits.numbers
+            yield Difference("numbers", code, size, USUAL, round(share, 2), is_alarm)
+
+
+def _chance(share: float, n: float, trained: float) -> float:
+    """How far a share of n people may lie from that of the training people by chance."""
+    return float(SIGMAS * np.sqrt(share * (1 - share) * (1 / n + 1 / trained)))
+
+
+def _codes(
+    people: People,
+    run: Run,
+    parents: Mapping[str, list[str]],
+    limits: DriftConfig,
+    *,
+    is_cut: bool,
+) -> Iterator[Difference]:
+    """Codes that people have more or less often, codes and numbers that are gone, and codes that are new."""
+    n, reference, known = people.total, run.training_people, run.vocabulary
+    trained = reference["people"] if reference else np.inf
+    shares = {c: (share, 0.0) for c, share in zip(known.codes, known.share, strict=False)}
+    if reference:
+        codes = reference["codes"].items()
+        shares = {code: (had / trained, numbered / trained) for code, (had, numbered) in codes}
+    # people asked about may not have had an outcome yet
+    outcomes = CohortBuilder(run.task, parents=parents).cause_codes
+    shares = {c: share for c, share in shares.items() if not any(one(c) for one in outcomes)}
+    new = {c: m for c, m in people.unknown(known, people.excluded).items() if m >= SMALLEST_COUNT}
+    units = _units(people, new, parents)
+    kinds = {
+        code_type(code) for code, m in people.subjects.items() if m and not people.excluded(code)
+    }
+    rises = defaultdict[str, float](float)
+    for code, (share, _) in shares.items():
+        rises[code_type(code)] += max(people.subjects[code] / n - share, 0.0)
+    missing = dict[str, float]()
+    for code, (share, with_number) in shares.items():
+        here, kind = people.subjects[code] / n, code_type(code)
+        # in records that are cut a code is rarer, and one may have come early
+        enough = EXPECTED / n * (4 if is_cut else 1)
+        is_gone = here == 0 and share >= enough and code not in units
+        if is_gone and kind and kind not in kinds:
+            missing[kind] = max(share, missing.get(kind, 0.0))
+        elif (
+            is_gone and not is_cut and rises[kind] < 0.8 * share
+        ):  # no codes of its kind took its place
+            yield Difference("gone", code, rounded(share), rounded(share), 0.0)
+        elif here and with_number >= enough and not people.judged[code]:
+            yield Difference("no numbers", code, rounded(with_number), rounded(with_number), 0.0)
+        elif reference and code not in units:
+            middle = (here * n + share * trained) / (n + trained)
+            size, beyond = abs(here - share), max(limits.people, _chance(middle, n, trained))
+            is_alarm = not is_cut and size > beyond
+            shown = shareable_rate(here, n)
+            yield Difference("share", code, rounded(size), rounded(share), shown, is_alarm)
+    yield from (Difference("kind", kind, share, share, 0.0) for kind, share in missing.items())
+    usual = (SMALLEST_COUNT - 1) / min(trained, n)  # at most: else the run would know them
+    old_of = {new: old for old, new in units.items()}
+    for code, m in new.items():
+        kind, name, beyond = "new", code, max(limits.people, usual + _chance(usual, n, trained))
+        beyond = beyond if reference else 1.0  # in few training people it may have been common
+        if old := old_of.get(code):
+            kind, beyond = "unit", usual
+            name = _changed_unit(old, code, is_gone=not people.subjects[old])
+        size = rounded(m / n)
+        yield Difference(kind, name, size, 0.0, shareable_rate(m / n, n), m / n > beyond)
+
+
+def _units(
+    people: People, new: Mapping[str, int], parents: Mapping[str, list[str]]
+) -> dict[str, str]:
+    """Known code with numbers → a new one of the same parent; units stand last, as in `LOINC//2345-7//mg/dL`."""
+    known = people.vocabulary
+    of_parent = defaultdict[str, list[str]](list)
+    for place in np.flatnonzero(known.has_numbers).tolist():
+        code = known.codes[place]
+        of_parent[code].append(code)
+        of_parent[_parent(code)].append(code)
+    found = dict[str, str]()
+    for code in new:
+        up = _parent(code)
+        ups = {code, up} if "//" in up or up in parents.get(code, ()) else {code}
+        near = [old for one in ups for old in of_parent[one]]
+        if near and people.numbers[code]:
+            found[min(near, key=people.subjects.__getitem__)] = code
+    return found
+
+
+def _parent(code: str) -> str:
+    return code.rpartition("//")[0]
+
+
+def _changed_unit(old: str, new: str, *, is_gone: bool) -> str:
+    """As in: the unit of LOINC//2345-7 changed (mg/dL is gone, mmol/L is new)."""
+    parent = (
+        new if old.startswith(f"{new}//") else old if new.startswith(f"{old}//") else _parent(new)
+    )
+    was, now = (code.removeprefix(parent).lstrip("/") or "no unit" for code in (old, new))
+    return f"the unit of {parent} changed ({f'{was} is gone, ' if is_gone else ''}{now} is new)"
+
+
+def compare_data(
+    run: Run,
+    data: Path,
+    facts: DataConfig | None,
+    limits: DriftConfig | None = None,
+    progress: Progress | None = None,
+) -> Drift:
+    """Compare the people of MEDS data in one pass, without the model; `facts` is what its own files do not tell."""
+    reader, parents = MedsReader(data, facts, run.study.visits), read_parents(data)
+    excluded, tick = (
+        CodeMatcher(run.manifest["excluded"], parents=parents),
+        Steps(reader, 0, progress),
+    )
+    found = survey(reader, lambda: People(run.vocabulary, excluded, run.study.visits), tick)
+    limits = limits or DriftConfig()
+    return compare(found.part, run, end_us=found.end_us, parents=parents, limits=limits)

@@ -5,7 +5,6 @@ the way that training records went, shard by shard, but nothing about the end of
 where the data ends, after which there is no answer.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +12,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from ehrsequencing.config import DataConfig, format_days
+from ehrsequencing.config import DataConfig, DriftConfig, format_days
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import digest, refuse_overlap
-from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
+from ehrsequencing.core.files import digest
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.prediction.drift import differences
+from ehrsequencing.prediction.drift import MUCH_UNKNOWN, Drift, Sampled, compare
+from ehrsequencing.prediction.moment import Moment as Moment, refuse_early
 from ehrsequencing.prediction.prediction_file import (
     Risks,
     prediction_file,
-    require_suffix,
 )
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
@@ -32,45 +30,16 @@ from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import DAY_US, NEVER, Events, parse_date_us
+from ehrsequencing.records.events import DAY_US, NEVER, Events
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
+from ehrsequencing.records.people import People
+from ehrsequencing.records.survey import Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Record, make_record
 
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 Answer = TypeVar("Answer")
-# shares of rows with a code that training did not know: warned of, refused
-MUCH_UNKNOWN, MOST_UNKNOWN = (
-    0.5,
-    0.9,
-)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Which prediction times to use: every one (`all`), each subject's newest (`last`), or a date."""
-
-    at: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.at not in ("all", "last") and not re.match(r"\d{4}-\d{2}-\d{2}", self.at):
-            raise EhrseqError(
-                f"{self.at!r} is not a date",
-                where="--at",
-                fix="use all, last or a date: 2026-03-01",
-            )
-
-    @property
-    def as_of_us(self) -> int | None:
-        """The date, at midnight unless it has a time of day."""
-        return None if self.at in ("all", "last") else parse_date_us(self.at)
-
-    def choose(self, rows: CohortRows) -> CohortRows:
-        """Keep the chosen rows."""
-        if self.at != "last" or not len(rows):
-            return rows
-        return rows.take(np.r_[rows.subject[1:] != rows.subject[:-1], True])
+MOST_UNKNOWN = 0.9  # share of rows with a code that training did not know: refused
 
 
 @dataclass(frozen=True)
@@ -112,8 +81,9 @@ class Encoder:
             if moment.as_of_us is not None
             else rows.prediction_us <= end_us
         )
+        known_rows = rows.take(known)
         return PredictionTimes(
-            record, cohort, moment.choose(rows.take(known)), late=int((~known).sum())
+            record, cohort, known_rows.take(moment.chosen(known_rows)), late=int((~known).sum())
         )
 
     def encode(self, record: Record, rows: CohortRows) -> TaskRecords:
@@ -134,6 +104,7 @@ class NewRecords:
         subjects: How many there are in the shards encoded so far.
         moments: How many prediction times they have, late ones included.
         late: Moments after the data's end, which have no answer.
+        people: What was counted of their people.
         made_by: The run's name and fingerprint, and the digest of the rows.
     """
 
@@ -142,19 +113,23 @@ class NewRecords:
     facts: DataConfig | None = None
     progress: Progress | None = None
     only: frozenset[int] | None = None
+    limits: DriftConfig = field(default_factory=DriftConfig)
     subjects: int = field(default=0, init=False)
     moments: int = field(default=0, init=False)
     late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
-        self.encoder = Encoder(self.run, read_parents(self.data))
+        self.parents = read_parents(self.data)
+        self.encoder = Encoder(self.run, self.parents)
         self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
         surveyed = survey(
-            self.reader, lambda: TokenRows(self.run.vocabulary, self.excluded), self._tick
+            self.reader,
+            lambda: People(self.run.vocabulary, self.excluded, self.run.study.visits),
+            self._tick,
         )
-        self.rows = surveyed.part
+        self.people = surveyed.part
         self.end_us = surveyed.end_us
         self.made_by = {
             "run": self.run.folder.name,
@@ -201,19 +176,32 @@ class NewRecords:
 
         The same text warns where the run does not give its reference risks here.
         """
-        if not self.rows.tokens:
+        if not self.people.total:
             return "no row has a code that makes a token"
-        share = self.rows.unknown / self.rows.tokens
+        rows, unknown = self.people.all_rows.tolist()
+        share = unknown / rows
         what = f"{share:.1%} of the rows have a code that the run does not know"
-        # a mean over subjects, so that one person's many rows do not decide
-        of_subject = self.rows.shares / max(self.rows.subjects, 1)
+        # one person's many rows do not decide
+        of_subject = self.people.unknown_share / self.people.total
         if min(share, of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
-        unlike = [*check_reference(self.run), *differences(self.rows, self.builder.cause_codes)]
+        drift = self.drift()
+        unlike = [*check_reference(self.run), *([drift.verdict] if drift.is_alarm else ())]
         if share > MUCH_UNKNOWN:
             unlike.insert(0, f"{what}: it cannot use them")
         return f"warning: {'; '.join(unlike)}" if unlike else what
+
+    def drift(self, risks: dict[str, Sampled] | None = None) -> Drift:
+        """How the people, and the risks where they are given, differ from those of the run's training."""
+        return compare(
+            self.people,
+            self.run,
+            end_us=self.end_us,
+            parents=self.parents,
+            limits=self.limits,
+            risks=risks,
+        )
 
 
 def predict(
@@ -224,11 +212,14 @@ def predict(
     at: str = "all",
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
+    limits: DriftConfig | None = None,
     recalibrated: bool = False,
     force: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
+    each: Callable[[Risks], None] = lambda _: None,
+    before_end: Callable[[NewRecords], None] = lambda _: None,
 ) -> int:
     """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
 
@@ -236,14 +227,18 @@ def predict(
         run_folder: A trained run.
         data: A MEDS data set.
         out: The file to write: `.parquet`, `.csv` or `.csv.gz`.
-        at: `all` prediction times, each subject's `last`, or a date ("as of that day").
+        at: `all` prediction times, each subject's `last`, at each subject's newest `index` or at `every-index`, or a
+            date ("as of that day").
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
+        limits: Beyond which people differ from the training people so much that it is said.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         force: Whether to answer even if hardly any code of the data is known to the run.
         overwrite: Whether predictions that are there are replaced.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the risks should know.
+        each: Called with the risks of each shard.
+        before_end: Called when all risks are written; where it raises an error, there will be no file.
 
     Returns:
         The number of prediction times.
@@ -251,12 +246,10 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
-    refuse_overlap(out, data)
-    run, moment = Run(run_folder), Moment(at)
+    moment = refuse_early(out, data, at, overwrite=overwrite)
+    run = Run(run_folder)
     predictor = RiskPredictor(run, horizons_days, recalibrated=recalibrated)
-    require_suffix(out)
-    records = NewRecords(run, data, facts, progress)
+    records = NewRecords(run, data, facts, progress, limits=limits or DriftConfig())
     with prediction_file(
         out,
         causes=predictor.causes,
@@ -270,6 +263,8 @@ def predict(
         for risks in predictor.answers(records, moment, force=force, say=say):
             file.write(risks)
             count += len(risks)
+            each(risks)
+        before_end(records)
     return count
 
 
@@ -317,8 +312,9 @@ class RiskPredictor:
         risk, of_members = self.of_run.risk_of_members(records, days, start_days=self.start_days)
         return risk.astype(np.float32), of_members.astype(np.float32)
 
-    def answer(self, records: TaskRecords) -> Risks:
+    def answer(self, records: TaskRecords, moment: Moment | None = None) -> Risks:
         """The risks of the rows that have an answer, and the band of the members."""
+        rows, kind = records.rows, (moment or Moment()).kind(records.rows)
         risk, of_members = self._with_members(records)
         chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
         low = high = None
@@ -327,7 +323,13 @@ class RiskPredictor:
             # Hazards were averaged, not risks.
             low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])
         return Risks(
-            records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high
+            records.subject_id[chosen],
+            rows.prediction_us[chosen],
+            risk[chosen],
+            low,
+            high,
+            kind=kind[chosen],
+            index_us=rows.index_us[chosen],
         )
 
     def answers(
@@ -346,7 +348,7 @@ class RiskPredictor:
         """
 
         def answer(part: TaskRecords) -> Iterator[tuple[Ints, Risks]]:
-            risks = self.answer(part)
+            risks = self.answer(part, moment)
             yield risks.subject_id, risks
 
         for _, risks in answers_of(records, moment, answer, force=force, say=say):

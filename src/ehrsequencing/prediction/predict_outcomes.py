@@ -10,8 +10,7 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.files import refuse_overlap
-from ehrsequencing.core.outputs import PREDICTIONS, refuse_existing
+from ehrsequencing.prediction.moment import refuse_early
 from ehrsequencing.prediction.predict import (
     Moment,
     NewRecords,
@@ -19,7 +18,7 @@ from ehrsequencing.prediction.predict import (
     horizons_of,
     start_days_of,
 )
-from ehrsequencing.prediction.prediction_file import prediction_file, require_suffix
+from ehrsequencing.prediction.prediction_file import prediction_file
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.network import outcome_risks
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -68,14 +67,12 @@ def predict_outcomes(
     Raises:
         EhrseqError: The run has no such outcomes, or as of `predict`.
     """
-    refuse_existing(out, PREDICTIONS, overwrite=overwrite)
-    refuse_overlap(out, data)
-    run, moment = Run(run_folder), Moment(at)
+    moment = refuse_early(out, data, at, overwrite=overwrite)
+    run = Run(run_folder)
     codes = chosen_outcomes(run, data, outcomes)
     if top is not None and top < 1:
         raise EhrseqError("leaves no outcome", where=f"--top {top}", fix="use 1 or more")
     horizons = [float(days) for days in horizons_of(run, horizons_days) if days is not None]
-    require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     names, start = [run.outcomes[k] for k in codes], start_days_of(run)
     count = 0
@@ -88,7 +85,7 @@ def predict_outcomes(
         made_by=records.made_by,
         overwrite=overwrite,
     ) as file:
-        answer = partial(_answers, run, codes=codes, horizons=horizons, top=top)
+        answer = partial(_answers, run, moment=moment, codes=codes, horizons=horizons, top=top)
         for subject_id, risks in answers_of(records, moment, answer, force=force, say=say):
             file.write_rows(*risks)
             count += len(subject_id)
@@ -125,8 +122,13 @@ def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
 
 
 def _answers(
-    run: Run, records: TaskRecords, codes: Ints, horizons: Sequence[float], top: int | None
-) -> Iterator[tuple[Ints, tuple[Ints, Ints, Ints, Ints, Floats32]]]:
+    run: Run,
+    records: TaskRecords,
+    moment: Moment,
+    codes: Ints,
+    horizons: Sequence[float],
+    top: int | None,
+) -> Iterator[tuple[Ints, tuple[tuple[Ints, ...], Ints, Ints, Floats32]]]:
     """Some prediction times after others: the subjects asked about, and the arguments of `write_rows`."""
     had = np.zeros((0, 2), np.int64)
     if records.outcomes is not None:
@@ -135,7 +137,9 @@ def _answers(
         place[codes] = np.arange(len(codes))
         had = np.stack([row, place[code]], axis=1)
         had = had[had[:, 1] >= 0]
-    subject_id, moment_us = records.subject_id, records.rows.prediction_us
+    subject_id = records.subject_id
+    asked = records.rows
+    times = (subject_id, asked.prediction_us, moment.kind(asked), asked.index_us)
     settings = {
         "codes": codes,
         "horizons_days": horizons,
@@ -149,7 +153,8 @@ def _answers(
         row, cause, horizon = _kept(risk, top)
         known = rows[row]
         risks = risk[row, cause, horizon]
-        yield subject_id[rows], (subject_id[known], moment_us[known], cause, horizon, risks)
+        of_risk = tuple(column[known] for column in times)
+        yield subject_id[rows], (of_risk, cause, horizon, risks)
 
 
 def _kept(risk: Floats32, top: int | None) -> tuple[Ints, Ints, Ints]:

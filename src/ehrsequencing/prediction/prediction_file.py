@@ -17,8 +17,13 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_unpacked
 from ehrsequencing.core.outputs import PREDICTIONS, Kind, output_file
 from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.moment import (
+    KINDS,
+    SUFFIXES as SUFFIXES,
+    require_suffix as require_suffix,
+)
+from ehrsequencing.records.events import DAY_US
 
-SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(
     [
         ("subject_id", pa.int64()),
@@ -26,9 +31,13 @@ _COLUMNS = pa.schema(
         ("cause", pa.string()),
         ("horizon_days", pa.float64()),
         ("risk", pa.float32()),
+        ("kind", pa.string()),  # of the prediction time, one of `moment.KINDS`
+        ("index_time", pa.timestamp("us")),
+        ("days_since_index", pa.float64()),
         ("start_days", pa.float64()),
     ],
 )
+_MOMENT = ("kind", "index_time", "days_since_index")
 FORMULA_START = r"[=+@\t\r-]"  # of a cell that a spreadsheet would run
 BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
 
@@ -43,21 +52,11 @@ class Risks:
     # as `risk`: lower end of the band over an ensemble's members; None for one model
     low: Floats32 | None = None
     high: Floats32 | None = None  # the upper end
+    kind: Ints | None = None  # (n,) a place in `moment.KINDS`; None where it is not known
+    index_us: Ints | None = None  # (n,)
 
     def __len__(self) -> int:
         return len(self.subject_id)
-
-
-def require_suffix(
-    out: Path, suffixes: tuple[str, ...] = SUFFIXES, *, what: str = "predictions"
-) -> None:
-    """Refuse a file name whose ending is not that of a format for predictions, or for something else."""
-    if not out.name.endswith(suffixes):
-        raise EhrseqError(
-            f"does not end in a format for {what}",
-            where=str(out),
-            fix=f"end its name with {', '.join(suffixes[:-1])} or {suffixes[-1]}",
-        )
 
 
 def without_formulas(text: pa.Array) -> pa.Array:
@@ -87,9 +86,9 @@ class PredictionWriter:
     def write(self, risks: Risks) -> None:
         """Append predictions."""
         n, n_causes, n_horizons = risks.risk.shape
+        times = (risks.subject_id, risks.prediction_us, risks.kind, risks.index_us)
         self.write_rows(
-            np.repeat(risks.subject_id, n_causes * n_horizons),
-            np.repeat(risks.prediction_us, n_causes * n_horizons),
+            [np.repeat(own, n_causes * n_horizons) for own in times if own is not None],
             np.tile(np.repeat(np.arange(n_causes), n_horizons), n),
             np.tile(np.arange(n_horizons), n * n_causes),
             risks.risk.reshape(-1),
@@ -98,14 +97,23 @@ class PredictionWriter:
 
     def write_rows(
         self,
-        subject_id: Ints,
-        prediction_us: Ints,
+        times: Sequence[Ints],
         cause: Ints,
         horizon: Ints,
         risk: Floats32,
         *bands: Floats32,
     ) -> None:
-        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
+        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`.
+
+        `times` are of each risk the subject's id, the prediction time and, where they are known, the place of its kind
+        in `moment.KINDS` and its index.
+        """
+        subject_id, prediction_us, *known = times
+        moment = [pa.nulls(len(risk), _COLUMNS.field(name).type) for name in _MOMENT]
+        if known:
+            kind, index_us = known
+            days = (prediction_us - index_us) / DAY_US
+            moment = [pa.array(KINDS).take(pa.array(kind)), pa.array(index_us), pa.array(days)]
         causes = pa.array(self.causes, pa.string())
         horizons = pa.array(self.horizons_days, pa.float64())
         columns = [
@@ -114,6 +122,10 @@ class PredictionWriter:
             causes.take(pa.array(cause)),
             horizons.take(pa.array(horizon)),
             pa.array(risk.astype(np.float32)),
+            *(
+                one.cast(_COLUMNS.field(name).type)
+                for name, one in zip(_MOMENT, moment, strict=True)
+            ),
             pa.array(np.full(len(risk), self.start_days)),
             *map(pa.array, bands),
         ]

@@ -10,16 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import rounded
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, remembered, sha256, write_json
 from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.moment import Moment
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.predictors.network import visit_hazards
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DAY_US, Events
+from ehrsequencing.records.people import (
+    PEOPLE,
+    measure,
+    quantiles,
+    visits_a_year,
+)
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -27,6 +36,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 REFERENCE = "reference.json"  # of a run: the records, column by column, and their risks
 TOLERANCE = 0.001  # in risk
 _SHAPE = (20, 16)  # people, and rows of each
+_MOST = 20_000  # people whose records and risks are kept as quantiles
 
 
 def write_reference(folder: Path) -> None:
@@ -40,6 +50,50 @@ def write_reference(folder: Path) -> None:
         reference = _drawn(run.vocabulary)
         reference["risk"] = _risk(run, reference).round(6).tolist()
         add_to_run(folder, REFERENCE, lambda path: write_json(path, reference))
+
+
+def write_people(folder: Path, prepared: Prepared) -> None:
+    """Add what the training people were like to a finished run, with the risks of its tuning people.
+
+    They are 129 quantiles of the first cause's risk by the main horizon, at each subject's newest index, at the newest
+    prediction time, and at all of them. A prepared set of an earlier version does not hold its people.
+    """
+    run = Run(folder)
+    if PEOPLE in run.manifest["files"] or not (prepared.folder / PEOPLE).is_file():
+        return
+    tuning = prepared.records(run.task.name, "tuning")
+    tuning = tuning.take(_some(len(tuning.timelines)))
+    risk = _risks(run, tuning)
+    risk = risk[:, 0, risk.shape[2] // 2]
+    subject, risks = tuning.rows.subject, dict[str, list[float]]()
+    for at in ("index", "last", "all"):
+        chosen = Moment(at).chosen(tuning.rows) & ~np.isnan(risk)
+        knots = quantiles(risk[chosen], subject[chosen])
+        if knots is not None:
+            risks[at] = rounded(knots.tolist(), 5)
+    people = prepared.timelines("train")
+    people = people.take(_some(len(people)))
+    measured = measure(
+        people.subject_offsets,
+        people.start_us,
+        people.end_us,
+        people.birth_us,
+        np.r_[np.repeat(people.owner, np.diff(people.visit_offsets)), people.static_owner],
+        run.vocabulary.base[np.r_[people.codes, people.static_codes]].astype(np.int32),
+    )
+    rate = visits_a_year(measured["visits"], measured["history"])
+    dataset_end = prepared.manifest["dataset_end_us"] / DAY_US
+    measured["last_visit"] = dataset_end - measured["last_visit"]
+    kept = {name: quantiles(values) for name, values in measured.items()}
+    measures = {name: rounded(knots.tolist()) for name, knots in kept.items() if knots is not None}
+    found = read_json(prepared.folder / PEOPLE)
+    found |= {"measures": measures, "visits_a_year": rounded(rate), "risks": risks}
+    add_to_run(folder, PEOPLE, lambda path: write_json(path, found))
+
+
+def _some(n: int) -> Ints:
+    """Numbers of some of n people, evenly over all."""
+    return np.linspace(0, n - 1, min(n, _MOST)).astype(np.int64)
 
 
 def check_reference(run: Run) -> list[str]:
@@ -114,7 +168,11 @@ def _risk(run: Run, kept: dict[str, Any]) -> Floats:
         entry_days=nothing,
     )
     timelines = encode_timelines(record, run.vocabulary)[0]
-    records = TaskRecords(timelines, encode_rows(record, rows, run.vocabulary))
+    return _risks(run, TaskRecords(timelines, encode_rows(record, rows, run.vocabulary)))
+
+
+def _risks(run: Run, records: TaskRecords) -> Floats:
+    """(R, causes, horizons) by the task's horizons."""
     if run.is_visit_head:
         return visit_hazards(run.model, records, code_types=run.code_types).astype(np.float64)
     return run.predictor.risk(records, run.task.horizons, start_days=run.task.blanking)

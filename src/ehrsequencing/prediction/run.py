@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import Shareable, digest, locked, read_json, read_shareable, sha256
 from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import (
+    ARRAYS_FILE,
+    BLEND_FILE,
     MANIFEST,
     RUN,
     SHARED_RUN,
@@ -26,14 +28,16 @@ from ehrsequencing.core.outputs import (
     require_unchanged,
     save_manifest,
 )
-from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.ensemble import load_model
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, Blend
-from ehrsequencing.predictors.network import network
-from ehrsequencing.predictors.predictor import Predictor, Recalibrated
 from ehrsequencing.records.outcomes import read_outcomes
+from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # what holds torch is imported with the model
+    from ehrsequencing.models.base import SurvivalModel
+    from ehrsequencing.predictors.blend import Blend
+    from ehrsequencing.predictors.predictor import Predictor
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
@@ -122,7 +126,7 @@ class Run:
         return altered(self.folder, self.manifest)
 
     @cached_property
-    def model(self) -> SurvivalModel:
+    def model(self) -> "SurvivalModel":
         """The network, in evaluation mode; in a blend it is one of the parts.
 
         Raises:
@@ -134,6 +138,8 @@ class Run:
                 "use a run that was trained without training.network=false",
             )
             raise EhrseqError(what, where=str(self.folder), fix=fix)
+        from ehrsequencing.models.ensemble import load_model
+
         return load_model(self.folder)
 
     @property
@@ -147,7 +153,7 @@ class Run:
         return read_outcomes(self.folder) if self.study.model.outcomes else []
 
     @cached_property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> "Predictor":
         """What answers for the run: its network, its ensemble, its blend, or trees and Cox.
 
         Raises:
@@ -156,6 +162,9 @@ class Run:
         if self.is_visit_head:
             what, fix = "the visit head has no risks at horizons", "train with model.head=horizon"
             raise EhrseqError(what, where=str(self.folder), fix=fix)
+        from ehrsequencing.predictors.blend import Blend
+        from ehrsequencing.predictors.network import network
+
         has_network = self.study.training.network
         alone = network(self.model, self.code_types) if has_network else None
         if self.has_trees:
@@ -164,14 +173,17 @@ class Run:
         return alone
 
     @property
-    def blend(self) -> Blend | None:
+    def blend(self) -> "Blend | None":
         """The predictor, where it has parts."""
+        from ehrsequencing.predictors.blend import Blend
+        from ehrsequencing.predictors.predictor import Recalibrated
+
         predictor = self.predictor if self.has_trees else None
         predictor = predictor.inner if isinstance(predictor, Recalibrated) else predictor
         return predictor if isinstance(predictor, Blend) else None
 
     @property
-    def recalibrated(self) -> Predictor:
+    def recalibrated(self) -> "Predictor":
         """The predictor with what `ehrseq evaluate --recalibrate` fitted.
 
         Raises:
@@ -191,6 +203,23 @@ class Run:
             for key in ("intercept", "slope")
         )
         return self.predictor.recalibrated(a, b)
+
+    @cached_property
+    def training_people(self) -> dict[str, Any] | None:
+        """What the training people were like (`prediction/reference.py`); None where the run does not hold it."""
+        if PEOPLE not in self.manifest["files"] or PEOPLE in self.altered:
+            return None
+        found: dict[str, Any] = read_json(self.folder / PEOPLE)
+        try:
+            curves = [*found["measures"].values(), *found["risks"].values()]
+            np.array(curves, dtype=np.float64).reshape(-1, KNOTS)
+            np.array(list(found["codes"].values()), dtype=np.int64).reshape(-1, 2)
+            is_known = float(found["visits_a_year"]) >= 0 and isinstance(found["people"], int)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise EhrseqError(
+                "is damaged", where=str(self.folder / PEOPLE), fix="copy the whole run folder"
+            ) from error
+        return found if is_known else None  # else fewer than 11 people
 
     @property
     def code_types(self) -> Ints | None:

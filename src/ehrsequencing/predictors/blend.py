@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, write_bytes, write_json
+from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.predictors.boosted import BoostedVisits, Trees
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.history import FeatureSpec
@@ -24,7 +25,6 @@ from ehrsequencing.predictors.weights import BlendWeights, blended_hazards
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
-BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"
 BLEND, STACKED = "blend", "trees and Cox"
 
 

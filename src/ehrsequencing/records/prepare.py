@@ -57,6 +57,7 @@ from ehrsequencing.records.meds import (
 )
 from ehrsequencing.records.outcomes import choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
+from ehrsequencing.records.people import PEOPLE
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
 from ehrsequencing.records.survey import (
@@ -238,6 +239,7 @@ def fill(
         write_settings(place / "task.yaml", task)
         write_json(place / "attrition.json", tallies[task.name].as_json(choice))
     shutil.rmtree(folder / _KEPT)
+    write_json(folder / PEOPLE, fit.carriers_to_keep())
     write_settings(folder / "config.yaml", work.study, only=SECTIONS)
     fixes["absent_split"] = work.lookup.absent(surveyed.subject_id)
     return {

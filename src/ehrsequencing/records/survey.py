@@ -247,42 +247,6 @@ class Steps:
             self.progress(self.done, self.total)
 
 
-class TokenRows(Part):
-    """Counts rows that make a token, those whose code a vocabulary does not know, and numbers outside its scales.
-
-    Attributes:
-        tokens: Rows that make a token.
-        unknown: Those of them with an unknown code.
-        by_number: (V, 3) rows of each token: without a number, with one inside the 1st to 99th percentile of the
-            training numbers, with one outside.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> None:
-        self.vocabulary, self.excluded = vocabulary, excluded
-        self.tokens = self.unknown = self.subjects = 0
-        self.by_number = np.zeros((len(vocabulary), 3), np.int64)
-        self.shares = 0.0
-
-    def add(self, events: Events) -> None:
-        """Count one shard."""
-        subject_id, subject = events.subjects
-        makes_token = ~self.excluded.mask(events.codes)
-        is_unknown = makes_token & self.vocabulary.is_unknown(self.vocabulary.ids(events.codes))
-        tokens = np.bincount(subject[makes_token[events.code]], minlength=len(subject_id))
-        unknown = np.bincount(subject[is_unknown[events.code]], minlength=len(subject_id))
-        self.tokens += int(tokens.sum())
-        self.unknown += int(unknown.sum())
-        self.subjects += int(np.sum(tokens > 0))
-        self.shares += float((unknown / np.maximum(tokens, 1)).sum())
-        token = self.vocabulary.ids(events.codes).take(events.code)
-        is_own = self.vocabulary.keeps_number(events.codes).take(events.code)
-        rank = self.vocabulary.ranks(token, np.where(is_own, events.value, np.nan))
-        kind = np.where(np.isnan(rank), 0, np.where(np.abs(rank - 0.5) > 0.49, 2, 1))
-        self.by_number += np.bincount(3 * token + kind, minlength=self.by_number.size).reshape(
-            -1, 3
-        )
-
-
 class CodeCounts(Part):
     """Counts the subjects and the rows of each code, and the subjects with any code of a group (`people`)."""
 

@@ -7,12 +7,14 @@ unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.core.arrays import Bools, Ints, hash_u64
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import (
@@ -29,6 +31,7 @@ from ehrsequencing.records.vocabulary import Vocabulary, hashed_code
 
 # about so many rows are added to a fit at once: they fit the processor's cache
 _PIECE_ROWS = 1 << 17
+FEWEST_CARRIERS = 100  # training subjects of a code whose number is kept
 
 
 class VocabularyFit:
@@ -66,6 +69,7 @@ class VocabularyFit:
         self.people = 0  # training subjects
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
         self.rows = np.zeros(0, np.int64)  # their rows per code
+        self.numbered = np.zeros(0, np.int64)  # training subjects with a number of the code
         # each type of codes → a number; codes without a type and excluded ones have number 0
         self.kinds = {"": 0}
         # training subjects of each type, counted until they are enough
@@ -116,6 +120,8 @@ class VocabularyFit:
         valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
         rows, code = rows.take(valued), code.take(valued)
         time, value, owner = events.time_us.take(rows), events.value.take(rows), subject.take(rows)
+        with_number = code[opens_run(code, owner)]
+        self.numbered += np.bincount(with_number, minlength=len(self.number))
         identity = hashed_id.take(owner)
         hashed = hash_u64(
             identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
@@ -143,6 +149,7 @@ class VocabularyFit:
         self._kind = np.append(self._kind, np.array(kinds, dtype=np.int64))
         self.subjects = _longer(self.subjects, len(self.number))
         self.rows = _longer(self.rows, len(self.number))
+        self.numbered = _longer(self.numbered, len(self.number))
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
         return np.array([self.number[c] for c in codes], dtype=np.int64)
 
@@ -179,6 +186,7 @@ class VocabularyFit:
         self.people += other.people
         self.subjects[numbers] += other.subjects
         self.rows[numbers] += other.rows
+        self.numbered[numbers] += other.numbered
         for kind, number in other.kinds.items():
             self.kind_subjects[self.kinds[kind]] += other.kind_subjects[number]
         for sample, its in zip(self._samples, other._samples, strict=True):
@@ -229,6 +237,18 @@ class VocabularyFit:
             rollup={hashed_code(code): rollup[code] for code in sorted(rollup, key=hashed_code)},
             share=np.array(carriers_of, dtype=np.int64) * parts // max(self.people, 1) / parts,
         )
+
+    def carriers_to_keep(self) -> dict[str, Any]:
+        """Content of `people.json`: training subjects, and those who have a code and a number of it, from 100 on."""
+        counts = zip(self.number, self.subjects.tolist(), self.numbered.tolist(), strict=True)
+        kept = {
+            code: [
+                shareable_count(some if some >= FEWEST_CARRIERS else 0) for some in (n, numbered)
+            ]
+            for code, n, numbered in counts
+            if n >= FEWEST_CARRIERS and not self.excluded(code)
+        }
+        return {"people": shareable_count(self.people), "codes": dict(sorted(kept.items()))}
 
     def known_share(self, vocabulary: Vocabulary) -> float | None:
         """Share of the training subjects' rows that have a token of their own, or an ancestor's; None without rows."""

@@ -1,4 +1,4 @@
-"""Three pages of figures and tables from one template: a pretraining, every outcome of a run, and pooled sites.
+"""Pages of figures and tables from one template: pretraining, every outcome of a run, pooled sites, new people.
 
 The lines that the commands print are here too.
 """
@@ -15,16 +15,16 @@ from markupsafe import Markup
 from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
 from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.prediction.drift import Drift
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.figures import forest
-from ehrsequencing.reporting.report import environment
-from ehrsequencing.reporting.wording import interval, with_interval
+from ehrsequencing.reporting.figures import forest, histogram
+from ehrsequencing.reporting.wording import environment, interval, percent, with_interval
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # heading, columns, rows
 
 
 def _page(*, searchable: bool = False, **content: Any) -> str:
-    page: dict[str, Any] = {"lines": (), "forests": {}, "version": __version__}
+    page: dict[str, Any] = {"lines": (), "forests": {}, "panels": (), "version": __version__}
     page["search"] = ""
     if searchable:
         script = (Path(__file__).parent / "templates" / "search.js").read_text(encoding="utf-8")
@@ -292,3 +292,76 @@ def where(row: Mapping[str, Any]) -> str:
 def mean(row: Mapping[str, Any]) -> str:
     """The mean of the sites with its interval."""
     return _estimate({**row, "value": row["mean"]}, row["metric"])
+
+
+# -------------------------------------------------------------------------------------------------------- new people
+
+MOST_ROWS = 25  # of the table
+WHEN = {
+    "index": "an index",
+    "landmark": "a landmark",
+    "visit": "the end of a visit",
+    "date": "the given day",
+}
+
+
+def drift_parts(drift: Drift) -> dict[str, Any]:
+    """The parts of a page that compare new people with a run's training people."""
+    rows = [
+        (one.title, *one.texts, f"{one.size:.0%}", "alarm" if one.is_alarm else "")
+        for one in drift.differences or ()
+    ]
+    heads = ("Code or measure", "Training", "Here", "Differs", "")
+    panels = [(name, histogram(*curves, title=name)) for name, curves in drift.curves.items()]
+    note = (
+        "Differs: the difference of two shares of people, or the largest distance between two distributions. Grey bars"
+        " are the training people, the line is these people. Of numbers, the table has the share that lies outside the"
+        " 1st to 99th percentile of the training people's; of measures, the median."
+    )
+    notes = [note, *(f"{text[0].upper()}{text[1:]}." for text in drift.notes)]
+    return {
+        "panels": panels,
+        "tables": [("The largest differences", heads, rows[:MOST_ROWS])],
+        "notes": notes,
+    }
+
+
+def render_drift(drift: Drift, run: str) -> str:
+    """The page of `ehrseq drift` as a string of HTML, without a script."""
+    kicker = f"{drift.people} people · run {run}"
+    return _page(
+        title="New people beside the training people",
+        kicker=kicker,
+        lines=[drift.verdict],
+        **drift_parts(drift),
+    )
+
+
+def render_list(summary: Mapping[str, Any], drift: Drift) -> str:
+    """The page beside a file of risks, for its owner only, as a string of HTML without a script."""
+    times, above, made_by = summary["prediction_times"], summary["above"], summary["made_by"]
+    asked = ", ".join(f"{n:,} at {WHEN[kind]}" for kind, n in times.items())
+    lines = [f"Asked: {asked}.", drift.verdict]
+    if summary["threshold"] is not None:
+        limit = f"{percent(summary['threshold'])} or more, {summary['threshold_from']}"
+        lines.insert(1, f"{above['people']:,} people have a risk of {limit}.")
+    rows = [
+        (
+            str(one["subject_id"]),
+            one["prediction_time"].replace("T", " "),
+            percent(one["risk"]),
+            ", ".join(f"{of['code']} (+{100 * of['adds']:.1f} points)" for of in one["raised_by"]),
+        )
+        for one in summary["highest"]
+    ]
+    heads = ("Person", "Prediction time", "Risk", "Raised by")
+    parts = drift_parts(drift)
+    parts["tables"] = [("The highest risks", heads, rows), *parts["tables"]]
+    run = f"Run {made_by['run']} ({made_by['fingerprint']}), data {made_by['data']}."
+    parts["notes"] = [
+        "This page names people: keep it where the list is kept.",
+        *parts["notes"],
+        run,
+    ]
+    kicker = f"Risk of {summary['question']}"
+    return _page(title=f"Predictions of {made_by['run']}", kicker=kicker, lines=lines, **parts)

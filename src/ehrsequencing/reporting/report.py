@@ -14,7 +14,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.core.disclosure import owners_part, redact
@@ -33,12 +32,7 @@ from ehrsequencing.reporting.scores import (
     place_of,
 )
 from ehrsequencing.reporting.wording import (
-    duration,
-    from_landmark,
-    listed,
-    percent,
-    rounded,
-    size,
+    environment,
 )
 
 MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
@@ -242,26 +236,6 @@ def count_texts(m: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
 
 
 @cache
-def environment() -> Environment:
-    """The templates with the filters that they format numbers with; whatever they print is escaped."""
-    loader = PackageLoader("ehrsequencing.reporting")
-    made = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(
-        duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
-    )
-    made.filters.update(size=size)
-    made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
-    made.filters["whole_percent"] = "{:.0%}".format
-    made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
-    return made
-
-
 def standalone(figure: str) -> str:
     """A figure as an SVG file of its own, with the page's colours: for pictures in other documents.
 

@@ -30,6 +30,8 @@ from ehrsequencing.core.files import (
 )
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import (
+    ARRAYS_FILE,
+    BLEND_FILE,
     MANIFEST,
     NETWORK_FILES,
     RUN_NEEDS,
@@ -42,7 +44,6 @@ from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.reference import REFERENCE
 from ehrsequencing.prediction.run import Run, saved_audit
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE
 from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.reporting.model_cards import (
     APPLIED_CARD,

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.metrics.registry import METRICS
 
@@ -139,3 +141,26 @@ def rounded(value: float, sign: str = "") -> str:
     """
     size = math.floor(math.log10(abs(value))) if value else 0
     return number(value, f"{sign}.{min(max(1 - size, 0), 4)}f")
+
+
+# ---------------------------------------------------------------------------------------------------------- templates
+
+
+def environment() -> Environment:
+    """The templates with the filters that they format numbers with; whatever they print is escaped."""
+    loader = PackageLoader("ehrsequencing.reporting")
+    made = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
+    )
+    made.filters.update(size=size)
+    made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
+    made.filters["whole_percent"] = "{:.0%}".format
+    made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
+    return made

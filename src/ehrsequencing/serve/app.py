@@ -20,9 +20,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.moment import Moment
 from ehrsequencing.prediction.reference import check_reference
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.serve import cds_hooks, service as page
 from ehrsequencing.serve.predictor import Predictor, table_of
 from ehrsequencing.serve.schemas import (
@@ -124,8 +124,7 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
     def predict(request: PredictRequest) -> PredictResponse:
         """Risk curves of one subject from its rows in MEDS."""
         try:
-            if request.at not in ("all", "last"):
-                parse_date_us(request.at)
+            Moment(request.at)
         except EhrseqError:
             raise Problem(
                 422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
@@ -139,6 +138,7 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
             horizons_days=request.horizons_days,
             until_us=None if until is None else int(until.astype(np.int64)),
         )
+        service.count_answer(answer)
         days = [day for day in answer.horizons_days if day is not None]
         return PredictResponse(
             **predictor.facts() | {"horizons_days": days or None},

@@ -83,6 +83,7 @@ def router(service: Service) -> APIRouter:
             is_later = pc.greater(rows["time"], now + timedelta(days=1))
             rows = rows.filter(pc.invert(pc.fill_null(is_later, False)))
             answer = predictor.answer(rows)
+            service.count_answer(answer)
             not_sent = [name for name in _PREFETCH if name not in request.prefetch]
             indicator = "info"
             summary, detail = _summary_and_detail(

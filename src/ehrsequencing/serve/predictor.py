@@ -12,8 +12,8 @@ import pyarrow as pa
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.drift import MUCH_UNKNOWN
 from ehrsequencing.prediction.predict import (
-    MUCH_UNKNOWN,
     Encoder,
     Moment,
     PredictionTimes,
@@ -26,7 +26,6 @@ from ehrsequencing.records.cohort import cohort_steps
 from ehrsequencing.records.events import DEATH, NEVER, STATIC, Events
 from ehrsequencing.records.meds import fix
 from ehrsequencing.records.parquet_rows import events_of_table
-from ehrsequencing.records.survey import TokenRows
 from ehrsequencing.serve.schemas import Prediction, PredictRequest, Problem, RecordFacts
 from ehrsequencing.serve.security import Limits
 
@@ -198,8 +197,6 @@ class Predictor:
                 where="at",
                 fix="ask at last, or by fewer horizons",
             )
-        tokens = TokenRows(self.run.vocabulary, encoder.excluded)
-        tokens.add(events)
         makes_token = ~encoder.excluded.mask(events.codes)
         is_unknown = self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
         return Answer(
@@ -208,8 +205,8 @@ class Predictor:
             None if times else "the patient has died" if has_died else self._why_none(times_),
             RecordFacts(
                 rows=len(rows),
-                tokens=tokens.tokens,
-                unknown_rows=tokens.unknown,
+                tokens=int(makes_token[events.code].sum()),
+                unknown_rows=int((makes_token & is_unknown)[events.code].sum()),
                 unknown_codes=int((makes_token & is_unknown).sum()),
                 visits=visits,
                 # JSON has one type of number, so that its conversion is no fix

@@ -40,8 +40,8 @@ class PredictRequest(BaseModel):
     rows: Annotated[list[Row], FailFast()] = Field(min_length=1, description="In any order")
     at: str = Field(
         "last",
-        pattern=r"^(all|last|\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?)$",
-        description="`all` prediction times, the `last` one, or a moment: as of then",
+        pattern=r"^(all|last|index|every-index|\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?)$",
+        description="`all` prediction times, the `last`, the newest `index`, `every-index`, or a moment: as of then",
         examples=["last"],
     )
     horizons_days: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(

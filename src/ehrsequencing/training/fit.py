@@ -14,9 +14,9 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Floats32
 from ehrsequencing.core.files import read_json_lines
-from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
+from ehrsequencing.core.outputs import ARRAYS_FILE, BLEND_FILE, HISTORY, RUN, read_manifest
 from ehrsequencing.models.ensemble import Ensemble, load_model
-from ehrsequencing.predictors.blend import ARRAYS_FILE, BLEND_FILE, STACKED, Blend
+from ehrsequencing.predictors.blend import STACKED, Blend
 from ehrsequencing.predictors.fit import fit_last_step
 from ehrsequencing.predictors.network import NETWORK, network
 from ehrsequencing.predictors.stack import Stack, blend_rows, fit_stack, sampled
