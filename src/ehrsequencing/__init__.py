@@ -27,6 +27,7 @@ _PUBLIC = {
     "check": "ehrsequencing.api.records",
     "codes": "ehrsequencing.api.records",
     "compare": "ehrsequencing.api.compare",
+    "cox": "ehrsequencing.api.cox",
     "evaluate": "ehrsequencing.api.evaluate",
     "export": "ehrsequencing.api.predictions",
     "fit": "ehrsequencing.api.training",
@@ -71,6 +72,7 @@ __all__ = [
     "check",
     "codes",
     "compare",
+    "cox",
     "evaluate",
     "export",
     "fit",
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from ehrsequencing import nn as nn
     from ehrsequencing.api.compare import compare as compare
     from ehrsequencing.api.compare import pool_sites as pool_sites
+    from ehrsequencing.api.cox import cox as cox
     from ehrsequencing.api.data import prepare as prepare
     from ehrsequencing.api.data import read_meds as read_meds
     from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival

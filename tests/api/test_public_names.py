@@ -18,6 +18,9 @@ NAMES = {
 }  # fmt: skip
 
 
+OF_A_RUN = ("predict", "explain", "attention", "plot_risk", "hazard_ratios", "cox")
+
+
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert set(eh.__all__) >= NAMES
     assert dir(eh) == sorted(eh.__all__)
@@ -32,7 +35,7 @@ def test_each_has_an_example_that_the_doctests_run() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
     documented += [getattr(eh.metrics, name) for name in eh.metrics.__all__]
-    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk", "hazard_ratios")]
+    documented += [getattr(TrainedRun, name) for name in OF_A_RUN]
     documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "table1")]
     documented += [type(eh.visit_encoder)]
     for one in documented:

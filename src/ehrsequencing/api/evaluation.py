@@ -20,7 +20,7 @@ from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
 from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import redact
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.prediction.run import Run
@@ -254,9 +254,7 @@ class EvaluationResult:
         days, cause = self.result["main"]["horizon_days"], cause or self.result["causes"][0]
         if horizon is not None:
             days = _known("horizon", horizon, self.result["horizons_days"])
-        if cause not in self.result["causes"]:
-            fix = f"use one of {', '.join(self.result['causes'])}"
-            raise EhrseqError(f"there is no cause {cause!r}", where="cause", fix=fix)
+        refuse_unknown("cause", [cause], self.result["causes"])
         since = self._landmark(landmark)
         later = "" if since == 0 else f", {format_days(since)} after the index"
         place = {"landmark": since, "cause": cause, "horizon": float(days)}
