@@ -27,6 +27,7 @@ _PUBLIC = {
     "check": "ehrsequencing.api.records",
     "codes": "ehrsequencing.api.records",
     "compare": "ehrsequencing.api.compare",
+    "compare_risks": "ehrsequencing.api.compare",
     "cox": "ehrsequencing.api.cox",
     "evaluate": "ehrsequencing.api.evaluate",
     "export": "ehrsequencing.api.predictions",
@@ -72,6 +73,7 @@ __all__ = [
     "check",
     "codes",
     "compare",
+    "compare_risks",
     "cox",
     "evaluate",
     "export",
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
     from ehrsequencing import metrics as metrics
     from ehrsequencing import nn as nn
     from ehrsequencing.api.compare import compare as compare
+    from ehrsequencing.api.compare import compare_risks as compare_risks
     from ehrsequencing.api.compare import pool_sites as pool_sites
     from ehrsequencing.api.cox import cox as cox
     from ehrsequencing.api.data import prepare as prepare

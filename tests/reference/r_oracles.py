@@ -43,6 +43,17 @@ def pbc2_rows(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(columns).assign(value=rows["numeric_value"].astype(np.float64))
 
 
+def risk_rows() -> pd.DataFrame:
+    """Times and causes of 500 people, and two models' risks by 365 days; no time is the horizon."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=500)
+    ends = [rng.exponential(600 * np.exp(-x)), rng.exponential(1500, 500), rng.uniform(100, 1200, 500)]
+    time, first = np.round(np.min(ends, axis=0), 1) + 0.05, np.argmin(ends, axis=0)
+    right = 1 - np.exp(-365 * np.exp(x) / 700)
+    noisy = np.clip(right + rng.normal(0, 0.2, 500), 0.01, 0.99)
+    return pd.DataFrame({"time": time, "cause": np.array([1, 2, 0])[first], "a": right, "b": noisy})
+
+
 def main(pbc2: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -50,7 +61,10 @@ def main(pbc2: Path) -> None:
         pbc2_rows(pbc2).to_csv(folder / "pbc2.csv", index=False, float_format="%.17g")
         files = [str(folder / name) for name in ("table.csv", "pbc2.csv", "cox.json")]
         subprocess.run(["Rscript", str(FILE.with_name("cox.R")), *files], check=True)
-        found = {"cox": json.loads((folder / "cox.json").read_text())}
+        risk_rows().to_csv(folder / "risks.csv", index=False, float_format="%.17g")
+        more = [str(folder / name) for name in ("risks.csv", "score.json")]
+        subprocess.run(["Rscript", str(FILE.with_name("score.R")), *more], check=True)
+        found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("cox", "score")}
     FILE.write_text(json.dumps(found, separators=(",", ":")) + "\n")
 
 

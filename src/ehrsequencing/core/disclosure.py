@@ -413,19 +413,45 @@ def _risk_group(group: Row) -> dict[str, Any]:
 
 
 def _decision(row: Row) -> dict[str, Any]:
-    """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few."""
+    """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few.
+
+    Operating points are shown where 11 people above it had the event, 11 had not, and not fewer than 11 were missed.
+    """
     n, odds = row["n"], [threshold / (1 - threshold) for threshold in row["thresholds"]]
     counts = list(zip(row["events_above"], row["above"], odds, strict=True))
     shown = [_nearest(above) > 0 and not 0 < had < SMALLEST_COUNT for had, above, _ in counts]
     moved = [_by_rounding(*one, of=n) for one in counts]
+    may_tell = [
+        enough_people(had, above) and not 0 < row["events"] - had < SMALLEST_COUNT
+        for had, above, _ in counts
+    ]
+    factors = [_operating_factors(had, above, row["events"], n) for had, above, _ in counts]
     everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
     return {
         **_counted(row),
         **_points(row, ("net_benefit", "low", "high"), shown, moved),
         **_points(row, ("treat_all",), shown, everyone),
+        "operating": {
+            name: [
+                [None if v is None or not ok else min(v * by[name], 1.0) for v in point]
+                for point, ok, by in zip(points, may_tell, factors, strict=True)
+            ]
+            for name, points in row.get("operating", {}).items()
+        },
         "above": [],
         "events_above": [],
     }
+
+
+def _operating_factors(had: int, above: int, events: int, n: int) -> dict[str, float]:
+    """What a share is multiplied with so that it is one of rounded counts."""
+    by_had, by_above, by_events, by_n = (_nearest(k) / max(k, 1) for k in (had, above, events, n))
+    factors = {
+        "flagged": (by_above, by_n),
+        "sensitivity": (by_had, by_events),
+        "ppv": (by_had, by_above),
+    }
+    return {name: top / (bottom or 1.0) for name, (top, bottom) in factors.items()}
 
 
 def _by_rounding(events: int, people: int, odds: float, *, of: int) -> float:

@@ -22,6 +22,7 @@ from ehrsequencing.metrics.registry import taken
 
 POINTS = 40  # of a smooth calibration curve
 THRESHOLDS = 30  # of a decision curve, unless the settings name them
+OPERATING = ("flagged", "sensitivity", "ppv")  # what a decision row tells of each threshold
 SIMULATIONS = 200  # of right risks, for what ICI and KS would be by chance
 
 
@@ -139,6 +140,7 @@ def decision_rows(
                     "low": low[place].tolist() if defined else None,
                     "high": high[place].tolist() if defined else None,
                     "treat_all": [results.number(x) for x in found["treat_all"].value[place]],
+                    "operating": {name: _with_limits(found[name], place) for name in OPERATING},
                 }
             )
     return out
@@ -146,7 +148,13 @@ def decision_rows(
 
 def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
     curve = decision_curve(rows, at)
-    return {"net_benefit": curve.net_benefit, "treat_all": curve.treat_all}
+    return {name: getattr(curve, name) for name in ("net_benefit", "treat_all", *OPERATING)}
+
+
+def _with_limits(one: Estimate, place: tuple[int, int]) -> list[list[float | None]]:
+    """At each threshold the value and the limits of its interval."""
+    points = zip(one.value[place], *(limit[place] for limit in one.interval), strict=True)
+    return [[results.number(number) for number in point] for point in points]
 
 
 def spread_thresholds(risk: Floats) -> Floats:
