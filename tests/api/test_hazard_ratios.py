@@ -83,8 +83,13 @@ def test_a_table_of_visits_its_dates_and_its_run_say_the_same(tmp_path: Path) ->
     numbers = ["coef", "se", "robust_se", "p_proportional"]
     # a birth has a day, so that ages are a day off at most, and numbers of MEDS have seven digits
     np.testing.assert_allclose(of_run[numbers], by_date[numbers], atol=2e-3)
-    moved = run.cox(["marker"], data=eh.read_meds(data))  # the same records as a frame
-    pd.testing.assert_frame_equal(moved, run.cox(["marker"]))
+    table = run.cox(["marker"])
+    moved = data.rename(tmp_path / "moved")
+    with pytest.raises(EhrseqError, match="the records have moved .name them with data="):
+        run.cox(["marker"])
+    pd.testing.assert_frame_equal(run.cox(["marker"], data=moved), table)
+    with pytest.raises(EhrseqError, match="holds other records"):
+        run.cox(["marker"], data=eh.read_meds(moved).iloc[:-1])
 
 
 def test_one_row_a_person_is_a_plain_cox_regression() -> None:
@@ -99,6 +104,7 @@ def test_one_row_a_person_is_a_plain_cox_regression() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"covariates": ["one"], "log": (), "units": None}, "no covariate varies"),
         ({"covariates": ["ages"]}, "no column 'ages' .*name one of age"),
         ({"units": {"years": 10}}, "there is no covariate 'years' .*use one of age, marker, sex"),
         ({"log": ["sez"]}, "there is no covariate 'sez'"),
@@ -111,7 +117,7 @@ def test_one_row_a_person_is_a_plain_cox_regression() -> None:
 )
 def test_what_cannot_be_fitted_is_answered_by_its_name(wrong: dict[str, Any], message: str) -> None:
     rows = flat_rows()
-    frame = rows.assign(zero=0.0, twice=2 * rows["age"], happens=(rows["status"] == 1).astype(int))
+    frame = rows.assign(zero=0.0, one="x", twice=2 * rows["age"], happens=(rows["status"] == 1).astype(int))
     with pytest.raises(EhrseqError, match=message):
         eh.cox(frame, start="start", **NAMED | wrong)
 

@@ -23,7 +23,7 @@ from ehrsequencing.predictors.cox import CoxRows
 from ehrsequencing.predictors.unpenalised_cox import fit_cox
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepare import content_of
+from ehrsequencing.records.prepare import require_made_of
 
 _CAUSE, _ZERO = "_cause", "_zero"  # columns: of the event at a spell's stop; when its clock starts
 _CLOCK = ["subject_id", "index_time"]  # of a run's people: one for each index
@@ -156,10 +156,7 @@ def cox_of_run(
     if data is None and not Path(source).is_dir():
         raise EhrseqError("the records have moved", where=source, fix="name them with data=")
     with meds_folder(source) as folder:
-        made = content_of(folder, store.study, [store.task(name) for name in store.tasks])
-        if made["records"] != store.manifest["made_of"]["records"]:
-            fix = f"name the records that {store.folder} was made from"
-            raise EhrseqError("holds other records", where=str(folder), fix=fix)
+        require_made_of(store, folder)
         reader = MedsReader(folder, store.study.data, store.study.visits)
         words = [word for name in ("meds_birth", *covariates) for word in _words(name)]
         rows = events_table(reader, words=words).to_pandas()
@@ -264,6 +261,8 @@ def _fitted(
     columns: dict[str, Floats] = {}
     for name, label in labels.items():
         columns |= _columns(known[name], label, unit=units.get(name), is_log=name in log)
+    if not columns:
+        raise EhrseqError("no covariate varies", where="covariates", fix="name other covariates")
     subject = known[SUBJECT].to_numpy()
     rows = CoxRows(
         np.stack([*columns.values()], axis=1),
@@ -285,9 +284,13 @@ def _fitted(
         **found,
     }
     table = pd.DataFrame(numbers, index=pd.Index(columns, name="covariate"))
-    with_event = len(np.unique(subject[rows.event]))
-    counts = {"rows": len(known), "subjects": len(np.unique(subject)), "events": with_event}
-    table.attrs |= {"cause": of, "p_proportional": float(together), **counts}
+    table.attrs |= {
+        "cause": of,
+        "p_proportional": float(together),
+        "rows": len(known),
+        "subjects": len(np.unique(subject)),
+        "events": len(np.unique(subject[rows.event])),
+    }
     return table
 
 

@@ -123,7 +123,7 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         "metrics": [_cell(row, cells) for row in result["metrics"]],
         "differences": [_cell(row, cells) for row in result.get("differences") or []],
         "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],
-        "smooth_calibration": _drawn(result, "smooth_calibration", cells, _counted),
+        "smooth_calibration": _drawn(result, "smooth_calibration", cells, _smooth),
         "decision": _drawn(result, "decision", cells, _decision),
         "incidence": [
             {**row, "groups": [_risk_group(group) for group in row["groups"]]}
@@ -264,6 +264,7 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     if _may_show(row, cells):
         return _counted(row)
     values = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
+    values |= {name for name in row if name.endswith("_difference")}
     gone = dict.fromkeys(values & row.keys())
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
@@ -412,6 +413,18 @@ def _risk_group(group: Row) -> dict[str, Any]:
     }
 
 
+def histogram_of(row: Row) -> Row:
+    """The histogram of a calibration curve; an empty one in a result of an earlier version."""
+    return dict(row.get("histogram", {"edges": [0.0], "shares": [], "n": []}))
+
+
+def _smooth(row: Row) -> dict[str, Any]:
+    """A calibration curve over the histogram of the risks, whose bars are of rounded counts."""
+    bars = histogram_of(row)
+    shares = [round(_nearest(n) / _nearest(row["n"]), 3) or None for n in bars["n"]]
+    return {**_counted(row), "histogram": {"edges": bars["edges"], "shares": shares}}
+
+
 def _decision(row: Row) -> dict[str, Any]:
     """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few.
 
@@ -431,12 +444,13 @@ def _decision(row: Row) -> dict[str, Any]:
         **_counted(row),
         **_points(row, ("net_benefit", "low", "high"), shown, moved),
         **_points(row, ("treat_all",), shown, everyone),
-        "operating": {
+        **{
             name: [
-                [None if v is None or not ok else min(v * by[name], 1.0) for v in point]
-                for point, ok, by in zip(points, may_tell, factors, strict=True)
+                None if v is None or not ok else min(v * by[name.partition("_")[0]], 1.0)
+                for v, ok, by in zip(row[name], may_tell, factors, strict=True)
             ]
-            for name, points in row.get("operating", {}).items()
+            for name in row
+            if name.startswith(("flagged", "sensitivity", "ppv"))
         },
         "above": [],
         "events_above": [],

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.core.disclosure import TOO_FEW, enough_people
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, metric_estimates
@@ -19,6 +19,7 @@ AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
 SUBGROUP_METRICS = ("oe", "auc", "brier")
+SUBGROUP_PLACE = ("landmark_days", "cause", "horizon_days", "group", "level", "n", "events")
 
 
 def subgroup_rows(
@@ -29,6 +30,9 @@ def subgroup_rows(
     model: str,
 ) -> list[dict[str, Any]]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
+
+    A level also has the differences of its metrics to those of the largest level, on the same resamples, where at least
+    11 people of that one had the event and 11 had not.
 
     Censoring weights are fitted within the level, so that groups may be followed up for different times. Size and
     events are of those who could be followed until the horizon.
@@ -41,9 +45,12 @@ def subgroup_rows(
     """
     out = []
     for group, level_of in groups.items():
-        for level in np.unique(level_of).tolist():
+        levels, sizes = np.unique(level_of, return_counts=True)
+        largest: dict[str, Estimate] = {}
+        for level in levels[np.argsort(-sizes, kind="stable")].tolist():
             part = comparison.among(level_of == level)
             found = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
+            largest = largest or found
             for e, h in np.ndindex(len(causes), len(part.horizons_days)):
                 own = found["auc"]
                 cell = {
@@ -54,6 +61,12 @@ def subgroup_rows(
                     "events": int(own.events[e, h]),
                 }
                 values = {name: _value(one, (e, h)) for name, one in found.items()}
+                base = largest["auc"]
+                if found is not largest and enough_people(base.events[e, h], base.subjects[h]):
+                    values |= {
+                        f"{name}_difference": _value(one.minus(largest[name]), (e, h))
+                        for name, one in found.items()
+                    }
                 out.append({**cell, "group": group, "level": level, **values})
     return out
 

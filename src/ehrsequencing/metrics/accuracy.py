@@ -107,7 +107,7 @@ class DecisionCurve:
     net_benefit: Floats  # (..., causes, horizons, thresholds) true positives per row, less weighted false positives
     treat_all: Floats  # (..., causes, horizons, thresholds) the same when acting on everyone
     flagged: Floats  # (..., causes, horizons, thresholds) share of rows whose risk is at least the threshold
-    sensitivity: Floats  # (..., causes, horizons, thresholds) share of those with the event by the horizon who are flagged
+    sensitivity: Floats  # (..., causes, horizons, thresholds) share of those with the event who are
     ppv: Floats  # (..., causes, horizons, thresholds) share of the flagged rows that have the event by the horizon
 
 

@@ -19,6 +19,7 @@ from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows
 from ehrsequencing.records.parallel import PROCESSES, joblib_backend
 from ehrsequencing.records.prepare import ShardWork, fill
+from ehrsequencing.records.sample_size import needed_events
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -63,9 +64,19 @@ class TaskCheck:
                 )
         return out
 
+    @property
+    def needed_events(self) -> dict[str, dict[str, int]]:
+        """What for → per horizon: how many people with the event that needs, by the incidence here."""
+        found: dict[str, dict[str, int]] = {}
+        for horizon, had in self.events_within[self.task.causes[0]].items():
+            share = (had + 0.5) / (self.known_at[horizon] + 1)  # also where nobody had it, or all
+            for label, events in needed_events(share).items():
+                found.setdefault(label, {})[horizon] = events
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
-        names = ("attrition", "events_within", "known_at", "warnings")
+        names = ("attrition", "events_within", "known_at", "needed_events", "warnings")
         followed = followed_line(self.task, self.attrition)
         return {
             "name": self.task.name,
@@ -93,6 +104,9 @@ class DataCheck:
             counts = {**task.events_within, "state known": task.known_at}
             rows |= {label: [f"{n:,}" for n in own.values()] for label, own in counts.items()}
             width = max(map(len, rows))
+            rows["events needed for"] = []
+            for label, own in task.needed_events.items():
+                rows[f"  {label}"] = [f"{n:,}" for n in own.values()]
             for label, cells in rows.items():
                 lines.append(f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
         return "\n".join(lines)

@@ -21,6 +21,7 @@ from ehrsequencing.core.disclosure import owners_part, redact
 from ehrsequencing.core.files import Page, write_bytes
 from ehrsequencing.evaluation.context import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS, in_columns
+from ehrsequencing.records.sample_size import needed_events
 from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.chart import Figure, swatch
 from ehrsequencing.reporting.scores import (
@@ -60,12 +61,35 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
         "patients": two_patients(m),
-        "codes": tables.codes(m),
+        "codes": (codes := tables.codes(m)),
+        "bars": codes
+        and figures.forest(
+            codes["bars"],
+            title="The codes that move the risk",
+            label="percentage points added to the risk",
+            reference=0.0,
+            form="+.1f",
+            bars=True,
+        ),
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
+        "needed": sample_size(m, scores),
         "tripod": tripod(m),
     }
+
+
+def sample_size(m: Mapping[str, Any], scores: Scores) -> dict[str, Any] | None:
+    """Events at the main place, and how many people with the event a validation needs there; None where hidden."""
+    landmark, horizon = scores.main()
+    c = scores.number(scores.models[0], landmark, horizon, "c").value
+    for row in m["at_risk"]:
+        if row["landmark_days"] == landmark and horizon in m["horizons_days"] and c is not None:
+            at = m["horizons_days"].index(horizon)
+            had, n = row["events"][m["causes"][0]][at], row["evaluated"][at]
+            if isinstance(had, int) and 0 < had < n and 0.5 < c < 1:
+                return {"events": had, "for": needed_events(had / n, c)}
+    return None
 
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:

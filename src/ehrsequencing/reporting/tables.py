@@ -14,7 +14,6 @@ from ehrsequencing.reporting.scores import place_of
 from ehrsequencing.reporting.wording import (
     duration,
     from_landmark,
-    number,
     percent,
     size,
     verdict,
@@ -210,26 +209,22 @@ def blend_weights(m: Mapping[str, Any]) -> dict[str, list[str]]:
     return by_cause
 
 
-MOST_NAMED = 3  # codes of each sign in the sentence of the short page
-LEAST_NAMED = 0.0005  # smaller effects would be printed there as none
+MOST_BARS = 10  # codes in the figure of the short page, those with the largest effects
 
 
 def _contrast(against: str | None) -> str:
     """What a code is compared with, in words that follow its name."""
     if against == "10th percentile":  # `OF_RANGE` of explain/cohort.py, a module that needs torch
-        return " at its 90th rather than its 10th percentile"
-    return f" rather than {against}" if against else ""
+        return " at its 90th vs 10th percentile"
+    return f" vs {against}" if against else ""
 
 
 def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Mean effects of codes on the risk, and those to name in a sentence; None where nothing was explained."""
+    """Mean effects of codes on the risk, and the bars of the largest; None where nothing was explained."""
     found = m.get("codes")
     if not found or not found["codes"]:
         return None
-    rows, named = (
-        list[tuple[str, str, str, str]](),
-        dict[bool, list[str]]({True: [], False: []}),
-    )
+    rows, bars = list[tuple[str, str, str, str]](), list[tuple[str, list[Estimate]]]()
     for row in found["codes"]:
         value, low, high = (
             None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high")
@@ -238,16 +233,13 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
         effect = with_interval(value, low, high, "+.2f")
         compared = _contrast(row["against"])
         rows.append((f"{row['code']}{compared}", row["description"] or "", share, effect))
-        is_sure = low is not None and high is not None and (low > 0 or high < 0)
-        if value is not None and is_sure and abs(row["effect"]) >= LEAST_NAMED:
-            words = f"{row['description'] or row['code']}{compared} ({number(value, '+.1f')})"
-            named[row["effect"] > 0].append(words)
+        words = f"{row['description'] or row['code']}\n{compared.strip()}".strip()
+        bars.append((words, [Estimate(0, "", value, low, high)]))
     return {
         "question": f"{found['cause']} by {duration(found['horizon_days'])}",
         "subjects": found["subjects"],
         "risk": percent(found["risk"]),
         "reason": found.get("reason"),
         "rows": rows,
-        "raise": named[True][:MOST_NAMED],
-        "lower": named[False][:MOST_NAMED],
+        "bars": bars[:MOST_BARS],
     }
