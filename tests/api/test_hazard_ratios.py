@@ -85,7 +85,7 @@ def test_a_table_of_visits_its_dates_and_its_run_say_the_same(tmp_path: Path) ->
     np.testing.assert_allclose(of_run[numbers], by_date[numbers], atol=2e-3)
     table = run.cox(["marker"])
     moved = data.rename(tmp_path / "moved")
-    with pytest.raises(EhrseqError, match="the records have moved .name them with data="):
+    with pytest.raises(EhrseqError, match=r"the records have moved .name them with data="):
         run.cox(["marker"])
     pd.testing.assert_frame_equal(run.cox(["marker"], data=moved), table)
     with pytest.raises(EhrseqError, match="holds other records"):

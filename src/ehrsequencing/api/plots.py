@@ -7,7 +7,7 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.disclosure import histogram_of
+from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
@@ -132,7 +132,8 @@ def calibration(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
     ax.set_xlim(0, top)
     ax.set_ylim(0, top)
     for row in rows[:1]:  # how many people have which risk
-        edges, shares = histogram_of(row)["edges"], _numbers(histogram_of(row), "shares")
+        bars = row.get("histogram", NO_HISTOGRAM)
+        edges, shares = bars["edges"], _numbers(bars, "shares")
         high = 0.15 * top * shares / np.nanmax(shares, initial=1e-9)
         ax.bar(edges[:-1], high, np.diff(edges), align="edge", color=COLOURS[0], alpha=0.3, lw=0)
     _finish(ax, x="predicted risk", y="observed risk", title=title)

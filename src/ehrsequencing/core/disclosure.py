@@ -13,6 +13,12 @@ from typing import Any
 from ehrsequencing.core.files import Shareable
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
+_FEWEST_BETWEEN = 20  # difference of two rounded counts that is of 11 people or more
+NO_HISTOGRAM: Mapping[str, Any] = {
+    "edges": [0.0],
+    "shares": [],
+    "n": [],
+}  # as earlier versions had none
 TOO_FEW = "too few events"  # why a row has no interval, or no value
 #: The owner's file with the exact result; its name in `metrics.json` marks that file as redacted.
 INDIVIDUAL = "metrics-individual.json"
@@ -413,14 +419,9 @@ def _risk_group(group: Row) -> dict[str, Any]:
     }
 
 
-def histogram_of(row: Row) -> Row:
-    """The histogram of a calibration curve; an empty one in a result of an earlier version."""
-    return dict(row.get("histogram", {"edges": [0.0], "shares": [], "n": []}))
-
-
 def _smooth(row: Row) -> dict[str, Any]:
     """A calibration curve over the histogram of the risks, whose bars are of rounded counts."""
-    bars = histogram_of(row)
+    bars = row.get("histogram", NO_HISTOGRAM)
     shares = [round(_nearest(n) / _nearest(row["n"]), 3) or None for n in bars["n"]]
     return {**_counted(row), "histogram": {"edges": bars["edges"], "shares": shares}}
 
@@ -428,16 +429,12 @@ def _smooth(row: Row) -> dict[str, Any]:
 def _decision(row: Row) -> dict[str, Any]:
     """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few.
 
-    Operating points are shown where 11 people above it had the event, 11 had not, and not fewer than 11 were missed.
+    Operating points are shown where 11 people above it had the event, 11 had not, and none or 11 were missed.
     """
     n, odds = row["n"], [threshold / (1 - threshold) for threshold in row["thresholds"]]
     counts = list(zip(row["events_above"], row["above"], odds, strict=True))
     shown = [_nearest(above) > 0 and not 0 < had < SMALLEST_COUNT for had, above, _ in counts]
     moved = [_by_rounding(*one, of=n) for one in counts]
-    may_tell = [
-        enough_people(had, above) and not 0 < row["events"] - had < SMALLEST_COUNT
-        for had, above, _ in counts
-    ]
     factors = [_operating_factors(had, above, row["events"], n) for had, above, _ in counts]
     everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
     return {
@@ -446,8 +443,8 @@ def _decision(row: Row) -> dict[str, Any]:
         **_points(row, ("treat_all",), shown, everyone),
         **{
             name: [
-                None if v is None or not ok else min(v * by[name.partition("_")[0]], 1.0)
-                for v, ok, by in zip(row[name], may_tell, factors, strict=True)
+                v and by and min(round(v * by[name.partition("_")[0]], 9), 1.0)
+                for v, by in zip(row[name], factors, strict=True)
             ]
             for name in row
             if name.startswith(("flagged", "sensitivity", "ppv"))
@@ -457,15 +454,18 @@ def _decision(row: Row) -> dict[str, Any]:
     }
 
 
-def _operating_factors(had: int, above: int, events: int, n: int) -> dict[str, float]:
-    """What a share is multiplied with so that it is one of rounded counts."""
-    by_had, by_above, by_events, by_n = (_nearest(k) / max(k, 1) for k in (had, above, events, n))
-    factors = {
-        "flagged": (by_above, by_n),
-        "sensitivity": (by_had, by_events),
-        "ppv": (by_had, by_above),
+def _operating_factors(had: int, above: int, events: int, n: int) -> dict[str, float] | None:
+    """What a share is multiplied with so that it is one of rounded counts; None where few people would be told."""
+    counts = had, above, events, n
+    to_had, to_above, to_events, to_n = (_nearest(count) / max(count, 1) for count in counts)
+    falsely, missed = _nearest(above) - _nearest(had), _nearest(events) - _nearest(had)
+    if not to_had or falsely < _FEWEST_BETWEEN or 0 < missed < _FEWEST_BETWEEN:
+        return None
+    return {
+        "flagged": to_above / to_n,
+        "sensitivity": to_had / to_events,
+        "ppv": to_had / to_above,
     }
-    return {name: top / (bottom or 1.0) for name, (top, bottom) in factors.items()}
 
 
 def _by_rounding(events: int, people: int, odds: float, *, of: int) -> float:

@@ -20,7 +20,7 @@ from ehrsequencing.metrics.censoring import RiskSets
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
 
-BARS = 15  # of a histogram of predicted risks
+BARS = 10  # of a histogram of predicted risks
 POINTS = 40  # of a smooth calibration curve
 THRESHOLDS = 30  # of a decision curve, unless the settings name them
 OPERATING = (
@@ -86,7 +86,8 @@ def smooth_rows(
 
 def _histogram(risk: Floats) -> dict[str, list[Any]]:
     """How many people have which predicted risk, in bins of one width; the outer ones have the outer percents, too."""
-    edges = np.linspace(*np.quantile(risk, [0.01, 0.99]), BARS + 1)
+    low, high = np.quantile(risk, [0.01, 0.99])
+    edges = np.linspace(low, high, BARS + 1)
     counts = np.histogram(np.clip(risk, edges[0], edges[-1]), edges)[0]
     return {"edges": edges.tolist(), "shares": (counts / len(risk)).tolist(), "n": counts.tolist()}
 

@@ -62,7 +62,9 @@ def subgroup_rows(
                 }
                 values = {name: _value(one, (e, h)) for name, one in found.items()}
                 base = largest["auc"]
-                if found is not largest and enough_people(base.events[e, h], base.subjects[h]):
+                if found is not largest and enough_people(
+                    int(base.events[e, h]), int(base.subjects[h])
+                ):
                     values |= {
                         f"{name}_difference": _value(one.minus(largest[name]), (e, h))
                         for name, one in found.items()

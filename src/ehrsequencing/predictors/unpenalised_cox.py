@@ -34,7 +34,7 @@ def fit_cox(rows: CoxRows, subject: Ints, *, is_efron: bool) -> dict[str, Floats
     Returns:
         Of each covariate, (F,): `coef`, the log hazard ratio of one unit; `se`, from the information; `robust_se`, from
         the sandwich over people; `p_proportional`, of the test that its effect is the same at all times. And `p_all`,
-        (), of that test of all covariates together.
+        (), of that test of all covariates together. The tests are NaN where all events are at one time.
 
     Raises:
         EhrseqError: There is no finite maximum.
@@ -63,6 +63,8 @@ def fit_cox(rows: CoxRows, subject: Ints, *, is_efron: bool) -> dict[str, Floats
             moved = np.zeros((owner.max() + 1, len(scale)))
             np.add.at(moved, owner, residuals @ covariance)
             own = information[2] - information[1] @ covariance @ information[1]
+            if np.linalg.eigvalsh(own)[0] < _SINGULAR:  # events at one time only
+                own = np.full_like(own, np.nan)
             return {
                 "coef": beta / scale,
                 "se": np.sqrt(np.diag(covariance)) / scale,

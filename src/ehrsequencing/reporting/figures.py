@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 
@@ -99,13 +100,13 @@ def shorten(words: str, most: int = 18) -> str:
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(curve: Curve, histogram: Mapping[str, Any], *, title: str) -> Figure:
+def calibration(curve: Curve, *, title: str, histogram: Mapping[str, Any] = NO_HISTOGRAM) -> Figure:
     """Observed against predicted risk: a smooth curve with its band, and the diagonal, above how common each risk is.
 
     Args:
         curve: The smooth curve.
-        histogram: `edges` (k + 1) and `shares` (k) of the predicted risks, None where it may not be told.
         title: Name of the figure.
+        histogram: `edges` (k + 1) and `shares` (k) of the predicted risks, None where it may not be told.
     """
     top = min(1.0, max(1.08 * max(*curve.x, *curve.y), 0.01))
     chart = Chart(320, 320, (0, top), (0, top), left=50)

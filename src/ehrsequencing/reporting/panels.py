@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ehrsequencing.core.disclosure import histogram_of
-from ehrsequencing.evaluation.curves import OPERATING, OPERATING_COLUMNS
+from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.patient import moved, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, place_of
-from ehrsequencing.reporting.wording import duration, from_landmark, percent, size, with_interval
+from ehrsequencing.reporting.wording import duration, from_landmark, size
 
 Shown = Mapping[Any, str]
 
@@ -140,7 +139,9 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
         where, curve = caption(row, shown), _smooth(row)
         title = f"Calibration for {row['cause']}: {where}"
         figure = (
-            figures.calibration(curve, histogram_of(row), title=title) if len(curve.x) > 1 else None
+            figures.calibration(curve, title=title, histogram=row.get("histogram", NO_HISTOGRAM))
+            if len(curve.x) > 1
+            else None
         )
         drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
@@ -194,7 +195,8 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
                 "events": row["events"],
                 "landmark": row["landmark_days"],
                 "best": _best_range(row, here),
-                "points": _operating_points(row),
+                "row": row,
+                "shown": figures.spread_over(row["thresholds"]),
             }
         drawn.append(Panel(row["cause"], where, figure, note))
     return drawn
@@ -208,20 +210,6 @@ def _net_benefit(row: Mapping[str, Any], kind: int) -> Curve:
     x, y, low, high = _columns([point for point in points if point[1] is not None], 4)
     banded = None not in low and None not in high
     return Curve(kind, row["model"], x, y, low if banded else (), high if banded else ())
-
-
-def _operating_points(row: Mapping[str, Any]) -> list[list[str]]:
-    """Of some six thresholds: the threshold, flagged, sensitivity, PPV, number needed to evaluate."""
-    lines = []
-    for k in figures.spread_over(row["thresholds"]):
-        point = {name: row[name][k] for name in OPERATING_COLUMNS if name in row}
-        if point.get("ppv"):
-            shares = [
-                [point[f"{name}{end}"] for end in ("", "_low", "_high")] for name in OPERATING
-            ]
-            cells = [with_interval(value, low, high, percent) for value, low, high in shares]
-            lines.append([percent(row["thresholds"][k]), *cells, f"{1 / point['ppv']:.1f}"])
-    return lines
 
 
 def _best_range(

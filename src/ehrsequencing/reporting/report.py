@@ -74,22 +74,9 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
-        "needed": sample_size(m, scores),
+        "c": scores.number(scores.models[0], *scores.main(), "c").value,
         "tripod": tripod(m),
     }
-
-
-def sample_size(m: Mapping[str, Any], scores: Scores) -> dict[str, Any] | None:
-    """Events at the main place, and how many people with the event a validation needs there; None where hidden."""
-    landmark, horizon = scores.main()
-    c = scores.number(scores.models[0], landmark, horizon, "c").value
-    for row in m["at_risk"]:
-        if row["landmark_days"] == landmark and horizon in m["horizons_days"] and c is not None:
-            at = m["horizons_days"].index(horizon)
-            had, n = row["events"][m["causes"][0]][at], row["evaluated"][at]
-            if isinstance(had, int) and 0 < had < n and 0.5 < c < 1:
-                return {"events": had, "for": needed_events(had / n, c)}
-    return None
 
 
 def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -278,6 +265,7 @@ def environment() -> Environment:
         duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
     )
     made.filters.update(size=size)
+    made.globals.update(needed_events=needed_events)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"

@@ -209,14 +209,15 @@ def blend_weights(m: Mapping[str, Any]) -> dict[str, list[str]]:
     return by_cause
 
 
+OF_RANGE = "10th percentile"  # as in explain/cohort.py, a module that needs torch
 MOST_BARS = 10  # codes in the figure of the short page, those with the largest effects
 
 
 def _contrast(against: str | None) -> str:
     """What a code is compared with, in words that follow its name."""
-    if against == "10th percentile":  # `OF_RANGE` of explain/cohort.py, a module that needs torch
-        return " at its 90th vs 10th percentile"
-    return f" vs {against}" if against else ""
+    if against == OF_RANGE:
+        return " at its 90th rather than its 10th percentile"
+    return f" rather than {against}" if against else ""
 
 
 def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -233,7 +234,10 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
         effect = with_interval(value, low, high, "+.2f")
         compared = _contrast(row["against"])
         rows.append((f"{row['code']}{compared}", row["description"] or "", share, effect))
-        words = f"{row['description'] or row['code']}\n{compared.strip()}".strip()
+        other = (
+            "high vs low" if row["against"] == OF_RANGE else f"vs {row['against'] or 'without it'}"
+        )
+        words = f"{row['description'] or row['code']}\n{other}"
         bars.append((words, [Estimate(0, "", value, low, high)]))
     return {
         "question": f"{found['cause']} by {duration(found['horizon_days'])}",
