@@ -49,7 +49,7 @@ API = {
         "codes",
     ],
     "From records to a run": ["run", "TaskConfig", "prepare", "fit", "pretrain", "load", "audit", "export"],
-    "Evaluation": ["evaluate", "score", "compare", "pool_sites", "aalen_johansen"],
+    "Evaluation": ["evaluate", "score", "compare", "compare_risks", "cox", "pool_sites", "aalen_johansen"],
     "Models": [
         "HierarchicalBEHRTForSurvival", "BEHRTForSurvival", "ModelConfig", "VisitBatch", "visit_encoder",
     ],

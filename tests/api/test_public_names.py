@@ -13,11 +13,16 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 
 NAMES = {
-    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "evaluate", "fit", "from_table", "load",
+    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "compare_risks", "cox", "evaluate", "fit",
+    "from_table", "load",
     "metrics", "prepare", "read_meds", "run", "score", "simulate", "visit_encoder",
 }  # fmt: skip
 
 
+OF_AN_EVALUATION = (
+    "calibration", "operating_points", "outcomes", "plot_calibration", "plot_decision_curve", "plot_incidence",
+    "subgroups", "table1",
+)  # fmt: skip
 OF_A_RUN = ("predict", "explain", "attention", "plot_risk", "hazard_ratios", "cox")
 
 
@@ -36,7 +41,7 @@ def test_each_has_an_example_that_the_doctests_run() -> None:
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
     documented += [getattr(eh.metrics, name) for name in eh.metrics.__all__]
     documented += [getattr(TrainedRun, name) for name in OF_A_RUN]
-    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "table1")]
+    documented += [vars(EvaluationResult)[name] for name in OF_AN_EVALUATION]
     documented += [type(eh.visit_encoder)]
     for one in documented:
         assert any(test.examples for test in finder.find(one, name="x")), one

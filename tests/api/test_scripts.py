@@ -78,5 +78,5 @@ def test_any_models_are_compared_on_plain_arrays(
     assert found.differences.query("metric == 'auc'").value.iloc[0] == pytest.approx(auc.iloc[0] - auc.iloc[1])
     told = capsys.readouterr().out
     assert "\\begin{tabular}" in told
-    assert "sensitivity" in told
+    assert "threshold" in told
     assert (tmp_path / "decision.svg").stat().st_size > 0

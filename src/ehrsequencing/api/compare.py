@@ -200,7 +200,7 @@ def compare_risks(
         >>> time = np.where(rng.random(400) < risk, rng.uniform(1, 300, 400), 400)
         >>> found = eh.compare_risks({"mine": risk, "noise": rng.permutation(risk)}, time, time < 400, horizon=365)
         >>> found.differences.query("metric == 'auc'").value.round(2).tolist()
-        [0.17]
+        [0.27]
     """
     codes = np.asarray(cause) * 1
     n_causes = max(int(codes.max(initial=0)), 1)

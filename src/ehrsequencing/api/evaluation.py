@@ -140,17 +140,13 @@ class EvaluationResult:
             >>> eh.load("runs/hf").evaluation.subgroups().group.unique().tolist()
             ['age', 'sex']
         """
-        ends = {"": "value", "_low": "low", "_high": "high"}
         names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
-        return pd.DataFrame(
-            {key: row[key] for key in SUBGROUP_PLACE}
-            | {
-                f"{name}{end}": (row.get(name) or {}).get(key)
-                for name in names
-                for end, key in ends.items()
-            }
-            for row in self.result["subgroups"]
-        )
+        table = pd.DataFrame(self.result["subgroups"], columns=[*SUBGROUP_PLACE, *names])
+        for name in names:
+            for end, key in (("", "value"), ("_low", "low"), ("_high", "high")):
+                cells = [(row.get(name) or {}).get(key) for row in self.result["subgroups"]]
+                table[f"{name}{end}"] = np.array(cells, dtype=np.float64)
+        return table
 
     def outcomes(self, *, landmark: str | float | None = None) -> Any:
         """Outcome and predicted risks of every evaluated subject at a landmark, for R, lifelines or your own metrics.

@@ -66,13 +66,11 @@ class TaskCheck:
 
     @property
     def needed_events(self) -> dict[str, dict[str, int]]:
-        """What for → per horizon: how many people with the event that needs, by the incidence here."""
-        found: dict[str, dict[str, int]] = {}
-        for horizon, had in self.events_within[self.task.causes[0]].items():
-            share = (had + 0.5) / (self.known_at[horizon] + 1)  # also where nobody had it, or all
-            for label, events in needed_events(share).items():
-                found.setdefault(label, {})[horizon] = events
-        return found
+        """Per horizon: what for → how many people with the event that needs, by the incidence here."""
+        return {  # a half more of each side, as nobody may have had it, or all
+            horizon: needed_events((had + 0.5) / (self.known_at[horizon] + 1))
+            for horizon, had in self.events_within[self.task.causes[0]].items()
+        }
 
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
@@ -99,14 +97,14 @@ class DataCheck:
         lines += fix_lines(self.fixes) or ["nothing to fix"]
         for task in self.tasks:
             lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
+            for horizon, needed in task.needed_events.items():
+                words = ", ".join(f"{n:,} for {label}" for label, n in needed.items())
+                lines.append(f"  events needed within {horizon} (Riley): {words}")
             # events per cause and horizon, counted from each subject's first prediction time
             rows = {"subjects with an event within": list(task.known_at)}
             counts = {**task.events_within, "state known": task.known_at}
             rows |= {label: [f"{n:,}" for n in own.values()] for label, own in counts.items()}
             width = max(map(len, rows))
-            rows["events needed for"] = []
-            for label, own in task.needed_events.items():
-                rows[f"  {label}"] = [f"{n:,}" for n in own.values()]
             for label, cells in rows.items():
                 lines.append(f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
         return "\n".join(lines)
