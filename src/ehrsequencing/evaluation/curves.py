@@ -251,7 +251,7 @@ def risk_groups(risk: Floats, event: Bools, subject: Ints) -> Ints:
     -1
     """
     for count in range(MOST_GROUPS, 0, -1):
-        for of in (risk, risk[event]):
+        for of in (risk, risk[event] if event.any() else risk):
             edges = np.quantile(of, np.arange(1, count) / count, method="inverted_cdf")
             group = np.searchsorted(edges, risk, side="left").astype(np.int64)
             enough = [
