@@ -49,7 +49,7 @@ API = {
         "codes",
     ],
     "From records to a run": ["run", "TaskConfig", "prepare", "fit", "pretrain", "load", "audit", "export"],
-    "Evaluation": ["evaluate", "drift", "score", "compare", "pool_sites", "aalen_johansen"],
+    "Evaluation": ["evaluate", "drift", "score", "compare", "compare_risks", "cox", "pool_sites", "aalen_johansen"],
     "Models": [
         "HierarchicalBEHRTForSurvival", "BEHRTForSurvival", "ModelConfig", "VisitBatch", "visit_encoder",
     ],

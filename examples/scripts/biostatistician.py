@@ -16,12 +16,13 @@ run = eh.run(
     splits={"train": 0.4, "tuning": 0.1},
 )
 
-ratios = run.hazard_ratios(bootstrap=10)
-print(ratios.attrs["note"], ratios.head(), sep="\n")
+# as R's survival::coxph(Surv(start, stop, status) ~ albumin + sex, cluster = id), with cox.zph's test
+print(run.cox(["albumin", "sex"], units={"albumin": 0.5}).round(3))
 
 ev = run.evaluation
 print(ev.table1().to_markdown())
 print(ev.table2("300d").to_latex())
+print(ev.calibration("300d"), ev.operating_points("300d"), ev.subgroups(), sep="\n")
 
 table = ev.outcomes()
 # for R, which takes the first level for censoring: survival::survfit(Surv(duration_days, factor(cause, 0:1)) ~ 1)

@@ -27,6 +27,8 @@ _PUBLIC = {
     "check": "ehrsequencing.api.records",
     "codes": "ehrsequencing.api.records",
     "compare": "ehrsequencing.api.compare",
+    "compare_risks": "ehrsequencing.api.compare",
+    "cox": "ehrsequencing.api.cox",
     "drift": "ehrsequencing.api.drift",
     "evaluate": "ehrsequencing.api.evaluate",
     "export": "ehrsequencing.api.predictions",
@@ -72,6 +74,8 @@ __all__ = [
     "check",
     "codes",
     "compare",
+    "compare_risks",
+    "cox",
     "drift",
     "evaluate",
     "export",
@@ -96,7 +100,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ehrsequencing import metrics as metrics, nn as nn
-    from ehrsequencing.api.compare import compare as compare, pool_sites as pool_sites
+    from ehrsequencing.api.compare import (
+        compare as compare,
+        compare_risks as compare_risks,
+        pool_sites as pool_sites,
+    )
+    from ehrsequencing.api.cox import cox as cox
     from ehrsequencing.api.data import prepare as prepare, read_meds as read_meds
     from ehrsequencing.api.drift import drift as drift
     from ehrsequencing.api.estimator import EHRSurvival as EHRSurvival

@@ -13,9 +13,16 @@ from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.api.run import TrainedRun
 
 NAMES = {
-    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "drift", "evaluate", "fit", "from_table",
-    "load", "metrics", "prepare", "read_meds", "run", "score", "simulate", "visit_encoder",
+    "EHRSurvival", "aalen_johansen", "audit", "check", "codes", "compare", "compare_risks", "cox", "drift", "evaluate",
+    "fit", "from_table", "load", "metrics", "prepare", "read_meds", "run", "score", "simulate", "visit_encoder",
 }  # fmt: skip
+
+
+OF_AN_EVALUATION = (
+    "calibration", "operating_points", "outcomes", "plot_calibration", "plot_decision_curve", "plot_incidence",
+    "subgroups", "table1",
+)  # fmt: skip
+OF_A_RUN = ("predict", "explain", "attention", "plot_risk", "hazard_ratios", "cox")
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
@@ -32,8 +39,8 @@ def test_each_has_an_example_that_the_doctests_run() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
     documented += [getattr(eh.metrics, name) for name in eh.metrics.__all__]
-    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk", "hazard_ratios")]
-    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "table1")]
+    documented += [getattr(TrainedRun, name) for name in OF_A_RUN]
+    documented += [vars(EvaluationResult)[name] for name in OF_AN_EVALUATION]
     documented += [type(eh.visit_encoder)]
     for one in documented:
         assert any(test.examples for test in finder.find(one, name="x")), one

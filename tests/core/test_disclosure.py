@@ -65,6 +65,8 @@ RESULTS = [
 #: One place of many that stays as it is.
 UNROUNDED: dict[str, Callable[..., Any]] = {
     "_by_rounding": lambda *counts, of: 0.0,
+    "_operating_factors": lambda *counts: dict.fromkeys(("flagged", "sensitivity", "ppv"), 1.0),
+    "_smooth": dict,
     "_risk_group": dict,
     "_inputs": dict,
     "_attrition": list,
@@ -122,6 +124,8 @@ def everything(subjects: int, seed: int, kind: dict[str, Any]) -> dict[str, Any]
         for at in landmarks
         for cause in exact["causes"]
     ]  # fmt: skip
+    for row in exact["smooth_calibration"]:
+        row["histogram"] = {"edges": [0.0, 0.1, 0.2, 0.3], "n": [row["n"] // 2, 7, 0], "shares": []}
     exact["smallest_g"] = [{"landmark_days": at, "horizon_days": horizon, "g": 0.5, "thin": False} for at in landmarks]
     exact["followed"] = 41  # whom the rows of `smallest_g` are of
     for step in exact["attrition"]:
@@ -166,6 +170,13 @@ def counted(exact: dict[str, Any]) -> dict[str, Any]:
         counts = zip(row["events_above"], row["above"], odds, strict=True)
         row["net_benefit"] = [(had - (above - had) * w) / row["n"] for had, above, w in counts]
         row["low"] = row["high"] = row["net_benefit"]
+        limits = ("", "_low", "_high")
+        shares = {
+            "flagged": [above / row["n"] for above in row["above"]],
+            "sensitivity": [had / max(row["events"], 1) for had in row["events_above"]],
+            "ppv": [had / max(above, 1) for had, above in zip(row["events_above"], row["above"], strict=True)],
+        }
+        row |= {f"{name}{end}": share for name, share in shares.items() for end in limits}
         row["treat_all"] = [(row["events"] - (row["n"] - row["events"]) * w) / row["n"] for w in odds]
     at_risk = {row["landmark_days"]: row["subjects"] for row in exact["at_risk"]}
     for row in exact["smallest_g"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.files import read_json
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import check_data
@@ -92,6 +92,15 @@ def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:
     done = ehrseq("check", data, "--out", data / "data" / "train" / "0.parquet" / "found.json")
     assert done.exit_code == 2
     assert "cannot be written" in done.stderr
+
+
+def test_a_task_says_how_many_events_it_needs(sim_data: Path) -> None:
+    task = load_task(sim_data / "task.yaml")
+    found = check_data(sim_data, study=StudyConfig(), tasks=[task])
+    assert repr(found).count("events needed within") == len(task.horizons)
+    needed = found.as_json()["tasks"][0]["needed_events"]
+    assert list(needed) == list(found.tasks[0].known_at)
+    assert all(set(own) == {"O/E ± 0.2", "slope ± 0.2", "C ± 0.05", "ten parameters"} for own in needed.values())
 
 
 def test_events_within_each_horizon_counted_by_hand(tmp_path: Path) -> None:

@@ -302,3 +302,30 @@ def test_a_file_of_predictions_has_no_whole_curve() -> None:
     assert patient.times_days == row["times_days"]
     assert patient.curve_days == row["horizons_days"]
     patient_figure(patient, title="Patient A")
+
+
+def test_a_calibration_curve_stands_over_a_histogram_of_the_risks() -> None:
+    curve = Curve(0, "ours", [0.1, 0.4], [0.2, 0.5])
+    bars = {"edges": [0.0, 0.1, 0.2, 0.3], "shares": [0.5, None, 0.25]}  # the second is of fewer than 11 people
+    drawn = ElementTree.fromstring(figures.calibration(curve, title="t", histogram=bars)).iter("rect")
+    heights = [float(bar.attrib["height"]) for bar in drawn if "bar" in bar.attrib["class"]]
+    assert len(heights) == 2
+    assert heights[0] == pytest.approx(2 * heights[1], rel=0.01)
+
+
+def test_groups_of_other_sizes_are_called_by_their_shares() -> None:
+    assert figures.group_names([{"n": 30}] * 4)[0] == "lowest quarter"
+    assert figures.group_names([{"n": 150}, {"n": 40}, {"n": 40}]) == ["lowest 65%", "next 17%", "highest 17%"]
+    assert figures.group_names([{"n": 90}]) == ("everyone",)
+    assert figures.group_names([]) == ()
+
+
+def test_the_short_page_says_how_many_events_are_needed_and_what_acting_means() -> None:
+    answer = render(example(), "report.html")
+    assert "for O/E ± 0.2" in answer
+    assert "every ten parameters (Riley 2020)" in answer
+    m = complete(subjects=2000, seed=0)
+    names = [f"{name}{end}" for name in ("flagged", "sensitivity", "ppv") for end in ("", "_low", "_high")]
+    m["decision"] = [row | {name: [0.5] * len(row["thresholds"]) for name in names} for row in m["decision"]]
+    assert "evaluated for each event" in render(m, "report.html")
+    assert "2.0" in render(m)

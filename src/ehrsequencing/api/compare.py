@@ -1,7 +1,7 @@
-"""`compare`: runs and seeds side by side on the same people; `pool_sites`: one run's evaluations at several sites."""
+"""`compare`: runs side by side on the same people; `compare_risks`: any models' risks on plain arrays; `pool_sites`."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
-from ehrsequencing.api.evaluation import long_table
+from ehrsequencing.api.evaluation import EvaluationResult, long_table
 from ehrsequencing.api.paper import PaperTable, accuracy_table
+from ehrsequencing.api.predictions import days_of
 from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
@@ -20,11 +22,22 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
 from ehrsequencing.core.outputs import POOLED, complete_folder, write_manifest
+from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
+from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.estimates import (
+    difference_rows,
+    estimate,
+    long_rows,
+    metric_rows,
+    scope_estimates,
+)
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.evaluated import Evaluated
 from ehrsequencing.evaluation.pooling import pool, read_sites
 from ehrsequencing.evaluation.population import Population, RowFinder
 from ehrsequencing.evaluation.results import without_few
+from ehrsequencing.metrics.calibration import incidence_gap
+from ehrsequencing.metrics.censoring import aalen_johansen, checked_outcome
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
@@ -75,7 +88,9 @@ def compare(
     seed: int = 0,
     progress: bool = True,
 ) -> RunComparison:
-    """Compare runs of one task on the same people: models, settings or seeds, side by side and paired.
+    """Compare trained runs of one task on the same people: models, settings or seeds, side by side and paired.
+
+    For risks in arrays take `compare_risks`, for a file of predictions `score`.
 
     Args:
         runs: Two runs or more, or their folders; differences are the first minus each other one.
@@ -128,6 +143,109 @@ def compare(
     is_simulated = all(run.manifest.get("simulated") for run in opened)
     result = redact_rows(result_, is_simulated=is_simulated)
     return RunComparison({**result, "task": task}, result["subjects"])
+
+
+class RiskComparison(EvaluationResult):
+    """What `compare_risks` found: the tables and plots of an evaluation at one horizon. Exact, so not for sharing."""
+
+    def to_latex(self) -> str:
+        """`table2()` in LaTeX."""
+        return self.table2().to_latex()
+
+    def __repr__(self) -> str:
+        return str(self.table2())
+
+
+def compare_risks(
+    risks: Mapping[str, ArrayLike],
+    time: ArrayLike,
+    cause: ArrayLike,
+    *,
+    horizon: str | float,
+    subject: ArrayLike | None = None,
+    thresholds: Sequence[float] = (),
+    bootstrap: int = 500,
+    seed: int = 0,
+) -> RiskComparison:
+    """Compare the risks of any models, given as plain arrays: what R's `riskRegression::Score` does.
+
+    For trained runs take `compare`, for a file of predictions on MEDS records `score`. Metrics are those of
+    `eh.metrics`, corrected for censoring by inverse-probability weighting; intervals resample subjects, and differences
+    are paired, the first model minus each other one. AUC, Brier score and IPA equal those of `Score` with
+    `cens.model="km"`, which leaves out whoever is censored exactly at the horizon; here they count as event-free.
+
+    Args:
+        risks: Name → (n,) risk of the event of interest by the horizon, or (n, causes), the risk of each cause. A cause
+            without risks gets its share of what the others leave, as observed; only O/E depends on it.
+        time: (n,) days to the event or to censoring.
+        cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing events (or True and False).
+        horizon: As in `"1y"`, or a number of days.
+        subject: (n,) whose row it is; default: each row is somebody else.
+        thresholds: Of the decision curve and the operating points; default: spread over the first model's risks.
+        bootstrap: Resamples of subjects; 0: no intervals.
+        seed: Of the resamples.
+
+    Returns:
+        The comparison, with `metrics`, `differences`, `calibration()` and `operating_points()` as frames,
+        `plot_calibration()`, `plot_decision_curve()`, `table2()` and `to_latex()`.
+
+    Raises:
+        EhrseqError: Times, causes or risks are impossible or do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> import ehrsequencing as eh
+        >>> rng = np.random.default_rng(0)
+        >>> risk = rng.uniform(0.05, 0.6, 400)
+        >>> time = np.where(rng.random(400) < risk, rng.uniform(1, 300, 400), 400)
+        >>> found = eh.compare_risks({"mine": risk, "noise": rng.permutation(risk)}, time, time < 400, horizon=365)
+        >>> found.differences.query("metric == 'auc'").value.round(2).tolist()
+        [0.27]
+    """
+    codes = np.asarray(cause) * 1
+    n_causes = max(int(codes.max(initial=0)), 1)
+    duration, codes, _ = checked_outcome(time, codes, n_causes, None)
+    days = np.array(days_of(horizon, where="horizon"))
+    observed = aalen_johansen(duration, codes, n_causes=n_causes).at(days)
+    given = {}
+    for name, risk in risks.items():
+        own = np.asarray(risk, dtype=np.float64).reshape(
+            -1, np.shape(risk)[-1] if np.ndim(risk) > 1 else 1
+        )
+        if len(own) != len(duration) or own.shape[1] > n_causes:
+            fix = "give one risk a row, or one for each cause"
+            raise EhrseqError("does not fit the times", where=name, fix=fix)
+        known, others = np.split(observed[:, 0], [own.shape[1]])
+        left = np.maximum(1.0 - own.sum(axis=1, keepdims=True), 0.0) / (1.0 - known.sum())
+        given[name] = np.concatenate([own, left * others], axis=1)[:, :, None]
+    owner = (
+        np.arange(len(duration)) if subject is None else np.unique(subject, return_inverse=True)[1]
+    )
+    draws = draw_subjects(int(owner.max()) + 1, bootstrap, seed)
+    scope = Comparison(0.0, owner.reshape(-1), duration, codes, days, given, draws)
+    first, *others_of = given
+    names = ["event"]
+    estimates = scope_estimates(scope, names)
+    curves, indices = smooth_rows(scope, names, models=[*given], seed=seed)
+    for name in given:
+        distance = estimate(scope, name, lambda rows: {"aj": np.abs(incidence_gap(rows))})["aj"]
+        at = {"model": name, "cause": names[0], "metric": "aj"}
+        indices += long_rows(scope, distance.of_cause(0), **at)
+    result = {
+        "individual": "nothing is redacted",
+        "data": {"name": "arrays"},
+        "split": "all rows",
+        "main": {"landmark_days": 0.0, "horizon_days": float(days[0])},
+        "causes": names,
+        "models": [*given],
+        "landmarks_days": [0.0],
+        "horizons_days": days.tolist(),
+        "metrics": metric_rows(scope, estimates) + indices,
+        "differences": difference_rows(scope, estimates, ours=first, rivals=others_of),
+        "smooth_calibration": curves,
+        "decision": decision_rows(scope, names, models=[*given], thresholds=thresholds),
+    }
+    return RiskComparison(result, Path())
 
 
 class _OnOwnRecords(Predictor):

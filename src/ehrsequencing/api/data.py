@@ -21,7 +21,7 @@ from ehrsequencing.config import (
     validated,
 )
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.errors import EhrseqError, refuse_idle
+from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.files import private_folder, read_json, write_json
 from ehrsequencing.core.made_of import differing
 from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
@@ -178,9 +178,7 @@ class PreparedData(Prepared):
             SubjectLoader,
         )  # torch, which reading records does not need
 
-        if split not in SPLITS:
-            fix = f"use one of {', '.join(SPLITS)}"
-            raise EhrseqError(f"{split!r} is no split", where="split", fix=fix)
+        refuse_unknown("split", [split], SPLITS)
         records = self.records(task or self.only_task(), split)
         types = self.vocabulary.code_types
         loader = SubjectLoader(records, queries=head == "horizon", code_types=types)
@@ -215,10 +213,15 @@ def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:
         return events_table(MedsReader(folder), chosen).to_pandas()
 
 
-def events_table(reader: Any, subjects: Ints | None) -> pa.Table:
-    """All rows that a reader gives, or those of some subjects."""
+def events_table(
+    reader: Any, subjects: Ints | None = None, words: Sequence[str] | None = None
+) -> pa.Table:
+    """All rows that a reader gives, or those of some subjects, or of codes that hold one of some lower-case words."""
     parts = []
     for events in reader:
+        if words is not None:
+            fits = [any(word in code.casefold() for word in words) for code in events.codes]
+            events = events.take(np.array(fits, dtype=bool)[events.code])
         if subjects is not None:
             events = events.take(np.isin(events.subject_id, subjects))
         codes = pa.DictionaryArray.from_arrays(

@@ -224,7 +224,9 @@ def score(
     progress: bool = True,
     **sections: Any,
 ) -> EvaluationResult:
-    """Evaluate the risks of any model as a run is evaluated: same cohort, metrics, baselines and report.
+    """Evaluate a file of any model's predictions on MEDS records as a run is evaluated: same cohort and report.
+
+    For risks in arrays take `compare_risks`, for trained runs `compare`.
 
     Args:
         predictions: A file, or a frame, with the columns of `ehrseq predict`: `subject_id`, `prediction_time`, `cause`,

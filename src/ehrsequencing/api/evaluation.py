@@ -19,9 +19,11 @@ from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
 from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import redact
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_unknown
+from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.subgroups import SUBGROUP_METRICS, SUBGROUP_PLACE
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -88,6 +90,62 @@ class EvaluationResult:
             ['against', 'landmark', 'cause', 'horizon']
         """
         return long_table(self.result["differences"], "against")
+
+    def calibration(
+        self, horizon: str | float | None = None, *, cause: str | None = None, landmark: Any = None
+    ) -> pd.DataFrame:
+        """The points of `plot_calibration`: `model`, `predicted`, `observed`, `low`, `high`; arguments as there.
+
+        Example:
+            >>> eh.load("runs/hf").evaluation.calibration("1y").model.unique().tolist()
+            ['ehrsequencing']
+        """
+        columns = ("predicted", "observed", "low", "high")
+        return self._points("smooth_calibration", columns, horizon, cause, landmark)
+
+    def operating_points(
+        self, horizon: str | float | None = None, *, cause: str | None = None, landmark: Any = None
+    ) -> pd.DataFrame:
+        """What acting from a threshold means, at those of the decision curve (`evaluation.decision_thresholds`).
+
+        Args:
+            horizon: As in `"1y"`; default: the main one.
+            cause: Default: the first.
+            landmark: Default: the main one.
+
+        Returns:
+            One row a model and threshold: the share of the people who are `flagged`, the `sensitivity`, the `ppv`
+            (positive predictive value), each with `_low` and `_high` (95 %), the number needed to evaluate (1 / PPV),
+            and the `net_benefit`. Corrected for censoring; NaN where too few people would be shown.
+
+        Example:
+            >>> points = eh.load("runs/hf").evaluation.operating_points("1y")
+            >>> bool(points.flagged.dropna().between(0, 1).all())
+            True
+        """
+        columns = ("thresholds", *OPERATING_COLUMNS, "net_benefit")
+        table = self._points("decision", columns, horizon, cause, landmark)
+        table = table.rename(columns={"thresholds": "threshold"})
+        return table.assign(number_needed=1.0 / table["ppv"])
+
+    def subgroups(self) -> pd.DataFrame:
+        """Size, events, O/E, AUC and Brier score of each group of people, and how the group differs from the others.
+
+        Returns:
+            One row a landmark, cause, horizon, `group` and `level`: `oe`, `auc`, `brier`, and `oe_difference` and
+            `auc_difference` to the largest level of the group, each with `_low` and `_high` (95 %).
+
+        Example:
+            >>> eh.load("runs/hf").evaluation.subgroups().group.unique().tolist()
+            ['age', 'sex']
+        """
+        names = [*SUBGROUP_METRICS, *(f"{name}_difference" for name in SUBGROUP_METRICS)]
+        table = pd.DataFrame(self.result["subgroups"], columns=[*SUBGROUP_PLACE, *names])
+        for name in names:
+            for end, key in (("", "value"), ("_low", "low"), ("_high", "high")):
+                cells = [(row.get(name) or {}).get(key) for row in self.result["subgroups"]]
+                table[f"{name}{end}"] = np.array(cells, dtype=np.float64)
+        return table
 
     def outcomes(self, *, landmark: str | float | None = None) -> Any:
         """Outcome and predicted risks of every evaluated subject at a landmark, for R, lifelines or your own metrics.
@@ -210,6 +268,24 @@ class EvaluationResult:
         rows = _at_place(self.result["smooth_calibration"], **place)
         return plots.calibration(rows, title=title, ax=ax)
 
+    def plot_decision_curve(
+        self,
+        horizon: str | float | None = None,
+        *,
+        cause: str | None = None,
+        landmark: Any = None,
+        ax: Any = None,
+    ) -> Any:
+        """Net benefit over the threshold from which one would act; as `plot_calibration`, and returns the axes.
+
+        Example:
+            >>> eh.load("runs/hf").evaluation.plot_decision_curve("1y").get_xlabel()
+            'act from a risk of'
+        """
+        place, title = self._place(horizon, cause, landmark)
+        rows = _at_place(self.result["decision"], **place)
+        return plots.decision(rows, title=title, ax=ax)
+
     def plot_incidence(
         self, *, cause: str | None = None, landmark: Any = None, ax: Any = None
     ) -> Any:
@@ -235,6 +311,15 @@ class EvaluationResult:
             raise EhrseqError(what, where=str(self.folder), fix="name another landmark")
         return plots.incidence(rows[0], title=title, ax=ax)
 
+    def _points(
+        self, name: str, columns: Sequence[str], horizon: Any, cause: str | None, landmark: Any
+    ) -> pd.DataFrame:
+        """The curves of one place as a frame, one row a model and point."""
+        place, _ = self._place(horizon, cause, landmark)
+        table = pd.DataFrame(_at_place(self.result[name], **place), columns=["model", *columns])
+        points = table.explode([*columns], ignore_index=True)
+        return points.astype(dict.fromkeys(columns, np.float64))
+
     # ---- what it is ----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -253,9 +338,7 @@ class EvaluationResult:
         days, cause = self.result["main"]["horizon_days"], cause or self.result["causes"][0]
         if horizon is not None:
             days = _known("horizon", horizon, self.result["horizons_days"])
-        if cause not in self.result["causes"]:
-            fix = f"use one of {', '.join(self.result['causes'])}"
-            raise EhrseqError(f"there is no cause {cause!r}", where="cause", fix=fix)
+        refuse_unknown("cause", [cause], self.result["causes"])
         since = self._landmark(landmark)
         later = "" if since == 0 else f", {format_days(since)} after the index"
         place = {"landmark": since, "cause": cause, "horizon": float(days)}

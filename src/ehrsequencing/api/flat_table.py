@@ -34,7 +34,7 @@ _CENSORED = (
 _EVENTS = (1, "yes", "y", "event", "dead", "died", "death", "deceased")
 _MOST_VALUES = 10  # more of them are a measurement or free text, which may show a person
 # Columns that are added to the table: what a row holds is known at its time, its event happens at its stop.
-_SUBJECT, _TIME, _STOP, _BIRTH, _CODE = "_subject", "_time", "_stop", "_birth", "_code"
+SUBJECT, START, STOP, _BIRTH, _CODE = "_subject", "_time", "_stop", "_birth", "_code"
 
 
 def from_table(
@@ -106,29 +106,29 @@ def from_table(
         >>> task.name, task.causes, task.horizons
         ('died', ('died',), (90.0,))
     """
-    is_pandas = isinstance(frame, pd.DataFrame)  # whose columns may mix numbers and texts
-    whole = (frame if is_pandas else as_table(frame).to_pandas()).rename(columns=str)
-    if isinstance(event, Mapping) and not isinstance(next(iter(event.values()), None), Mapping):
-        event = {"status": event}
-    event, given = (event, None) if isinstance(event, str) else next(iter(event.items()))
-    used = [name for name in (subject, time, event, start, age, birth) if name is not None]
     static = [static] if isinstance(static, str) else static
-    for name in (*used, *static):
-        near = ", ".join(get_close_matches(name, whole.columns) or whole.columns)
-        fix = f"name one of {near}" if looks_like_header(whole.columns) else NO_HEADER
-        _require(name in whole, f"the frame has no column {name!r}", fix=fix)
-    table = _with_times(whole, subject=subject, time=time, start=start, unit=unit)
-    happened, causes = _read_events(table[event], given, interest)
+    used = [name for name in (start, age, birth) if name is not None]
+    whole, table, happened, causes = read_rows(
+        frame,
+        subject=subject,
+        time=time,
+        event=event,
+        start=start,
+        interest=interest,
+        unit=unit,
+        named=[*used, *static],
+    )
+    event = str(happened.name)
     table[_BIRTH] = _births(table, age=age, birth=birth)
-    measured = table.drop(columns=[*set(used), _SUBJECT, _TIME, _STOP, _BIRTH])
-    constant = _constant_columns(measured, table[_SUBJECT], named=static)
+    measured = table.drop(columns=[*{subject, time, event, *used}, SUBJECT, START, STOP, _BIRTH])
+    constant = _constant_columns(measured, table[SUBJECT], named=static)
     marks = [
-        _marks(table, _TIME, "ENROLLMENT", "min"),
-        _marks(table, _STOP, "END_OF_FOLLOWUP", "max"),
-        *(_marks(table[happened == name], _STOP, f"EVENT//{name}", "min") for name in causes),
+        _marks(table, START, "ENROLLMENT", "min"),
+        _marks(table, STOP, "END_OF_FOLLOWUP", "max"),
+        *(_marks(table[happened == name], STOP, f"EVENT//{name}", "min") for name in causes),
     ]
-    rows = pd.concat([table[[_SUBJECT, _TIME, _BIRTH]].join(measured), *marks], ignore_index=True)
-    has_clock = is_numeric_dtype(whole[time]) and (rows[_TIME] != rows[_TIME].dt.floor("D")).any()
+    rows = pd.concat([table[[SUBJECT, START, _BIRTH]].join(measured), *marks], ignore_index=True)
+    has_clock = is_numeric_dtype(whole[time]) and (rows[START] != rows[START].dt.floor("D")).any()
     numbers = measured.select_dtypes("number").columns
     events = [
         {"code": name, "value" if name in numbers else "code_from": name}
@@ -136,12 +136,12 @@ def from_table(
         if name not in constant
     ]
     columns = {
-        "subject": _SUBJECT,
-        "time": _TIME,
+        "subject": SUBJECT,
+        "time": START,
         "birth": _BIRTH,
         "static": {name: name for name in constant},
         "events": [{"code_from": _CODE}, *events],
-        "midnight": [_TIME] if has_clock else [],
+        "midnight": [START] if has_clock else [],
     }
     with private_folder() as folder:
         rows.to_parquet(folder / "table.parquet", index=False)
@@ -160,6 +160,46 @@ def from_table(
     for doubt in _doubts(table, happened, table[event], whole[time], unit=unit):
         warnings.warn(doubt, stacklevel=2)
     return Path(out), task_of(task)
+
+
+def read_rows(
+    frame: Any,
+    *,
+    subject: str,
+    time: str,
+    event: str | Mapping[Any, Any],
+    start: str | None,
+    interest: Any,
+    unit: str | None,
+    named: Sequence[str],
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series, list[str]]:
+    """Read a flat table.
+
+    Args:
+        frame: As of `from_table`, as are the arguments up to `unit`.
+        subject: The column of subjects.
+        time: The column of times.
+        event: The column of events.
+        start: The column of starts.
+        interest: The event of interest.
+        unit: Of times that are numbers.
+        named: The other columns that it must have.
+
+    Returns:
+        The table; its rows that have a subject and times, in order of them, with these as columns of their own; the
+        cause of each row's event, missing without one, called as the column of events; all causes.
+    """
+    is_pandas = isinstance(frame, pd.DataFrame)  # whose columns may mix numbers and texts
+    whole = (frame if is_pandas else as_table(frame).to_pandas()).rename(columns=str)
+    if isinstance(event, Mapping) and not isinstance(next(iter(event.values()), None), Mapping):
+        event = {"status": event}
+    event, given = (event, None) if isinstance(event, str) else next(iter(event.items()))
+    for name in (subject, time, event, *named):
+        near = ", ".join(get_close_matches(name, whole.columns) or whole.columns)
+        fix = f"name one of {near}" if looks_like_header(whole.columns) else NO_HEADER
+        _require(name in whole, f"the frame has no column {name!r}", fix=fix)
+    table = _with_times(whole, subject=subject, time=time, start=start, unit=unit)
+    return whole, table, *_read_events(table[event], given, interest)
 
 
 def _require(met: Any, what: str, *, fix: str) -> None:
@@ -188,21 +228,21 @@ def _with_times(
     )
     stop = _moments(table[time], unit)
     begin = stop if start is None else _moments(table[start], unit)
-    table = table.assign(**{_SUBJECT: table[subject], _TIME: begin, _STOP: stop})
-    table = table.dropna(subset=[_SUBJECT, _TIME, _STOP])
+    table = table.assign(**{SUBJECT: table[subject], START: begin, STOP: stop})
+    table = table.dropna(subset=[SUBJECT, START, STOP])
     _require(
         len(table),
         f"no row has a subject and a time in {time!r}",
         fix="give numbers, or dates such as 2020-12-31: see pd.to_numeric and pd.to_datetime",
     )
-    if start is None and table[_SUBJECT].is_unique:
+    if start is None and table[SUBJECT].is_unique:
         fix = "name the column of the beginning with start="
         _require(elapsed, "one row a subject needs a beginning", fix=fix)
-        table[_TIME] = _ORIGIN
-    late = int((table[_TIME] > table[_STOP]).sum())
+        table[START] = _ORIGIN
+    late = int((table[START] > table[STOP]).sum())
     fix = "correct them: a row is known at its start, and its event happens later"
     _require(not late, f"{late:,} rows have {time!r} before {start or 'day 0'!r}", fix=fix)
-    return table.sort_values([_SUBJECT, _TIME, _STOP], ignore_index=True)
+    return table.sort_values([SUBJECT, START, STOP], ignore_index=True)
 
 
 def _moments(column: pd.Series, unit: str | None) -> pd.Series:
@@ -221,7 +261,7 @@ def _births(table: pd.DataFrame, *, age: str | None, birth: str | None) -> pd.Se
         return pd.Series(pd.NaT, index=table.index)
     years = pd.to_numeric(table[column], errors="coerce")
     days = years.where(years.between(0, _OLDEST_YEARS)) * DAYS_PER_YEAR
-    born = (table[_TIME] - pd.to_timedelta(days, unit="D")).dt.floor("D")
+    born = (table[START] - pd.to_timedelta(days, unit="D")).dt.floor("D")
     if birth is not None:
         born = _moments(table[column].astype(object), None)
     strange = int((table[column].notna() & born.isna()).sum())
@@ -230,7 +270,7 @@ def _births(table: pd.DataFrame, *, age: str | None, birth: str | None) -> pd.Se
         f"{strange:,} rows of {column!r} do not say when a person was born",
         fix=f"give ages of 0 to {_OLDEST_YEARS} years with age=, or dates with birth=; leave unknown ones empty",
     )
-    return born if birth is not None else born.where(~table[_SUBJECT].duplicated())
+    return born if birth is not None else born.where(~table[SUBJECT].duplicated())
 
 
 # -------------------------------------------------------------------------------------------- events
@@ -296,9 +336,9 @@ def _doubts(
     table: pd.DataFrame, happened: pd.Series, cells: pd.Series, time: pd.Series, *, unit: str | None
 ) -> list[str]:
     """What to check in a table that can be read: `cells` is its column of events, `time` that of times in all rows."""
-    lost, subjects = len(time) - len(table), table[_SUBJECT].nunique()
-    reached = table.groupby(_SUBJECT)[_STOP].cummax().groupby(table[_SUBJECT]).shift()
-    overlapping = table[_SUBJECT][table[_TIME] < reached].nunique()
+    lost, subjects = len(time) - len(table), table[SUBJECT].nunique()
+    reached = table.groupby(SUBJECT)[STOP].cummax().groupby(table[SUBJECT]).shift()
+    overlapping = table[SUBJECT][table[START] < reached].nunique()
     empty = int(cells.isna().sum()) if (cells.notna() & happened.isna()).any() else 0
     short = unit is None and is_numeric_dtype(time) and time.max() < _FEW_DAYS
     doubts = {
@@ -306,7 +346,7 @@ def _doubts(
         f"rows of {overlapping:,} people overlap: one starts before the last one ends": overlapping,
         f"{empty:,} rows have nothing in {cells.name!r} and count as rows without an event": empty,
         "nobody is censored: every subject has an event": (
-            table[_SUBJECT][happened.notna()].nunique() == subjects
+            table[SUBJECT][happened.notna()].nunique() == subjects
         ),
         f"all of {time.name!r} is below {_FEW_DAYS} days: write unit='y' for years, or 'd'": short,
     }
@@ -336,13 +376,13 @@ def _constant_columns(
 
 def _marks(table: pd.DataFrame, time: str, code: str, which: str) -> pd.DataFrame:
     """One row a subject: a code at its first or its last time (min, max)."""
-    times = table.groupby(_SUBJECT)[time].agg(which)
-    return pd.DataFrame({_SUBJECT: times.index, _TIME: times.to_numpy(), _CODE: code})
+    times = table.groupby(SUBJECT)[time].agg(which)
+    return pd.DataFrame({SUBJECT: times.index, START: times.to_numpy(), _CODE: code})
 
 
 def _quartiles(table: pd.DataFrame, has_event: pd.Series) -> list[float]:
     """Quartiles of the days from the first start to the first event, in whole days."""
-    first = table[has_event].groupby(_SUBJECT)[_STOP].min()
-    wait = (first - table.groupby(_SUBJECT)[_TIME].min()) / pd.Timedelta(days=1)
+    first = table[has_event].groupby(SUBJECT)[STOP].min()
+    wait = (first - table.groupby(SUBJECT)[START].min()) / pd.Timedelta(days=1)
     days = np.ceil(wait.quantile([0.25, 0.5, 0.75])).clip(lower=1.0)
     return sorted(set(days))

@@ -1,24 +1,22 @@
-"""Tables of a paper: who was studied, how accurate each model is, and hazard ratios of the landmark Cox model."""
+"""Tables of a paper: who was studied, how accurate each model is, and the penalised weights of the Cox baseline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ehrsequencing.config import DAYS_PER_YEAR, TaskConfig
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.disclosure import SMALLEST_COUNT, count_text, shareable_rate
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.predictors.cox import CoxFit, CoxRegression, CoxRows
 from ehrsequencing.predictors.features import LinearDesign
 from ehrsequencing.predictors.fitting_data import FittingData
-from ehrsequencing.predictors.history import AGE_KNOTS_YEARS, history_features
+from ehrsequencing.predictors.history import AGE_KNOTS_YEARS
 from ehrsequencing.predictors.landmark_cox import LandmarkCox
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
@@ -27,7 +25,7 @@ from ehrsequencing.reporting.wording import with_interval
 _MOST_CODES = 12  # codes without a time, in table 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PaperTable:
     """A table for a paper.
 
@@ -49,6 +47,9 @@ class PaperTable:
         """The table in LaTeX, as a `tabular` with rules of the package booktabs."""
         escaped = self.frame.rename(index=_latex, columns=_latex).map(_latex)
         return str(escaped.to_latex(escape=False))
+
+    def __repr__(self) -> str:
+        return f"{self.caption}\n{self.frame.to_string()}"
 
     def _repr_html_(self) -> str:
         return str(self.frame.to_html())
@@ -150,91 +151,37 @@ def accuracy_table(
     return PaperTable(frame, f"Accuracy of each model for {title}, with 95 % intervals")
 
 
-# ---- hazard ratios, with intervals by resampling subjects ------------------------------------------------------------
+# ---- the penalised weights of the Cox baseline -----------------------------------------------------------------------
 
 
-MOST_ROWS = 20_000  # prediction times of the resampled fits, drawn at random
 NOTE = "penalised (ridge) landmark Cox regression: ratios are shrunk towards 1"
 
 
-def cause_number(task: TaskConfig, cause: str | None) -> int:
-    """The number of a cause in the labels, from 1.
-
-    Raises:
-        EhrseqError: There is no such cause.
-    """
-    if cause is None:
-        return 1
-    if cause not in task.causes:
-        fix = f"use one of {', '.join(task.causes)}"
-        raise EhrseqError(f"there is no cause {cause!r}", where="cause", fix=fix)
-    return 1 + task.causes.index(cause)
-
-
-def hazard_ratios(
-    run: Run, prepared: Prepared, cause: int, *, bootstrap: int, seed: int
-) -> pd.DataFrame:
+def hazard_ratios(run: Run, prepared: Prepared, cause: str | None) -> pd.DataFrame:
     """See `TrainedRun.hazard_ratios`."""
-    name = run.task.name
+    of = run.task.causes[0] if cause is None else cause
+    refuse_unknown("cause", [of], run.task.causes)
     data = FittingData(
         run.task,
         prepared.vocabulary,
-        prepared.records(name, "train"),
-        prepared.records(name, "tuning"),
+        prepared.records(run.task.name, "train"),
+        prepared.records(run.task.name, "tuning"),
         run.study.model.edges_days,
         enough=run.study.vocabulary.min_subjects,
     )
     cox = LandmarkCox(data)
-    fit, rows = cox.fits[cause - 1], data.train.rows
-    events = float((rows.cause == cause).sum())
+    fit = cox.fits[run.task.causes.index(of)]
     if not fit.beta.any():
-        raise EhrseqError("nobody in the training split had it", where=run.task.causes[cause - 1])
-    chosen = data.draw(np.arange(len(rows)), MOST_ROWS)
-    history = history_features(
-        data.train, data.vocabulary, chosen=chosen, columns=cox.design.columns
-    )
-    sample = CoxRows(
-        cox.design(history),
-        np.asarray(rows.entry_days[chosen], np.float64),
-        rows.duration_days[chosen],
-        rows.cause[chosen] == cause,
-    )
-    fit = replace(fit, ridge=fit.ridge * float(sample.event.sum()) / events)  # of the rows drawn
-    drawn = _resampled(sample, rows.subject[chosen], fit, bootstrap, seed)
-    low, high = np.full((2, len(fit.beta)), np.nan)
-    if bootstrap:
-        low, high = np.exp(np.quantile(drawn, [0.025, 0.975], axis=0))
-    ratio = np.exp(fit.beta)
+        raise EhrseqError("nobody in the training split had it", where=of)
     order = np.argsort(-np.abs(fit.beta), kind="stable")
     columns = {
         "covariate": np.array(_covariates(cox.design)),
-        "hazard_ratio": ratio,
-        "low": np.minimum(low, ratio),
-        "high": np.maximum(high, ratio),
+        "penalised_ratio": np.exp(fit.beta),
         "sd": fit.scale,
     }
     table = pd.DataFrame({key: values[order] for key, values in columns.items()})
     table.attrs["note"] = NOTE
     return table
-
-
-def _resampled(sample: CoxRows, subject: Ints, fit: CoxFit, bootstrap: int, seed: int) -> Floats:
-    """(bootstrap, F) coefficients of fits to resampled subjects, per standard deviation of the fit."""
-    rng, owners = np.random.default_rng(seed), np.unique(subject)
-    rows_of = [np.flatnonzero(subject == owner) for owner in owners]
-    out = np.empty((bootstrap, len(fit.beta)))
-    for number in range(bootstrap):
-        rows = np.concatenate([rows_of[k] for k in rng.integers(0, len(owners), len(owners))])
-        some = replace(
-            sample,
-            x=sample.x[rows],
-            entry_days=sample.entry_days[rows],
-            duration_days=sample.duration_days[rows],
-            event=sample.event[rows],
-        )
-        again = CoxRegression(some).fit(ridge=fit.ridge)
-        out[number] = again.beta / again.scale * fit.scale
-    return out
 
 
 def _covariates(design: LinearDesign) -> list[str]:

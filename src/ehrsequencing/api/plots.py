@@ -7,10 +7,11 @@ import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR, format_days
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.core.errors import EhrseqError, install
 from ehrsequencing.prediction.prediction_file import Risks
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.reporting.figures import GROUP_NAMES
+from ehrsequencing.reporting.figures import group_names
 
 # the report's colours (reporting/templates/palette.css.jinja); the first is the cause of interest
 COLOURS = ("#1f5fa8", "#c2571a", "#2f8258", "#8454a6", "#77701f", "#0d7a85", "#b0437c")
@@ -45,8 +46,9 @@ def _finish(ax: Any, *, x: str, y: str, title: str = "") -> Any:
     ax.set_title(title, fontsize="medium", loc="left")
     ax.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
     ax.spines[["top", "right"]].set_visible(False)
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize="small", loc="upper left")
+    if labels := ax.get_legend_handles_labels()[1]:  # above the axes, where no curve is
+        ax.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+        ax.set_title(title, fontsize="medium", loc="left", pad=10 + 14 * -(-len(labels) // 2))
     return ax
 
 
@@ -131,19 +133,49 @@ def calibration(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
         ax: Axes of matplotlib; default: new ones.
     """
     ax = axes(ax, width=4.4, height=4.4)
-    for number, row in enumerate(rows):
-        style = {"color": GREY, "lw": 1.2} if number else {"color": COLOURS[0], "lw": 2}
-        predicted, low, high = (_numbers(row, name) for name in ("predicted", "low", "high"))
-        ax.plot(predicted, _numbers(row, "observed"), label=row["model"], **style)
-        if not number and len(low) == len(high) == len(predicted):
-            ax.fill_between(predicted, low, high, color=COLOURS[0], alpha=0.18, lw=0)
-    if not rows:
-        ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
+    _curves(ax, rows, "predicted", "observed")
     top = max(*ax.get_xlim(), *ax.get_ylim())
     ax.plot([0, top], [0, top], color=GREY, lw=1, ls="--", zorder=0)
     ax.set_xlim(0, top)
     ax.set_ylim(0, top)
+    for row in rows[:1]:  # how many people have which risk
+        bars = row.get("histogram", NO_HISTOGRAM)
+        edges, shares = bars["edges"], _numbers(bars, "shares")
+        high = 0.15 * top * shares / np.nanmax(shares, initial=1e-9)
+        ax.bar(edges[:-1], high, np.diff(edges), align="edge", color=COLOURS[0], alpha=0.3, lw=0)
     _finish(ax, x="predicted risk", y="observed risk", title=title)
+    ax.xaxis.set_major_formatter(ax.yaxis.get_major_formatter())
+    return ax
+
+
+def _curves(ax: Any, rows: Sequence[Row], x: str, y: str) -> None:
+    """The curve of each model, ours first, with its band."""
+    for number, row in enumerate(rows):
+        style = {"color": GREY, "lw": 1.2} if number else {"color": COLOURS[0], "lw": 2}
+        at, low, high = (_numbers(row, name) for name in (x, "low", "high"))
+        ax.plot(at, _numbers(row, y), label=row["model"], **style)
+        if not number and len(low) == len(high) == len(at):
+            ax.fill_between(at, low, high, color=COLOURS[0], alpha=0.18, lw=0)
+    if not rows:
+        ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
+
+
+def decision(rows: Sequence[Row], *, title: str, ax: Any = None) -> Any:
+    """Net benefit by threshold, ours first; see `EvaluationResult.plot_decision_curve`.
+
+    Args:
+        rows: Rows of `decision` in `metrics.json`, ours first; none where there are too few people.
+        title: Of the figure.
+        ax: Axes of matplotlib; default: new ones.
+    """
+    ax = axes(ax)
+    _curves(ax, rows, "thresholds", "net_benefit")
+    for row in rows[:1]:
+        everyone = _numbers(row, "treat_all")
+        ax.plot(row["thresholds"], everyone, "--", color=GREY, lw=1, label="act on everyone")
+        ax.set_ylim(bottom=-0.12 * np.nanmax(_numbers(row, "net_benefit"), initial=1e-9))
+    ax.axhline(0.0, color=GREY, lw=1)
+    _finish(ax, x="act from a risk of", y="net benefit per person", title=title)
     ax.xaxis.set_major_formatter(ax.yaxis.get_major_formatter())
     return ax
 
@@ -160,13 +192,16 @@ def incidence(row: Row, *, title: str, ax: Any = None) -> Any:
     ax = axes(ax, height=3.8 + 0.2 * len(groups))
     years = np.array(row["days"]) / DAYS_PER_YEAR
     ticks = np.array(row["tick_days"]) / DAYS_PER_YEAR
-    names = GROUP_NAMES.get(len(groups), ())
+    names = group_names(groups)
     for number, (name, group) in enumerate(zip(names, groups, strict=True)):
         shade = 0.35 + 0.65 * (number + 1) / len(groups)
         observed, low, high = (_numbers(group, key) for key in ("observed", "low", "high"))
         label = "observed (Aalen–Johansen), with 95 % band" if name == names[-1] else None
-        ax.plot(years, observed, color=COLOURS[0], alpha=shade, lw=2, label=label)
-        ax.fill_between(years, low, high, color=COLOURS[0], alpha=0.12 * shade, lw=0)
+        known = np.isfinite(observed)
+        ax.plot(years[known], observed[known], color=COLOURS[0], alpha=shade, lw=2, label=label)
+        ax.fill_between(
+            years[known], low[known], high[known], color=COLOURS[0], alpha=0.12 * shade, lw=0
+        )
         label = "predicted (mean)" if name == names[-1] else None
         ax.plot(years, group["predicted"], "--", color=COLOURS[1], alpha=shade, label=label)
         ends = np.flatnonzero(np.isfinite(observed))
@@ -177,6 +212,7 @@ def incidence(row: Row, *, title: str, ax: Any = None) -> Any:
     if not groups:
         ax.text(0.5, 0.5, TOO_FEW, transform=ax.transAxes, ha="center", color=GREY)
     ax.set_ylim(bottom=0.0)
+    ax.set_xlim(0.0, ticks[-1])
     ax.set_xticks(ticks)
     return _finish(ax, x="years from the prediction", y="cumulative incidence", title=title)
 

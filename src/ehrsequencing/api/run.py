@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ehrsequencing.api.cox import cox_of_run
 from ehrsequencing.api.data import data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
-from ehrsequencing.api.paper import cause_number, hazard_ratios
+from ehrsequencing.api.paper import hazard_ratios
 from ehrsequencing.api.predictions import (
     attention_table,
     days_of,
@@ -36,8 +37,8 @@ _ELSEWHERE = {
     "predict_proba": "predict(data, horizons=['1y'])",
     "predict_survival_function": "predict(data, horizons=…), or EHRSurvival for step functions",
     "predict_partial_hazard": "predict(data, horizons=['1y'])",
-    "summary": "hazard_ratios(), and run.evaluation.metrics",
-    "print_summary": "hazard_ratios(), and run.evaluation.metrics",
+    "summary": "cox([covariates]), and run.evaluation.metrics",
+    "print_summary": "cox([covariates]), and run.evaluation.metrics",
     "score": "evaluation.metrics, or eh.evaluate(run, data=…)",
     "state_dict": "model.state_dict()",
     "save_pretrained": "model.save_pretrained(path)",
@@ -286,36 +287,32 @@ class TrainedRun(Run):
         self,
         cause: str | None = None,
         *,
-        bootstrap: int = 100,
-        seed: int = 0,
         prepared: str | os.PathLike[str] | None = None,
     ) -> pd.DataFrame:
-        """Hazard ratios of the landmark Cox model, the rival that `evaluate` compares the run with.
+        """Penalised weights of the landmark Cox model, the rival that `evaluate` compares the run with.
 
-        They are penalised (ridge), so that they are shrunk towards 1; intervals come from resampled subjects with the
-        same ridge, and do not cover what the penalty hides. They are associations, not effects.
+        A ridge shrinks the ratios towards 1, so that they have no interval. Hazard ratios to print are those of `cox`.
 
         Args:
             cause: Default: the task's first outcome.
-            bootstrap: Resamples of training subjects; 0: no intervals.
-            seed: Of the resamples.
             prepared: The prepared set that the run was trained on, if it has moved.
 
         Returns:
-            One row a covariate, the largest first: `covariate`, `hazard_ratio` of one standard deviation, `low`,
-            `high`, `sd`. `attrs["note"]` says that they are penalised.
+            One row a covariate, the largest first: `covariate`, `penalised_ratio` of one standard deviation, `sd`.
+            `attrs["note"]` says that they are penalised.
 
         Raises:
             EhrseqError: There is no such cause, or nobody had it.
 
         Example:
-            >>> table = eh.load("runs/hf").hazard_ratios("hf", bootstrap=2)
+            >>> table = eh.load("runs/hf").hazard_ratios("hf")
             >>> list(table.columns)
-            ['covariate', 'hazard_ratio', 'low', 'high', 'sd']
+            ['covariate', 'penalised_ratio', 'sd']
         """
-        number = cause_number(self.task, cause)
         store = self.prepared(None if prepared is None else Path(prepared))
-        return hazard_ratios(self, store, number, bootstrap=bootstrap, seed=seed)
+        return hazard_ratios(self, store, cause)
+
+    cox = cox_of_run
 
     # ---- training and evaluation -------------------------------------------------------------------------------
 

@@ -13,6 +13,12 @@ from typing import Any
 from ehrsequencing.core.files import Shareable
 
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
+_FEWEST_BETWEEN = 20  # difference of two rounded counts that is of 11 people or more
+NO_HISTOGRAM: Mapping[str, Any] = {
+    "edges": [0.0],
+    "shares": [],
+    "n": [],
+}  # as earlier versions had none
 TOO_FEW = "too few events"  # why a row has no interval, or no value
 #: The owner's file with the exact result; its name in `metrics.json` marks that file as redacted.
 INDIVIDUAL = "metrics-individual.json"
@@ -123,7 +129,7 @@ def redact(result: Row, *, decimals: bool = True) -> Shareable:
         "metrics": [_cell(row, cells) for row in result["metrics"]],
         "differences": [_cell(row, cells) for row in result.get("differences") or []],
         "subgroups": [_cell(row, {}) for row in result.get("subgroups") or []],
-        "smooth_calibration": _drawn(result, "smooth_calibration", cells, _counted),
+        "smooth_calibration": _drawn(result, "smooth_calibration", cells, _smooth),
         "decision": _drawn(result, "decision", cells, _decision),
         "incidence": [
             {**row, "groups": [_risk_group(group) for group in row["groups"]]}
@@ -264,6 +270,7 @@ def _cell(row: Row, cells: Cells) -> dict[str, Any]:
     if _may_show(row, cells):
         return _counted(row)
     values = {"value", "mean", "median", "wins", "low", "high", "oe", "auc", "brier"}
+    values |= {name for name in row if name.endswith("_difference")}
     gone = dict.fromkeys(values & row.keys())
     return {**_counted(row), **gone, "hidden": True, "reason": TOO_FEW}
 
@@ -412,19 +419,52 @@ def _risk_group(group: Row) -> dict[str, Any]:
     }
 
 
+def _smooth(row: Row) -> dict[str, Any]:
+    """A calibration curve over the histogram of the risks, whose bars are of rounded counts."""
+    bars = row.get("histogram", NO_HISTOGRAM)
+    shares = [round(_nearest(n) / _nearest(row["n"]), 3) or None for n in bars["n"]]
+    return {**_counted(row), "histogram": {"edges": bars["edges"], "shares": shares}}
+
+
 def _decision(row: Row) -> dict[str, Any]:
-    """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few."""
+    """A decision curve of rounded counts, where at least 11 people stand above the threshold, none of them few.
+
+    Operating points are shown where 11 people above it had the event, 11 had not, and none or 11 were missed.
+    """
     n, odds = row["n"], [threshold / (1 - threshold) for threshold in row["thresholds"]]
     counts = list(zip(row["events_above"], row["above"], odds, strict=True))
     shown = [_nearest(above) > 0 and not 0 < had < SMALLEST_COUNT for had, above, _ in counts]
     moved = [_by_rounding(*one, of=n) for one in counts]
+    factors = [_operating_factors(had, above, row["events"], n) for had, above, _ in counts]
     everyone = [_by_rounding(row["events"], n, one, of=n) for one in odds]
     return {
         **_counted(row),
         **_points(row, ("net_benefit", "low", "high"), shown, moved),
         **_points(row, ("treat_all",), shown, everyone),
+        **{
+            name: [
+                v and by and min(round(v * by[name.partition("_")[0]], 9), 1.0)
+                for v, by in zip(row[name], factors, strict=True)
+            ]
+            for name in row
+            if name.startswith(("flagged", "sensitivity", "ppv"))
+        },
         "above": [],
         "events_above": [],
+    }
+
+
+def _operating_factors(had: int, above: int, events: int, n: int) -> dict[str, float] | None:
+    """What a share is multiplied with so that it is one of rounded counts; None where few people would be told."""
+    counts = had, above, events, n
+    to_had, to_above, to_events, to_n = (_nearest(count) / max(count, 1) for count in counts)
+    falsely, missed = _nearest(above) - _nearest(had), _nearest(events) - _nearest(had)
+    if not to_had or falsely < _FEWEST_BETWEEN or 0 < missed < _FEWEST_BETWEEN:
+        return None
+    return {
+        "flagged": to_above / to_n,
+        "sensitivity": to_had / to_events,
+        "ppv": to_had / to_above,
     }
 
 

@@ -1,7 +1,7 @@
 """The one error that users see: what went wrong, where, and how to fix it."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -88,3 +88,20 @@ def refuse_idle(
             where=where,
             fix="leave it out" if len(given) == 1 else "leave them out",
         )
+
+
+def refuse_unknown(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that is none of those that are known.
+
+    Args:
+        kind: What it names, as in `cause`.
+        given: The names.
+        known: Those that are known.
+
+    Raises:
+        EhrseqError: Names the first such name, and those that are known.
+    """
+    for name in given:
+        if name not in known:
+            fix = f"use one of {', '.join(known)}"
+            raise EhrseqError(f"there is no {kind} {name!r}", where=kind, fix=fix)

@@ -20,8 +20,15 @@ from ehrsequencing.metrics.censoring import RiskSets
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken
 
+BARS = 10  # of a histogram of predicted risks
 POINTS = 40  # of a smooth calibration curve
 THRESHOLDS = 30  # of a decision curve, unless the settings name them
+OPERATING = (
+    "flagged",
+    "sensitivity",
+    "ppv",
+)  # what a decision row tells of each threshold, with limits
+OPERATING_COLUMNS = [f"{name}{end}" for name in OPERATING for end in ("", "_low", "_high")]
 SIMULATIONS = 200  # of right risks, for what ICI and KS would be by chance
 
 
@@ -61,6 +68,7 @@ def smooth_rows(
                     **cell,
                     "predicted": predicted[e, h][known].tolist(),
                     "observed": observed.value[e, h][known].tolist(),
+                    "histogram": _histogram(scope.risk[model][:, e, h]),
                     "low": [results.number(x) for x in low[e, h][known]],
                     "high": [results.number(x) for x in high[e, h][known]],
                 }
@@ -74,6 +82,14 @@ def smooth_rows(
                     scope, one.of_cause(e), model=model, cause=cause, metric=metric
                 )
     return curves, metrics
+
+
+def _histogram(risk: Floats) -> dict[str, list[Any]]:
+    """How many people have which predicted risk, in bins of one width; the outer ones have the outer percents, too."""
+    low, high = np.quantile(risk, [0.01, 0.99])
+    edges = np.linspace(low, high, BARS + 1)
+    counts = np.histogram(np.clip(risk, edges[0], edges[-1]), edges)[0]
+    return {"edges": edges.tolist(), "shares": (counts / len(risk)).tolist(), "n": counts.tolist()}
 
 
 def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
@@ -141,6 +157,7 @@ def decision_rows(
                     "low": low[place].tolist() if defined else None,
                     "high": high[place].tolist() if defined else None,
                     "treat_all": [results.number(x) for x in estimates["treat_all"].value[place]],
+                    **_operating(estimates, place),
                 }
             )
     return out
@@ -148,7 +165,17 @@ def decision_rows(
 
 def _net_benefit(rows: ScoredRows, *, at: Floats) -> dict[str, Floats]:
     curve = decision_curve(rows, at)
-    return {"net_benefit": curve.net_benefit, "treat_all": curve.treat_all}
+    return {name: getattr(curve, name) for name in ("net_benefit", "treat_all", *OPERATING)}
+
+
+def _operating(found: dict[str, Estimate], place: tuple[int, int]) -> dict[str, list[Any]]:
+    """`OPERATING_COLUMNS` at each threshold."""
+    parts = [
+        part[place] for name in OPERATING for part in (found[name].value, *found[name].interval)
+    ]
+    return dict(
+        zip(OPERATING_COLUMNS, [list(map(results.number, part)) for part in parts], strict=True)
+    )
 
 
 def spread_thresholds(risk: Floats) -> Floats:
@@ -215,7 +242,8 @@ def incidence_rows(
 def risk_groups(risk: Floats, event: Bools, subject: Ints) -> Ints:
     """Number of each row's group by predicted risk, from low to high; -1 everywhere where even one group is too small.
 
-    A group has 11 people with the event and 11 without it.
+    A group has 11 people with the event and 11 without it. Where groups of one size would have fewer, they have the
+    same number of events instead.
 
     >>> risk_groups(np.arange(100) / 100, np.arange(100) % 2 == 0, np.arange(100)).max().item()
     3
@@ -225,14 +253,15 @@ def risk_groups(risk: Floats, event: Bools, subject: Ints) -> Ints:
     -1
     """
     for count in range(MOST_GROUPS, 0, -1):
-        edges = np.quantile(risk, np.arange(1, count) / count, method="inverted_cdf")
-        group = np.searchsorted(edges, risk, side="left").astype(np.int64)
-        enough = [
-            enough_people(people(subject, (group == g) & event), people(subject, group == g))
-            for g in range(count)
-        ]
-        if all(enough):
-            return group
+        for of in (risk, risk[event] if event.any() else risk):
+            edges = np.quantile(of, np.arange(1, count) / count, method="inverted_cdf")
+            group = np.searchsorted(edges, risk, side="left").astype(np.int64)
+            enough = [
+                enough_people(people(subject, (group == g) & event), people(subject, group == g))
+                for g in range(count)
+            ]
+            if all(enough):
+                return group
     return np.full(len(risk), -1, dtype=np.int64)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.disclosure import TOO_FEW
+from ehrsequencing.core.disclosure import TOO_FEW, enough_people
 from ehrsequencing.evaluation import results
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, metric_estimates
@@ -22,6 +22,7 @@ VISIT_BANDS = ("0", "1", "2-4", "5-9", "10-19", "20-49", "50 and over")
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
 SUBGROUP_METRICS = ("oe", "auc", "brier")
+SUBGROUP_PLACE = ("landmark_days", "cause", "horizon_days", "group", "level", "n", "events")
 
 
 def subgroup_rows(
@@ -32,6 +33,9 @@ def subgroup_rows(
     model: str,
 ) -> list[dict[str, Any]]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
+
+    A level also has the differences of its metrics to those of the largest level, on the same resamples, where at least
+    11 people of that one had the event and 11 had not.
 
     Censoring weights are fitted within the level, so that groups may be followed up for different times. Size and
     events are of those who could be followed until the horizon.
@@ -44,9 +48,12 @@ def subgroup_rows(
     """
     out = []
     for group, level_of in groups.items():
-        for level in np.unique(level_of).tolist():
+        levels, sizes = np.unique(level_of, return_counts=True)
+        largest: dict[str, Estimate] = {}
+        for level in levels[np.argsort(-sizes, kind="stable")].tolist():
             part = comparison.among(level_of == level)
             estimates = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
+            largest = largest or estimates
             for e, h in np.ndindex(len(causes), len(part.horizons_days)):
                 own = estimates["auc"]
                 cell = {
@@ -57,6 +64,14 @@ def subgroup_rows(
                     "events": int(own.events[e, h]),
                 }
                 values = {name: _value(one, (e, h)) for name, one in estimates.items()}
+                base = largest["auc"]
+                if estimates is not largest and enough_people(
+                    int(base.events[e, h]), int(base.subjects[h])
+                ):
+                    values |= {
+                        f"{name}_difference": _value(one.minus(largest[name]), (e, h))
+                        for name, one in estimates.items()
+                    }
                 out.append({**cell, "group": group, "level": level, **values})
     return out
 

@@ -106,6 +106,9 @@ class DecisionCurve:
     )
     net_benefit: Floats  # (..., causes, horizons, thresholds) true positives per row, less weighted false positives
     treat_all: Floats  # (..., causes, horizons, thresholds) the same when acting on everyone
+    flagged: Floats  # (..., causes, horizons, thresholds) share of rows whose risk is at least the threshold
+    sensitivity: Floats  # (..., causes, horizons, thresholds) share of those with the event who are
+    ppv: Floats  # (..., causes, horizons, thresholds) share of the flagged rows that have the event by the horizon
 
 
 def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
@@ -133,20 +136,25 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
         )
     of_cell = np.broadcast_to(at, (*rows.risk.shape[1:], at.shape[-1]))
     odds = of_cell / (1.0 - of_cell)
-    net_benefit = np.empty((len(rows.weights), *of_cell.shape))
-    total = rows.total_weight[:, None]
+    flagged, true = np.zeros((2, len(rows.weights), *of_cell.shape))
     for e, h in np.ndindex(*rows.risk.shape[1:]):
         events = rows.known_weights(h) * rows.has_event_by(h)[e]
-        share, true = (np.zeros((len(rows.weights), at.shape[-1])) for _ in range(2))
         for some in row_blocks(len(rows.risk)):
-            flagged = (rows.risk[some, e, h, None] >= of_cell[e, h]).astype(np.float64)
-            share += rows.weights[:, some] @ flagged
-            true += events[:, some] @ flagged
-        share, true = divide(share, total), divide(true, total)
-        net_benefit[:, e, h] = true - (share - true) * odds[e, h]
+            above = (rows.risk[some, e, h, None] >= of_cell[e, h]).astype(np.float64)
+            flagged[:, e, h] += rows.weights[:, some] @ above
+            true[:, e, h] += events[:, some] @ above
+    total = rows.total_weight[:, None, None, None]
+    flagged, true = divide(flagged, total), divide(true, total)
     observed = rows.observed_risk[..., None]
-    treat_all = observed - (1.0 - observed) * odds
-    return DecisionCurve(at, rows.finish(rows.where_covered(net_benefit)), rows.finish(treat_all))
+    found = {
+        "net_benefit": true - (flagged - true) * odds,
+        "treat_all": observed - (1.0 - observed) * odds,
+        "flagged": flagged,
+        "sensitivity": divide(true, observed),
+        "ppv": divide(true, flagged),
+    }
+    covered = {name: rows.finish(rows.where_covered(values)) for name, values in found.items()}
+    return DecisionCurve(at, **covered)
 
 
 RECORDS = (

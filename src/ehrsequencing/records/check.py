@@ -19,6 +19,7 @@ from ehrsequencing.records.events import DAY_US, STATIC
 from ehrsequencing.records.meds import FIXES, SPLITS, LateRows
 from ehrsequencing.records.parallel import PROCESSES, joblib_backend
 from ehrsequencing.records.prepare import ShardWork, fill
+from ehrsequencing.records.sample_size import needed_events
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, open_arrays
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -63,9 +64,17 @@ class TaskCheck:
                 )
         return out
 
+    @property
+    def needed_events(self) -> dict[str, dict[str, int]]:
+        """Per horizon: what for → how many people with the event that needs, by the incidence here."""
+        return {  # a half more of each side, as nobody may have had it, or all
+            horizon: needed_events((had + 0.5) / (self.known_at[horizon] + 1))
+            for horizon, had in self.events_within[self.task.causes[0]].items()
+        }
+
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
-        names = ("attrition", "events_within", "known_at", "warnings")
+        names = ("attrition", "events_within", "known_at", "needed_events", "warnings")
         followed = followed_line(self.task, self.attrition)
         return {
             "name": self.task.name,
@@ -88,6 +97,9 @@ class DataCheck:
         lines += fix_lines(self.fixes) or ["nothing to fix"]
         for task in self.tasks:
             lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
+            for horizon, needed in task.needed_events.items():
+                words = ", ".join(f"{n:,} for {label}" for label, n in needed.items())
+                lines.append(f"  events needed within {horizon} (Riley): {words}")
             # events per cause and horizon, counted from each subject's first prediction time
             rows = {"subjects with an event within": list(task.known_at)}
             counts = {**task.events_within, "state known": task.known_at}

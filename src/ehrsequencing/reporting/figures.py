@@ -6,12 +6,14 @@ Callers pass real numbers (an undefined estimate is None) and only counts that m
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, percent_mark, plain, with_interval
 
@@ -28,6 +30,7 @@ def forest(
     reference: float,
     floor: float = -math.inf,
     form: str = ".3f",
+    bars: bool = False,
 ) -> Figure:
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
@@ -38,6 +41,7 @@ def forest(
         reference: Value of the dashed line (no skill).
         floor: The axis starts no lower; an arrow marks what lies below.
         form: How numbers are printed.
+        bars: Whether a bar leads from the reference to each estimate.
     """
     row, line_height, gap = 13.0, 14.0, 11.0
     tall = [max(row * len(e), line_height * len(name.split("\n"))) for name, e in groups]
@@ -58,6 +62,8 @@ def forest(
         y = top + (block - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
+            if bars and estimate.value is not None:
+                chart.bar((reference, estimate.value), y + 2, y + row - 2, "bar faint")
             _draw_estimate(chart, estimate, y + row / 2, numbers, reference)
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
@@ -120,20 +126,25 @@ def histogram(training: Floats, here: Floats, *, title: str) -> Figure:
 # ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def calibration(curve: Curve, *, title: str) -> Figure:
-    """Observed against predicted risk: a smooth curve with its band, and the diagonal.
+def calibration(curve: Curve, *, title: str, histogram: Mapping[str, Any] = NO_HISTOGRAM) -> Figure:
+    """Observed against predicted risk: a smooth curve with its band, and the diagonal, above how common each risk is.
 
     Args:
         curve: The smooth curve.
         title: Name of the figure.
+        histogram: `edges` (k + 1) and `shares` (k) of the predicted risks, None where it may not be told.
     """
     top = min(1.0, max(1.08 * max(*curve.x, *curve.y), 0.01))
     chart = Chart(320, 320, (0, top), (0, top), left=50)
     chart.y_axis("observed", percent_mark)
     chart.x_axis("predicted", percent_mark)
+    known = [0.0 if share is None else share for share in histogram["shares"]]
+    for (left, right), share in zip(pairwise(histogram["edges"]), known, strict=True):
+        if share and left < top:
+            chart.bar((left, min(right, top)), 0.15 * top * share / max(known), 0.0, "bar faint")
     chart.line(0, 0, top, top, "reference")
     chart.curve(curve)
-    for k in _spread_over(curve.x):
+    for k in spread_over(curve.x):
         low, high = (curve.low[k], curve.high[k]) if curve.low and curve.high else (None, None)
         predicted, seen = percent(curve.x[k]), with_interval(curve.y[k], low, high, percent)
         chart.told.append(f"predicted {predicted}, observed {seen}")
@@ -142,7 +153,7 @@ def calibration(curve: Curve, *, title: str) -> Figure:
     return chart.svg(title)
 
 
-def _spread_over(x: Sequence[float]) -> list[int]:
+def spread_over(x: Sequence[float]) -> list[int]:
     """Some six places of a curve, for its table."""
     return sorted({round(k * (len(x) - 1) / 5) for k in range(6)})
 
@@ -172,7 +183,7 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
     for c in scaled:
         first, last = (f"{c.y[k]:.3g} at {percent(c.x[k])}" for k in (0, -1))
         chart.told.append(f"{c.name}: {first} to {last}")
-        for k in _spread_over(c.x):
+        for k in spread_over(c.x):
             low, high = (c.low[k], c.high[k]) if len(c.low) and len(c.high) else (None, None)
             chart.rows.append((c.name, percent(c.x[k]), with_interval(c.y[k], low, high, ".3g")))
     chart.columns = ("who is acted on", "from a risk of", "net benefit per 100 (95% band)")
@@ -191,6 +202,19 @@ GROUP_NAMES = {
     2: ("lower half", "higher half"),
     1: ("everyone",),
 }
+
+
+def group_names(groups: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """What the groups of risk are called, from low to high: by their shares where they are not of one size.
+
+    >>> group_names([{"n": 150}, {"n": 100}, {"n": 50}])
+    ['lowest 50%', 'next 33%', 'highest 17%']
+    """
+    sizes = [float(group["n"]) for group in groups]
+    if not groups or max(sizes) < 1.5 * min(sizes):
+        return GROUP_NAMES.get(len(groups), ())
+    words = ["lowest", *["next"] * (len(groups) - 2), "highest"]
+    return [f"{word} {size / sum(sizes):.0%}" for word, size in zip(words, sizes, strict=True)]
 
 
 def incidence(row: Mapping[str, Any]) -> Figure | None:
@@ -217,7 +241,7 @@ def incidence(row: Mapping[str, Any]) -> Figure | None:
     chart.x_axis(f"{unit} after the prediction", plain, at)
     chart.text(0, 0, "at risk", "strong end", dx=-24, dy=54)
     ends = []
-    for k, (name, g) in enumerate(zip(GROUP_NAMES[len(groups)], groups, strict=True)):
+    for k, (name, g) in enumerate(zip(group_names(groups), groups, strict=True)):
         curve = zip(row["days"], g["observed"], g["low"], g["high"], strict=True)
         points = [point for point in curve if None not in point]
         days, observed, low, high = (list(column) for column in zip(*points, strict=True))

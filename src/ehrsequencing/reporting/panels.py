@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from ehrsequencing.core.disclosure import NO_HISTOGRAM
 from ehrsequencing.evaluation.subgroups import VISITS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
@@ -140,7 +141,11 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
     for row in (row for row in m["smooth_calibration"] or [] if row["model"] == ours):
         where, curve = caption(row, shown), _smooth(row)
         title = f"Calibration for {row['cause']}: {where}"
-        figure = figures.calibration(curve, title=title) if len(curve.x) > 1 else None
+        figure = (
+            figures.calibration(curve, title=title, histogram=row.get("histogram", NO_HISTOGRAM))
+            if len(curve.x) > 1
+            else None
+        )
         drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
 
@@ -208,6 +213,8 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
                 "events": row["events"],
                 "landmark": row["landmark_days"],
                 "best": _best_range(row, here),
+                "row": row,
+                "shown": figures.spread_over(row["thresholds"]),
             }
         drawn.append(Panel(row["cause"], where, figure, note))
     return drawn

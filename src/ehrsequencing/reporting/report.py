@@ -55,10 +55,20 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "audited": audit_case(m),
         "incidence": figures.incidence(incidence[0]) if incidence else None,
         "patients": two_patients(m),
-        "codes": tables.codes(m),
+        "codes": (codes := tables.codes(m)),
+        "bars": codes
+        and figures.forest(
+            codes["bars"],
+            title="The codes that move the risk",
+            label="percentage points added to the risk",
+            reference=0.0,
+            form="+.1f",
+            bars=True,
+        ),
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),
+        "c": scores.number(scores.models[0], *scores.main(), "c").value,
         "tripod": tripod(m),
     }
 

@@ -224,26 +224,23 @@ def blend_weights(m: Mapping[str, Any]) -> dict[str, list[str]]:
     return by_cause
 
 
-MOST_NAMED = 3  # codes of each sign in the sentence of the short page
-LEAST_NAMED = 0.0005  # smaller effects would be printed there as none
+OF_RANGE = "10th percentile"  # as in explain/cohort.py, a module that needs torch
+MOST_BARS = 10  # codes in the figure of the short page, those with the largest effects
 
 
 def _contrast(against: str | None) -> str:
     """What a code is compared with, in words that follow its name."""
-    if against == "10th percentile":  # `OF_RANGE` of explain/cohort.py, a module that needs torch
+    if against == OF_RANGE:
         return " at its 90th rather than its 10th percentile"
     return f" rather than {against}" if against else ""
 
 
 def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Mean effects of codes on the risk, and those to name in a sentence; None where nothing was explained."""
+    """Mean effects of codes on the risk, and the bars of the largest; None where nothing was explained."""
     effects = m.get("codes")
     if not effects or not effects["codes"]:
         return None
-    rows, named = (
-        list[tuple[str, str, str, str]](),
-        dict[bool, list[str]]({True: [], False: []}),
-    )
+    rows, bars = list[tuple[str, str, str, str]](), list[tuple[str, list[Estimate]]]()
     for row in effects["codes"]:
         value, low, high = (
             None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high")
@@ -252,16 +249,16 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
         effect = with_interval(value, low, high, "+.2f")
         compared = _contrast(row["against"])
         rows.append((f"{row['code']}{compared}", row["description"] or "", share, effect))
-        is_sure = low is not None and high is not None and (low > 0 or high < 0)
-        if value is not None and is_sure and abs(row["effect"]) >= LEAST_NAMED:
-            words = f"{row['description'] or row['code']}{compared} ({number(value, '+.1f')})"
-            named[row["effect"] > 0].append(words)
+        other = (
+            "high vs low" if row["against"] == OF_RANGE else f"vs {row['against'] or 'without it'}"
+        )
+        words = f"{row['description'] or row['code']}\n{other}"
+        bars.append((words, [Estimate(0, "", value, low, high)]))
     return {
         "question": f"{effects['cause']} by {duration(effects['horizon_days'])}",
         "subjects": effects["subjects"],
         "risk": percent(effects["risk"]),
         "reason": effects.get("reason"),
         "rows": rows,
-        "raise": named[True][:MOST_NAMED],
-        "lower": named[False][:MOST_NAMED],
+        "bars": bars[:MOST_BARS],
     }

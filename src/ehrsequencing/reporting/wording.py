@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.records.sample_size import needed_events
 
 MINUS = "\N{MINUS SIGN}"
 Show = str | Callable[[float], str]  # how a number is printed: a format, or a function
@@ -160,6 +161,7 @@ def environment() -> Environment:
         duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
     )
     made.filters.update(size=size)
+    made.globals.update(needed_events=needed_events)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"

@@ -1,0 +1,48 @@
+"""How many events a study needs: Riley et al. (2020, development), (2021, external validation), for a binary outcome.
+
+The linear predictor is taken to be normal: its variance follows from C, its mean from the incidence.
+"""
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit, xlogy
+from scipy.stats import norm
+
+USUAL_C = 0.75  # where no model has been evaluated
+_SHRINKAGE = 0.9  # of a model's effects in new people, which over-fitting may cost
+
+
+def needed_events(incidence: float, c: float = USUAL_C) -> dict[str, int]:
+    """Events that give 95 % intervals of a stated width, and that ten parameters of a model need.
+
+    Args:
+        incidence: Share of the people with the event by the horizon, between 0 and 1.
+        c: What C one expects, between 0.5 and 1.
+
+    Returns:
+        What for → people with the event by the horizon, in a cohort with this incidence.
+
+    Example:
+        >>> needed_events(0.2)
+        {'O/E ± 0.2': 77, 'slope ± 0.2': 197, 'C ± 0.05': 114, 'ten parameters': 151}
+    """
+    spread = np.sqrt(2) * norm.ppf(c) * norm.ppf((np.arange(2000) + 0.5) / 2000)
+    mean = brentq(lambda mean: expit(mean + spread).mean() - incidence, -100, 100)
+    risk = expit(mean + spread)
+    weight = risk * (1 - risk)
+    moments = [(weight * (mean + spread) ** power).mean() for power in range(3)]
+    slope_variance = moments[0] / (moments[0] * moments[2] - moments[1] ** 2)  # times n
+    # Newcombe (2006), for large n; the variance times n
+    pairs = 0.5 * (1 - c) / (2 - c) + 0.5 * c / (1 + c)
+    c_variance = c * (1 - c) * pairs / (incidence * (1 - incidence))
+    entropy = xlogy(risk, risk) + xlogy(1 - risk, 1 - risk)
+    null = xlogy(incidence, incidence) + xlogy(1 - incidence, 1 - incidence)
+    explained = 1 - np.exp(-2 * (entropy.mean() - null))  # Cox–Snell R²
+    reach = norm.ppf(0.975)
+    people = {
+        "O/E ± 0.2": (reach / 0.2) ** 2 * (1 - incidence) / incidence,
+        "slope ± 0.2": (reach / 0.2) ** 2 * slope_variance,
+        "C ± 0.05": (reach / 0.05) ** 2 * c_variance,
+        "ten parameters": 10 / ((_SHRINKAGE - 1) * np.log(1 - explained / _SHRINKAGE)),
+    }
+    return {name: int(np.ceil(n * incidence)) for name, n in people.items()}

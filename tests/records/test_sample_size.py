@@ -1,0 +1,47 @@
+"""How many events a study needs: against published numbers, and against simulated studies of that size."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from scipy.stats import norm
+
+from ehrsequencing.metrics.calibration import fit_logistic
+from ehrsequencing.records.sample_size import needed_events
+
+
+def test_observed_over_expected_needs_what_riley_says() -> None:
+    # Riley et al. (2021), criterion 1: n = (1 − φ) / (φ SE²), SE = 0.2 / 1.96
+    for incidence in (0.018, 0.2, 0.5):
+        assert needed_events(incidence)["O/E ± 0.2"] == np.ceil((1 - incidence) * (1.96 / 0.2) ** 2)
+
+
+@pytest.mark.parametrize("incidence", [0.1, 0.3])
+def test_intervals_of_simulated_studies_are_as_wide_as_asked(incidence: float) -> None:
+    rng, spread = np.random.default_rng(0), np.sqrt(2) * norm.ppf(0.75)
+    grid = np.linspace(-6, 6, 2001)
+    mean = grid[
+        np.argmin([abs(expit(m + spread * norm.ppf((np.arange(500) + 0.5) / 500)).mean() - incidence) for m in grid])
+    ]
+    needed = needed_events(incidence)
+
+    def study(events: int) -> tuple[float, float]:
+        n = int(events / incidence)
+        lp = mean + spread * rng.normal(size=n)
+        event = rng.random(n) < expit(lp)
+        beta = fit_logistic(np.column_stack([np.ones(n), lp]), event.astype(float), np.ones((1, n)))
+        rank = np.argsort(np.argsort(lp)) + 1.0
+        cases = event.sum()
+        auc = (rank[event].sum() - cases * (cases + 1) / 2) / (cases * (n - cases))
+        return float(beta[0, 1]), float(auc)
+
+    slopes = np.std([study(needed["slope ± 0.2"])[0] for _ in range(400)])
+    assert 1.96 * slopes == pytest.approx(0.2, rel=0.12)
+    aucs = np.std([study(needed["C ± 0.05"])[1] for _ in range(400)])
+    assert 1.96 * aucs == pytest.approx(0.05, rel=0.12)
+
+
+def test_more_discrimination_needs_fewer_people_to_train() -> None:
+    # Riley et al. (2020): n = p / ((S − 1) ln(1 − R² / S)); with R² = 0.288 and 24 parameters 623 people
+    assert np.ceil(24 / ((0.9 - 1) * np.log(1 - 0.288 / 0.9))) == 623
+    parameters = [needed_events(0.174, c)["ten parameters"] for c in (0.65, 0.75, 0.85, 0.95)]
+    assert parameters == sorted(parameters, reverse=True)
