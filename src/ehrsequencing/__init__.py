@@ -41,6 +41,7 @@ _PUBLIC = {
     "pretrain": "ehrsequencing.api.training",
     "read_meds": "ehrsequencing.api.data",
     "run": "ehrsequencing.api.study",
+    "save_run": "ehrsequencing.api.training",
     "score": "ehrsequencing.api.evaluate",
     "simulate": "ehrsequencing.api.records",
     "visit_encoder": "ehrsequencing.config.base",
@@ -49,14 +50,6 @@ _PACKAGES = {
     "metrics": "ehrsequencing.metrics",
     "nn": "ehrsequencing.nn",
 }  # of which people use the names
-# what other libraries call our functions
-_ELSEWHERE = {
-    "train": "fit",
-    "load_run": "load",
-    "from_pretrained": "load",
-    "read_csv": "import_csv",
-    "Trainer": "fit",
-}
 __all__ = [
     "BEHRTForSurvival",
     "EHRSurvival",
@@ -87,6 +80,7 @@ __all__ = [
     "pretrain",
     "read_meds",
     "run",
+    "save_run",
     "score",
     "simulate",
     "visit_encoder",
@@ -131,6 +125,7 @@ if TYPE_CHECKING:
     from ehrsequencing.api.study import run as run
     from ehrsequencing.api.training import fit as fit
     from ehrsequencing.api.training import pretrain as pretrain
+    from ehrsequencing.api.training import save_run as save_run
     from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
     from ehrsequencing.config import ModelConfig as ModelConfig
     from ehrsequencing.config import TaskConfig as TaskConfig
@@ -147,8 +142,9 @@ def __getattr__(name: str) -> Any:
         return import_module(_PACKAGES[name])
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
-    meant = f": did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+    from ehrsequencing.core.elsewhere import missing_name
+
+    raise missing_name(__name__, name, __all__)
 
 
 class _Face(ModuleType):

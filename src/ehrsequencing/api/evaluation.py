@@ -20,6 +20,7 @@ from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
 from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.elsewhere import Hinted, answering_methods
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
@@ -35,7 +36,8 @@ _ORDER = (
 )  # fmt: skip
 
 
-class EvaluationResult:
+@answering_methods
+class EvaluationResult(Hinted):
     """What an evaluation found. Made by `evaluate`, `score`, or `run.evaluation`.
 
     Attributes:

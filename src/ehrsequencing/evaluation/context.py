@@ -235,6 +235,7 @@ class Context:
             "members": None,
             "predictor_cutoff": UNKNOWN_CUTOFF,
             "seeds": [],
+            "trained": "",
         }
         run = self.source.run
         if run is None:
@@ -245,6 +246,7 @@ class Context:
             "parameters": int(run.manifest["parameters"]),
             "members": training.members,
             "seeds": list(range(training.seed, training.seed + training.members)),
+            "trained": run.trained,
         }
 
     def warnings(self, comparisons: Sequence[Comparison]) -> list[str]:

@@ -198,6 +198,14 @@ class Run:
         return self.vocabulary.code_types if self.study.model.code_types else None
 
     @property
+    def trained(self) -> str:
+        """How its weights were found, where it was not by the likelihood; else empty."""
+        if self.manifest.get("trained") == "outside":
+            return "in a loop of its authors' own"
+        loss = self.manifest.get("loss")
+        return f"with the loss {loss['name']}, source {loss['source'][:12]}" if loss else ""
+
+    @property
     def is_visit_head(self) -> bool:
         """Whether the model gives hazards per visit, which have no calendar."""
         return self.study.model.head == "visit"
