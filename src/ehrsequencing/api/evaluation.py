@@ -200,7 +200,7 @@ class EvaluationResult(Hinted):
         """Observed against predicted risk by a horizon, with the strongest baseline in grey; returns the axes.
 
         Args:
-            horizon: As in `"1y"`; default: the middle one.
+            horizon: As in `"1y"`; default: the main one.
             cause: Default: the first.
             landmark: Default: the first.
             ax: Axes of matplotlib; default: new ones.

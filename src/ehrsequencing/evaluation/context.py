@@ -67,6 +67,10 @@ QUESTIONS = {
         "Reason for the cohort's size (10)",
         "why this many subjects are enough for the decision in question",
     ),
+    "tuning_trials": (
+        "Tuning trials (12c)",
+        "how many settings were tried on these subjects before the ones that are shown",
+    ),
     "external_validation": (
         "External validation (12, PROBAST+AI 1)",
         "another hospital, country or period, by people who did not build the model",
@@ -264,6 +268,12 @@ class Context:
             for landmark in task.landmarks
             if landmark not in there
         ]
+        longest = self.source.study.training.epochs
+        if any(row["best"] and row["epoch"] == longest for row in self._training()["history"]):
+            found.append(
+                f"The training was stopped after {longest} epochs, before the model had learnt all it could: its last "
+                "epoch was its best. Train it longer."
+            )
         for comparison in comparisons:
             found += comparison.warnings(self.source.name)
             found += unobserved_tenths(comparison, population.records)

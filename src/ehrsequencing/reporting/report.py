@@ -33,6 +33,7 @@ from ehrsequencing.reporting.scores import (
 )
 from ehrsequencing.reporting.wording import (
     duration,
+    for_readers,
     from_landmark,
     listed,
     percent,
@@ -153,9 +154,13 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
 
 def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     """What only people can tell: (title, what is asked, answer or None) of every question."""
-    told = m.get("tripod") or {}
+    trials = (m.get("checks") or {}).get("tuning_trials")
+    answers = {
+        "tuning_trials": None if trials is None else f"{trials:,}",
+        **(m.get("tripod") or {}),
+    }
     return [
-        {"title": title, "asked": asked, "answer": told.get(key)}
+        {"title": title, "asked": asked, "answer": answers.get(key)}
         for key, (title, asked) in QUESTIONS.items()
     ]
 
@@ -253,7 +258,7 @@ def environment() -> Environment:
     made.filters.update(
         duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
     )
-    made.filters.update(size=size)
+    made.filters.update(size=size, for_readers=for_readers)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
