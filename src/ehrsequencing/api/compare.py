@@ -78,7 +78,8 @@ class RunComparison(Hinted):
         )
         rows = rows[rows.landmark_days.eq(-1 if landmark is None else landmark)]
         rows = rows[rows.cause.eq(self.causes[0]) & rows.horizon_days.isin([horizon, -1])]
-        values = rows.pivot(index="model", columns="metric", values="value").reindex(columns=_MEANS)
+        values = rows.pivot(index="model", columns="metric", values="value")
+        values = values.reindex(index=self.groups.index, columns=_MEANS)
         groups = values.astype(np.float64).groupby(self.groups, sort=False)
         return groups.agg(["count", "mean", "std"])
 

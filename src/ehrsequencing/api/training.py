@@ -12,6 +12,7 @@ from ehrsequencing.api.data import study_of
 from ehrsequencing.api.progress import print_line, training_bar
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.config import (
+    ModelConfig,
     Settings,
     StudyConfig,
     TrainingConfig,
@@ -40,7 +41,7 @@ from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
-from ehrsequencing.training.resolve import resolve_inputs
+from ehrsequencing.training.resolve import DECIDED_BY_DATA, resolve_inputs
 from ehrsequencing.training.run_folder import (
     RunFolder,
     alone_in,
@@ -375,8 +376,10 @@ def save_run(
     prepared = _prepared(data)
     asked = prepared.task(task or prepared.only_task())
     config, last = model.config, asked.horizons[-1]
-    needed = resolve_inputs(config, prepared).model_dump()
+    unset = {name: ModelConfig.model_fields[name].default for name in DECIDED_BY_DATA}
+    needed = resolve_inputs(config.model_copy(update=unset), prepared).model_dump()
     needed |= {"causes": len(asked.causes), "outcomes": len(prepared.outcomes(asked.name))}
+    needed |= {"edges_days": config.edges_days, "members": config.members}
     if config.head == "horizon" and max(config.edges_days, default=0) < last:
         needed["edges_days"] = (*config.edges_days, last)
     wrong = {name: value for name, value in needed.items() if getattr(config, name) != value}
