@@ -48,7 +48,7 @@ API = {
         "import_omop", "import_fhir", "import_synthea", "import_csv", "from_table", "simulate", "read_meds", "check",
         "codes",
     ],
-    "From records to a run": ["run", "TaskConfig", "prepare", "fit", "pretrain", "load", "audit", "export"],
+    "From records to a run": ["run", "TaskConfig", "prepare", "fit", "pretrain", "save_run", "load", "audit", "export"],
     "Evaluation": ["evaluate", "drift", "score", "compare", "compare_risks", "cox", "pool_sites", "aalen_johansen"],
     "Models": [
         "HierarchicalBEHRTForSurvival", "BEHRTForSurvival", "ModelConfig", "VisitBatch", "visit_encoder",

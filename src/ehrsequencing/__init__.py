@@ -44,6 +44,7 @@ _PUBLIC = {
     "pretrain": "ehrsequencing.api.training",
     "read_meds": "ehrsequencing.api.data",
     "run": "ehrsequencing.api.study",
+    "save_run": "ehrsequencing.api.training",
     "score": "ehrsequencing.api.evaluate",
     "simulate": "ehrsequencing.api.records",
     "visit_encoder": "ehrsequencing.config.base",
@@ -52,14 +53,6 @@ _PACKAGES = {
     "metrics": "ehrsequencing.metrics",
     "nn": "ehrsequencing.nn",
 }  # of which people use the names
-# what other libraries call our functions
-_ELSEWHERE = {
-    "train": "fit",
-    "load_run": "load",
-    "from_pretrained": "load",
-    "read_csv": "import_csv",
-    "Trainer": "fit",
-}
 __all__ = [
     "BEHRTForSurvival",
     "EHRSurvival",
@@ -93,6 +86,7 @@ __all__ = [
     "pretrain",
     "read_meds",
     "run",
+    "save_run",
     "score",
     "simulate",
     "visit_encoder",
@@ -123,7 +117,7 @@ if TYPE_CHECKING:
     )
     from ehrsequencing.api.run import load as load
     from ehrsequencing.api.study import run as run
-    from ehrsequencing.api.training import fit as fit, pretrain as pretrain
+    from ehrsequencing.api.training import fit as fit, pretrain as pretrain, save_run as save_run
     from ehrsequencing.batches.visit_batch import VisitBatch as VisitBatch
     from ehrsequencing.config import ModelConfig as ModelConfig, TaskConfig as TaskConfig
     from ehrsequencing.config.base import visit_encoder as visit_encoder
@@ -139,8 +133,9 @@ def __getattr__(name: str) -> Any:
         return import_module(_PACKAGES[name])
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
-    meant = f": did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+    from ehrsequencing.core.elsewhere import missing_name
+
+    raise missing_name(__name__, name, __all__)
 
 
 class _Face(ModuleType):

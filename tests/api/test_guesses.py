@@ -1,6 +1,10 @@
 """What users of lifelines, scikit-survival and Hugging Face type first: most work, some are told what to write."""
 
+import copy
+import pickle
 import re
+import runpy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 import torch
 
 import ehrsequencing as eh
+from ehrsequencing.api.evaluation import EvaluationResult
 from ehrsequencing.core.errors import EhrseqError
 from helpers.flat_frames import flat_table
 
@@ -48,7 +53,33 @@ WORKS = {
 }  # fmt: skip
 TOLD = {
     "eh.train(prepared)": r"fit",
-    "eh.fit(prepared, out='r1', epochs=3)": r"training=\{'epochs': …\}",
+    "eh.fit(prepared, out='r1', epochs=3, dim=16)": r"did you mean model\.dim\?",
+    "eh.fit(prepared, out='r1', lr=1, batch_size=9, device='cpu')": r"'device'.*learning_rate.*subjects_per_step.*no d",
+    "eh.fit(prepared, out='r1', epochs=3, training={'epochs': 2})": r"epochs would do nothing twice",
+    "eh.fit(prepared, out='r1', pretrained='runs/hf')": r"use init",
+    "eh.fit(prepared, out='r1', visits={'by': 'day'})": r"visits belongs to ehrseq check and ehrseq prepare",
+    "eh.fit(prepared, out='r1', model=torch.nn.Linear(2, 2))": r"save_run",
+    "eh.fit(flat, duration_col='day', event_col='status', out='r1')": r"eh\.from_table\(",
+    "eh.prepare(flat, id='id', time='day', out='p1')": r"eh\.from_table\(",
+    "eh.import_csv(flat, 'm1')": r"eh\.from_table\(",
+    "eh.pretrain(prepared, out='p1', epochs=1)": r"did you mean training\.epochs\?",
+    "eh.score({'cox': [0.1], 'net': [0.2]}, [30.0], [1])": r"eh\.metrics\.brier",
+    "eh.load('runs/hf', map_location='cpu')": r"unknown argument 'map_location'",
+    "eh.audit(run, n=10)": r"use subjects",
+    "eh.evaluate(run, n_boot=10)": r"did you mean bootstrap\?",
+    "eh.compare([run, run], metric='c', n_boot=9)": r"'metric', 'n_boot' \(use found\.metrics.*; bootstrap\)",
+    "eh.simulate('s1', n_patients=10)": r"use subjects",
+    "run.predict('meds', times=[365])": r"use horizons",
+    "run.explain('meds', patient=1)": r"use subject\b",
+    "run.plot_risk('meds', 1)": r"write plot_risk\(data, subject=…",
+    "ev.plot_calibration('1y', n_bins=10)": r"calibration is smooth",
+    "eh.metrics.concordance([1.0], [1], [0.5], 30)": r"write concordance\(time, cause, risk, horizon=…\)",
+    "eh.metrics.brier(event_times=[1.0], horizon=30)": r"time, cause and risk",
+    "model(batch, output_attentions=True)": r"model\.attention\(batch\)",
+    "model(**batch)": r"batch whole, as in model\(batch\)",
+    "batch['codes']": r"batch\.codes",
+    "prepared['train']": r"data\.batches\('train'\)",
+    "eh.ModelConfig(vocab_size=10, n_layer=3)": r"n_layer",
     "eh.fit('meds', out='r2')": r"eh\.prepare",
     "eh.ModelConfig(vocab_size=10, hidden_size=64)": r"did you mean dim\?",
     "model(torch.ones(2, 3, 4).long())": r"VisitBatch\.from_padded\(codes, code_mask, ages, time_deltas, visit_mask\)",
@@ -56,6 +87,71 @@ TOLD = {
     "run.predict('meds', at='first')": r"use all, last or a date",
     "cross_val_score(EHRSurvival(task='task.yaml', **tiny), rows, cv=2, error_score='raise')": r"GroupKFold",
 }
+
+
+# what else is typed by users of lifelines, scikit-survival, riskRegression, PyHealth, Hugging Face and PyTorch
+ELSEWHERE = {
+    "eh": {
+        "WeibullAFTFitter": "run.hazard_ratios()", "NelsonAalenFitter": "eh.aalen_johansen(",
+        "FineGrayFitter": "hazard_ratios", "logrank_test": "R's survival",
+        "cumulative_incidence": "eh.aalen_johansen(", "RandomSurvivalForest": "eh.evaluate(run)",
+        "DeepHitSingle": "eh.EHRSurvival", "Surv": "eh.from_table(", "from_dataframe": "eh.from_table(",
+        "add_covariate_to_timeline": "eh.from_table(", "read_csv": "eh.import_csv(", "read_parquet": "eh.import_csv(",
+        "load_omop": "eh.import_omop(", "from_fhir": "eh.import_fhir(", "MIMIC4Dataset": "eh.load('prepared')",
+        "load_mimic4": "MEDS", "Score": "eh.score(", "compare_models": "eh.compare(", "TableOne": "table1()",
+        "pmsampsize": "eh.check(", "bootstrap_ci": "splits=5", "KFold": "splits=5", "GridSearchCV": "eh.compare(",
+        "calibrate": "--recalibrate", "external_validation": "data='new/'", "TrainingArguments": "eh.fit(",
+        "LightningModule": "save_run", "EarlyStopping": "eh.fit(", "load_checkpoint": "eh.load('run')",
+        "from_pretrained": "eh.load('run')", "AutoTokenizer": "vocabulary", "SampleEHRDataset": "eh.load('prepared')",
+        "get_dataloader": "batches('train'", "collate_fn": "batches('train'",
+        "DataCollatorWithPadding": "batches('train'", "BaseModel": "@eh.visit_encoder",
+        "RETAIN": "eh.HierarchicalBEHRTForSurvival", "BertConfig": "eh.ModelConfig", "seed_everything": "seed=0",
+        "predict": "eh.load('run').predict(", "shap_values": "explain(", "plot_km": "plots of a run",
+        "TensorBoardLogger": "callbacks=", "WandbCallback": "callbacks=", "DeepEnsemble": "members=5",
+        "make_synthetic": "eh.simulate(", "split_by_patient": "splits=", "set_task": "eh.TaskConfig",
+        "find_codes": "eh.codes(", "check_leakage": "eh.audit(run)", "model_card": "report",
+        "save_model": "eh.save_run(",
+    },
+    "eh.metrics": {
+        "c_index": "concordance(", "harrell_c": "concordance(", "auroc": "auc(", "roc_auc_score": "auc(",
+        "brier_scores": "brier(", "ibs": "ibs", "ece": "ici", "d_calibration": "ici", "dca": "net_benefit(",
+        "scaled_brier": "ipa(", "r2": "ipa(", "kaplan_meier_estimator": "cumulative_incidence(",
+        "cif": "eh.aalen_johansen(", "log_rank": "R's survival", "oe_ratio": "observed_over_expected(",
+        "delong_test": "eh.compare(", "sensitivity": "net_benefit(",
+    },
+    "run": {
+        "predict_risk": "run.predict(", "predict_cif": "run.predict(", "predict_hazard": "run.predict(",
+        "coefficients": "hazard_ratios", "hazards_": "hazard_ratios", "stoi": "run.vocabulary",
+        "hparams": "run.study", "save": "run.folder", "losses": "run.history", "get_embeddings": "run.embed(",
+        "shap_values": "run.explain(", "feature_importances_": "run.explain(", "plot_attention": "run.attention(",
+        "plot_survival": "run.plot_risk(", "plot_roc": "run.evaluation", "finetune": "init=run.folder",
+        "loader": "batches('train')", "labels": "run.task", "state_dict": "run.model",
+    },
+    "ev": {
+        "to_json": "ev.metrics", "auc": "ev.metrics", "plot_km": "ev.plot_incidence(", "plot_dca": "ev.report",
+        "table_one": "ev.table1()", "p_values": "ev.differences", "conf_int": "low and high",
+        "predictions": "ev.outcomes()", "roc_curve": "ev.outcomes()", "reliability_diagram": "ev.plot_calibration(",
+    },
+    "model": {
+        "count_parameters": "numel()", "predict_risk": "model.risk(batch", "hidden_states": "model.states(batch)",
+        "training_step": "model.loss(batch)", "load_from_checkpoint": "from_pretrained(",
+        "freeze": "requires_grad_(False)", "attentions": "model.attention(batch)",
+    },
+    "batch": {
+        "input_ids": "batch.padded()", "labels": "batch.cause", "lengths": "batch.padded()",
+        "shape": "batch.n_subjects", "time_deltas": "batch.delta_days",
+    },
+    "prepared": {
+        "train_dataloader": "data.batches('train'", "to_pandas": "eh.read_meds(", "vocab": "data.vocabulary",
+        "n_patients": "attrition", "samples": "eh.read_meds(",
+    },
+}  # fmt: skip
+# of the other half of these users, made beside this
+OF_OTHERS = tuple(
+    f"ev.{name}("
+    for name in ("calibration", "subgroups", "plot_decision_curve")
+    if hasattr(EvaluationResult, name) or name != "plot_decision_curve"
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +202,68 @@ def test_a_guess_works(guess: str, names: dict[str, Any], here: Path, tmp_path: 
 
 @pytest.mark.parametrize("guess", TOLD)
 def test_a_wrong_guess_is_told_what_to_write(guess: str, names: dict[str, Any], here: Path) -> None:
-    with pytest.raises((EhrseqError, AttributeError, ValueError)) as caught:
+    with pytest.raises((EhrseqError, AttributeError, ValueError, TypeError)) as caught:
         eval(guess, dict(names))
     assert re.search(TOLD[guess], str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize("owner", ELSEWHERE)
+def test_a_name_of_another_library_is_answered_by_the_right_way(owner: str, names: dict[str, Any]) -> None:
+    for name, way in ELSEWHERE[owner].items():
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}': use ") as caught:
+            eval(f"{owner}.{name}", dict(names))
+        assert way in str(caught.value), caught.value
+        assert "\n" not in str(caught.value)
+
+
+def test_an_imported_name_is_answered_too(names: dict[str, Any]) -> None:
+    for line, way in {
+        "from ehrsequencing import losses": "model.loss(batch)",
+        "from ehrsequencing import CoxPHFitter": "run.hazard_ratios()",
+        "from ehrsequencing.metrics import brier_score": "brier(time, cause, risk",
+        "from ehrsequencing import EHRDataset, fit": "eh.load('prepared')",
+    }.items():
+        with pytest.raises(ImportError, match="use ") as caught:
+            exec(line, {})
+        assert way in str(caught.value)
+    exec("from ehrsequencing import audit, models, predictors, reporting, serve, training, fit", {})
+
+
+def test_no_answer_is_given_for_a_name_that_exists_and_private_ones_cost_nothing(names: dict[str, Any]) -> None:
+    assert eh.fit is eh.fit
+    assert pickle.loads(pickle.dumps(eh.evaluate)) is eh.evaluate
+    assert copy.copy(names["batch"]).n_subjects == names["batch"].n_subjects
+    for owner in ELSEWHERE:
+        assert not hasattr(eval(owner, dict(names)), "_repr_mimebundle_")
+
+
+@pytest.mark.parametrize("who", ["researcher", "biostatistician"])
+def test_the_guesses_of_the_trial(who: str, names: dict[str, Any], here: Path, tmp_path: Path) -> None:
+    """Each works, or is answered by one line that names the right way."""
+    file = Path(__file__).parents[3] / "shared" / "cases" / "guesses" / f"{who}.py"
+    if not file.is_file():
+        pytest.skip(f"{file} is not here")
+    flat, unanswered = flat_table(), []
+    time, alone = flat.day.to_numpy(), "blend=False, distillation=0.0, model={'dim': 16, 'heads': 2, 'layers': 1})"
+
+    def place(name: str) -> str:
+        return str(tmp_path / name)
+
+    for name, code in runpy.run_path(str(file))["GUESSES"]:
+        if any(own in code for own in OF_OTHERS) or ").loss" in code or "out.loss" in code:
+            continue  # or an attribute of a tensor
+        if "model=" not in code:
+            code = code.replace("epochs=1)", f"epochs=1, {alone}")  # a training of seconds
+        scope = {**names, "R": "runs/hf", "P": "prepared", "D": "meds", "df": flat, "surv": flat, "S": place}
+        scope |= {"T": place if who == "researcher" else time, "E": flat.status.to_numpy(), "X": time / time.max()}
+        scope |= {"p": time / time.max(), "Y": flat[["status", "day"]]}
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of torch
+                exec(code, scope)
+        except (EhrseqError, AttributeError, ImportError, TypeError) as error:
+            text = str(error)
+            if "\n" in text or not re.search(r"\b(use|write|did you mean)\b", text):
+                unanswered.append((name, text))
+        except Exception as error:
+            unanswered.append((name, repr(error)))
+    assert unanswered == []

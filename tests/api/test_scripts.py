@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import ehrsequencing as eh
+from ehrsequencing.api.compare import RunComparison
 from ehrsequencing.config.base import visit_encoder
 from ehrsequencing.core.errors import EhrseqError
 from helpers.flat_frames import flat_table
@@ -50,6 +51,20 @@ def test_the_researcher_trains_an_encoder_in_her_own_loop(
     assert eh.HierarchicalBEHRTForSurvival.from_pretrained("mine").config.visit_encoder == "saturated"
     with pytest.raises(EhrseqError, match=r"code of visit_encoder=saturated may have changed since .*resume=True"):
         eh.fit("prepared", out="runs/saturated", model={"visit_encoder": "saturated"})
+
+
+def test_the_researcher_trains_a_loss_of_her_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_script("own_loss")
+    told = capsys.readouterr().out
+    assert told.count("{'epoch': ") == 4  # two epochs of two seeds
+    assert "2 × trained=with the loss ranked, source " in told
+    assert "1 × trained=in a loop of its authors' own" in told
+    comparison, report = found["comparison"], Path("runs/ranked-0/report.html").read_text(encoding="utf-8")
+    assert isinstance(comparison, RunComparison)
+    assert comparison.by_settings["c", "count"].tolist() == [2, 2, 1]
+    for name in ("with the loss ranked", "landmark Cox", "boosted visits"):
+        assert name in report
+    assert found["vectors"].shape == (400, 16)
 
 
 def test_the_biostatistician_finds_the_same_numbers(

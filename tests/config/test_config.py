@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from ehrsequencing.config import format_days, load_study, load_task, parse_days
+from ehrsequencing.config import TaskConfig, format_days, load_study, load_task, parse_days
 from ehrsequencing.core.errors import EhrseqError
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
@@ -66,3 +66,25 @@ def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
     path.write_text("name: t\nindex: {date\n")
     with pytest.raises(EhrseqError, match="line"):
         load_task(path)
+
+
+@pytest.mark.parametrize(
+    ("title", "horizons", "named"),
+    [
+        ("Readmission within 30 days", ["7d", "30d", "90d"], 30.0),
+        ("1-year mortality", ["90d", "1y"], 365.25),
+        ("Death within a year after 48 hours of intensive care", ["30d", "360d"], 360.0),
+        ("Six-month readmission", ["30d", "180d"], 180.0),
+        ("Heart failure", ["1y", "2y"], None),
+        ("Death within two weeks", ["7d", "1y"], None),
+        (None, ["7d", "30d"], 30.0),
+    ],
+)
+def test_the_title_names_the_main_horizon(title: str | None, horizons: list[str], named: float | None) -> None:
+    task = {"name": "death_30d", "index": {"first_visit": True}, "outcome": {"death": "D"}, "horizons": horizons}
+    assert TaskConfig.model_validate({**task, "title": title}).main_horizon == named
+    assert TaskConfig.model_validate({**task, "title": title, "main": horizons[0]}).main_horizon == parse_days(
+        horizons[0]
+    )
+    with pytest.raises(ValueError, match="main must be one of the horizons"):
+        TaskConfig.model_validate({**task, "main": "3y"})

@@ -11,7 +11,7 @@ SETTINGS = {
     "values": "mode bins carry",
     "vocabulary": "min_subjects rollup",
     "splits": "by train tuning seed from_date column held_out_sites",
-    "task": "name outcome title competing horizons landmarks blanking recurrent",
+    "task": "name outcome title competing horizons main landmarks blanking recurrent",
     "task.index": "code which after first_visit age date file cohort_id",
     "task.censoring": "code start date age dataset_end",
     "task.eligibility": "history min_age max_age",
@@ -46,4 +46,4 @@ def test_every_setting_is_in_the_list() -> None:
     sections = {name.rpartition(".")[0] for name in names}
     listed = [f"{section}.{name}" for section, text in SETTINGS.items() for name in text.split()]
     assert sorted(set(names) - sections - decided) == sorted(listed)
-    assert len(listed) <= 127
+    assert len(listed) <= 128

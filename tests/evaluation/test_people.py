@@ -100,6 +100,10 @@ def test_the_main_place_has_most_events_among_those_who_could_be_followed() -> N
     assert main_place([short, late], "right")[1] == 200.0
     everywhere = replace(early, landmark_days=None)
     assert main_place([everywhere], "right") == (None, 600.0)
+    # a horizon that the task names is that of every headline, reached or not
+    assert main_place([early, late], "right", 200.0) == (0.0, 200.0)
+    short = replace(early, potential_days=np.full(400, 100.0))
+    assert main_place([short], "right", 600.0) == (0.0, 600.0)
 
 
 def test_whoever_was_never_observed_is_warned_of() -> None:

@@ -87,7 +87,9 @@ def test_all_numbers_appear(kind: dict[str, Any]) -> None:
         assert step.get("reason", "") in text
     for title, _ in QUESTIONS.values():
         assert title in text
-    assert f": {len(QUESTIONS)} to be filled in by the authors" in text
+    assert (
+        f": {len(QUESTIONS) - 1} of {len(QUESTIONS)} to be filled in by the authors" in text
+    )  # tuning trials are told
     for row in tables.subgroup_rows(metrics):
         assert row["level"] in text
     for model in MODELS:
@@ -329,3 +331,24 @@ def test_the_short_page_says_how_many_events_are_needed_and_what_acting_means() 
     m["decision"] = [row | {name: [0.5] * len(row["thresholds"]) for name in names} for row in m["decision"]]
     assert "evaluated for each event" in render(m, "report.html")
     assert "2.0" in render(m)
+
+
+def test_each_row_of_the_checklist_is_true_of_the_page() -> None:
+    """A section that is drawn is never called missing, and one that is not never said to be here."""
+    full, bare = complete(), complete()
+    for key in ("decision", "subgroups", "recalibration", "follow_up", "inputs", "smooth_calibration"):
+        bare[key] = None
+    bare |= {"warnings": [], "recalibrated_in_training": False}
+    full |= {"warnings": [], "recalibration": None, "recalibrated_in_training": True}
+    for metrics in (full, bare):
+        page = render(metrics)
+        sections = set(re.findall(r'<section id="(\w+)"', page))
+        checklist = page.partition('id="filled-c"')[2].partition("</table>")[0]
+        rows = re.findall(r'<th scope="row">(.*?)</th><td class="left">(.*?)</td>', checklist)
+        assert len(rows) == 13
+        for name, cell in rows:
+            link = re.search(r'href="#(\w+)"', cell)
+            assert link is None or link[1] in sections, name
+        missing = [name for name, cell in rows if "not in this evaluation" in cell]
+        assert all(name.startswith(("Missing", "Clinical", "Performance", "Recali", "Censoring")) for name in missing)
+        assert bool(missing) == (metrics is bare)

@@ -18,6 +18,7 @@ from ehrsequencing.api.progress import stages
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.core.arrays import Floats, Ints, row_blocks
 from ehrsequencing.core.disclosure import redact_rows
+from ehrsequencing.core.elsewhere import Hinted, answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import digest, write_shareable
 from ehrsequencing.core.made_of import made_of
@@ -42,20 +43,26 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.predictors.predictor import Predictor
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.pages import render_pooled
+from ehrsequencing.training.resolve import DECIDED_BY_DATA
+
+_MEANS = ("c", "ipa", "nll")
+_MOST_LINES = 30  # that a comparison prints
 
 
-@dataclass(frozen=True)
-class RunComparison:
+@dataclass(frozen=True, repr=False)
+class RunComparison(Hinted):
     """Several runs on the same people.
 
     Attributes:
         result: The task, its main landmark and horizon (`main_place`), and the long rows of `metrics` and
             `differences`, as in `metrics.json`.
         subjects: How many people all runs answer for, as it may be shared: a rounded number, or `<11`.
+        groups: Run → the settings in which the runs differ, but the seed, in one text.
     """
 
     result: dict[str, Any]
     subjects: int | str
+    groups: pd.Series
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -72,6 +79,31 @@ class RunComparison:
         """The first run minus each other one, paired."""
         return long_table(self.result["differences"], "against")
 
+    @property
+    def by_settings(self) -> pd.DataFrame:
+        """Runs with the same settings together, that is over seeds: how many, mean and standard deviation.
+
+        Of C, IPA and NLL for the first cause at the main landmark and horizon; the index names what differs.
+        """
+        landmark, horizon = self.result["main"]
+        rows = pd.DataFrame(self.result["metrics"]).fillna(
+            {"landmark_days": -1, "horizon_days": -1}
+        )
+        rows = rows[rows.landmark_days.eq(-1 if landmark is None else landmark)]
+        rows = rows[rows.cause.eq(self.causes[0]) & rows.horizon_days.isin([horizon, -1])]
+        values = rows.pivot(index="model", columns="metric", values="value")
+        values = values.reindex(index=self.groups.index, columns=_MEANS)
+        groups = values.astype(np.float64).groupby(self.groups, sort=False)
+        return groups.agg(["count", "mean", "std"])
+
+    def __repr__(self) -> str:
+        lines = [f"RunComparison on {self.subjects} subjects, mean ± sd over runs:"]
+        for label, row in self.by_settings.iterrows():
+            texts = [f"{name} {row[name, 'mean']:.3f} ± {row[name, 'std']:.3f}" for name in _MEANS]
+            count = f"{row['c', 'count']:.0f} × {label}"
+            lines.append(f"{count}: {', '.join(texts)}".replace(" ± nan", ""))
+        return "\n".join(lines[:_MOST_LINES])
+
     def table(self) -> PaperTable:
         """The runs beside one another, for the first cause at the main landmark and horizon."""
         landmark, horizon = self.result["main"]
@@ -80,6 +112,7 @@ class RunComparison:
         return accuracy_table(self.result["metrics"], place, title=title)
 
 
+@answering
 def compare(
     runs: Sequence[str | os.PathLike[str] | Run],
     *,
@@ -142,7 +175,27 @@ def compare(
     }
     is_simulated = all(run.manifest.get("simulated") for run in opened)
     result = redact_rows(result_, is_simulated=is_simulated)
-    return RunComparison({**result, "task": task}, result["subjects"])
+    groups = _groups(opened, [first, *others])
+    return RunComparison({**result, "task": task}, result["subjects"], groups)
+
+
+def _groups(runs: Sequence[Run], names: Sequence[str]) -> pd.Series:
+    """Run → the settings in which the runs differ, but the seed, in one text."""
+    rows = []
+    for run in runs:
+        row = {"trained": run.trained}
+        for section in ("visits", "values", "vocabulary", "model", "training"):
+            own = getattr(run.study, section).model_dump(mode="json")
+            row |= {f"{section}.{name}": str(value) for name, value in own.items()}
+        rows.append(row)
+    decided = [f"model.{name}" for name in DECIDED_BY_DATA]
+    table = pd.DataFrame(rows, index=list(names)).drop(columns=["training.seed", *decided])
+    pairs = table.loc[:, table.nunique() > 1].to_dict("index")
+    texts = {
+        run: ", ".join(f"{name}={value}" for name, value in own.items() if value)
+        for run, own in pairs.items()
+    }
+    return pd.Series(texts).replace("", "settings alike")
 
 
 class RiskComparison(EvaluationResult):
@@ -303,6 +356,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
+@answering
 def pool_sites(
     files: Sequence[str | os.PathLike[str]],
     *,

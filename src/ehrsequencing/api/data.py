@@ -21,6 +21,7 @@ from ehrsequencing.config import (
     validated,
 )
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
 from ehrsequencing.core.errors import EhrseqError, refuse_idle, refuse_unknown
 from ehrsequencing.core.files import private_folder, read_json, write_json
 from ehrsequencing.core.made_of import differing
@@ -78,9 +79,8 @@ def meds_folder(data: Any) -> Iterator[Path]:
     missing = [name for name in MEDS_COLUMNS[:3] if name not in table.column_names]
     if missing:
         what = f"the frame has no column {missing[0]!r}"
-        raise EhrseqError(
-            what, where="data", fix=f"give it the columns of MEDS: {', '.join(MEDS_COLUMNS)}"
-        )
+        fix = f"give it the columns of MEDS: {', '.join(MEDS_COLUMNS)}; a flat table becomes records by eh.from_table"
+        raise EhrseqError(what, where="data", fix=fix)
     with private_folder() as place:
         folder = place / "frame"
         (folder / "data").mkdir(parents=True)
@@ -132,7 +132,8 @@ def data_config(facts: DataConfig | Mapping[str, Any] | None) -> DataConfig | No
     return validated(DataConfig, facts, where="facts")
 
 
-class PreparedData(Prepared):
+@answering_methods
+class PreparedData(Hinted, Prepared):
     """A prepared data set: packed arrays and labels on disk.
 
     Example:
@@ -189,6 +190,7 @@ class PreparedData(Prepared):
             yield loader.collate(group).batch
 
 
+@answering
 def read_meds(data: Any, *, subjects: Sequence[int] | None = None) -> Any:
     """The rows of MEDS data as a frame, after the automatic fixes (docs/data.md).
 
@@ -241,6 +243,7 @@ def events_table(
     return pa.concat_tables(parts)
 
 
+@answering
 def prepare(
     meds: Any,
     task: Any = None,

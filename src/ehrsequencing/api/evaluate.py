@@ -15,6 +15,7 @@ from ehrsequencing.api.progress import bar, stages
 from ehrsequencing.api.run import warn_of
 from ehrsequencing.audit.audit import audit as audit_run
 from ehrsequencing.config import DataConfig, EvaluationConfig, StudyConfig, validated
+from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import private_folder, write_shareable
 from ehrsequencing.core.outputs import altered, read_manifest
@@ -32,6 +33,7 @@ from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_page, wri
 OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
 
 
+@answering
 def evaluate(
     run: str | os.PathLike[str] | Run,
     *,
@@ -152,6 +154,7 @@ def evaluate(
     )
 
 
+@answering
 def audit(
     run: str | os.PathLike[str] | Run,
     *,
@@ -209,6 +212,7 @@ def _draw_nothing(metrics: Mapping[str, Any], folder: Path) -> None:
     """In the place of a report."""
 
 
+@answering
 def score(
     predictions: Any,
     data: Any,
@@ -260,6 +264,9 @@ def score(
         >>> ev.metrics.model.unique().tolist()
         ['mine']
     """
+    if isinstance(predictions, Mapping):
+        fix = "write eh.metrics.brier(time, cause, risk, horizon=…) and its like for arrays"
+        raise EhrseqError("expected a file or a frame of risks", where="score", fix=fix)
     settings = study_of(study, sections, where="score" if prepared is None else "score --prepared")
     if not is_path(predictions) and out is None:
         raise EhrseqError(

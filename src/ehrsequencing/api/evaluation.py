@@ -19,6 +19,7 @@ from ehrsequencing.api.paper import PaperTable, accuracy_table, cohort_table
 from ehrsequencing.api.predictions import StepFunction, days_of, risk_column
 from ehrsequencing.config import format_days
 from ehrsequencing.core.disclosure import redact
+from ehrsequencing.core.elsewhere import Hinted, answering_methods
 from ehrsequencing.core.errors import EhrseqError, refuse_unknown
 from ehrsequencing.evaluation.curves import OPERATING_COLUMNS
 from ehrsequencing.evaluation.external import read_external
@@ -36,7 +37,8 @@ _ORDER = (
 )  # fmt: skip
 
 
-class EvaluationResult:
+@answering_methods
+class EvaluationResult(Hinted):
     """What an evaluation found. Made by `evaluate`, `score`, or `run.evaluation`.
 
     Attributes:
@@ -255,7 +257,7 @@ class EvaluationResult:
         """Observed against predicted risk by a horizon, with the strongest baseline in grey; returns the axes.
 
         Args:
-            horizon: As in `"1y"`; default: the middle one.
+            horizon: As in `"1y"`; default: the main one.
             cause: Default: the first.
             landmark: Default: the first.
             ax: Axes of matplotlib; default: new ones.

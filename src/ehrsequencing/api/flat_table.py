@@ -18,6 +18,7 @@ from ehrsequencing.api.records import import_csv
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.config.base import DAYS_PER_YEAR, UNIT_DAYS
 from ehrsequencing.core.disclosure import SMALLEST_COUNT
+from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import NO_HEADER, EhrseqError, looks_like_header
 from ehrsequencing.core.files import private_folder
 
@@ -37,6 +38,7 @@ _MOST_VALUES = 10  # more of them are a measurement or free text, which may show
 SUBJECT, START, STOP, _BIRTH, _CODE = "_subject", "_time", "_stop", "_birth", "_code"
 
 
+@answering
 def from_table(
     frame: Any,
     *,

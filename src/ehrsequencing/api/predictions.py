@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
@@ -16,6 +17,7 @@ from ehrsequencing.api.data import data_config, events_table, meds_folder, times
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig, format_days, parse_days
 from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.explain import Question, subject_record
 from ehrsequencing.explain.cohort import explain_cohort
@@ -34,6 +36,7 @@ from ehrsequencing.prediction.predict import (
 )
 from ehrsequencing.prediction.predict_labels import predict_labels
 from ehrsequencing.prediction.run import Run
+from ehrsequencing.predictors.network import states_of_rows
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.share import share_run
@@ -259,6 +262,27 @@ def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Ta
     return table
 
 
+def state_table(run: Run, records: NewRecords, *, at: str) -> pd.DataFrame:
+    """The network's state at prediction times.
+
+    Raises:
+        EhrseqError: The run has no network or the `visit` head.
+    """
+    if run.is_visit_head:
+        raise EhrseqError(
+            "the visit head has no state at a day", where="embed", fix="use head=horizon"
+        )
+    parts = []
+    for part in records.encoded(Moment(at)):
+        states, _ = states_of_rows(run.model, part, code_types=run.code_types)
+        when = pd.to_datetime(np.asarray(part.rows.prediction_us), unit="us")
+        index = pd.MultiIndex.from_arrays(
+            [part.subject_id, when], names=["subject_id", "prediction_time"]
+        )
+        parts.append(pd.DataFrame(states.numpy(), index=index))
+    return pd.concat(parts)
+
+
 # ---- curves as step functions ----------------------------------------------------------------------------------------
 
 
@@ -303,6 +327,7 @@ class StepFunction:
         )
 
 
+@answering
 def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFunction:
     """The exact Aalen–Johansen curve of a cause, with a 95 % interval. It shows single persons: do not share it.
 
@@ -336,6 +361,7 @@ def aalen_johansen(time: ArrayLike, cause: ArrayLike, *, of: int = 1) -> StepFun
 _BELONGS = {"share": {"license"}, "meds-dev": {"data", "labels", "cause", "horizon"}}
 
 
+@answering
 def export(
     run: str | os.PathLike[str] | Run,
     out: str | os.PathLike[str],

@@ -4,12 +4,12 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from ehrsequencing.api.cox import cox_of_run
-from ehrsequencing.api.data import data_config, meds_folder
+from ehrsequencing.api.data import PreparedData, data_config, meds_folder
 from ehrsequencing.api.evaluation import EvaluationResult, main_c
 from ehrsequencing.api.paper import hazard_ratios
 from ehrsequencing.api.predictions import (
@@ -19,12 +19,21 @@ from ehrsequencing.api.predictions import (
     explained,
     opened,
     predictions,
+    state_table,
 )
 from ehrsequencing.api.progress import bar
 from ehrsequencing.config import DataConfig
+from ehrsequencing.core.elsewhere import Hinted, answering, answering_methods
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import read_json, read_json_lines, refuse_overlap
-from ehrsequencing.core.outputs import EXPLORER, HISTORY, refuse_existing
+from ehrsequencing.core.outputs import (
+    EXPLORER,
+    HISTORY,
+    MANIFEST,
+    PREPARED,
+    is_json_of,
+    refuse_existing,
+)
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings, collect, write_page
@@ -32,20 +41,9 @@ from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.prediction.predict import NewRecords, RiskPredictor
 from ehrsequencing.prediction.run import Run, saved_audit
 
-# what other libraries call our methods
-_ELSEWHERE = {
-    "predict_proba": "predict(data, horizons=['1y'])",
-    "predict_survival_function": "predict(data, horizons=…), or EHRSurvival for step functions",
-    "predict_partial_hazard": "predict(data, horizons=['1y'])",
-    "summary": "cox([covariates]), and run.evaluation.metrics",
-    "print_summary": "cox([covariates]), and run.evaluation.metrics",
-    "score": "evaluation.metrics, or eh.evaluate(run, data=…)",
-    "state_dict": "model.state_dict()",
-    "save_pretrained": "model.save_pretrained(path)",
-}
 
-
-class TrainedRun(Run):
+@answering_methods
+class TrainedRun(Hinted, Run):
     """A trained run: predictions, plots and tables.
 
     Tables are frames of pandas.
@@ -122,7 +120,7 @@ class TrainedRun(Run):
         Args:
             data: As in `predict`.
             subject: The `subject_id`; default: mean effects of each code over up to 1,000 subjects.
-            horizon: As in `"1y"`, or a number of days; default: the task's middle one.
+            horizon: As in `"1y"`, or a number of days; default: the main one of the report.
             cause: Default: the task's first outcome.
             kind: Of a subject: `code`, `visit`, `code in visit` (default), `pair`, `since the prediction time before`,
                 or `all`.
@@ -187,6 +185,38 @@ class TrainedRun(Run):
         """
         with opened(self, data, facts=facts, show=False) as records:
             return attention_table(self, records, subject).to_pandas()
+
+    def embed(
+        self,
+        data: Any,
+        *,
+        at: str = "last",
+        facts: dict[str, Any] | None = None,
+        progress: bool = True,
+    ) -> pd.DataFrame:
+        """Vectors of patients or of visits: the network's state, from which its risks are read.
+
+        Args:
+            data: As in `predict`.
+            at: A vector of each patient at the `last` prediction time or at a date, or with `all` one of each visit and
+                landmark from the index on.
+            facts: As in `predict`.
+            progress: Whether to show a bar.
+
+        Returns:
+            (rows, dim) numbers, the members of an ensemble beside one another; the index is `subject_id` and
+            `prediction_time`.
+
+        Raises:
+            EhrseqError: The run has no network or the `visit` head, or nobody has a prediction time.
+
+        Example:
+            >>> run = eh.load("runs/hf")
+            >>> run.embed("meds/").shape, run.embed("meds/", at="all").index.names
+            ((400, 16), FrozenList(['subject_id', 'prediction_time']))
+        """
+        with opened(self, data, facts=facts, show=progress, label="embedding") as records:
+            return state_table(self, records, at=at)
 
     def plot_risk(
         self,
@@ -340,12 +370,6 @@ class TrainedRun(Run):
         result = read_result(self.folder)
         return None if result is None else EvaluationResult(result, self.folder, run=self)
 
-    if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
-
-        def __getattr__(self, name: str) -> Any:
-            meant = f": write run.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-            raise AttributeError(f"a run has no attribute {name!r}{meant}")
-
     def __repr__(self) -> str:
         now, parts, c = Run(self.folder), [f"task {self.task.name}"], "not evaluated yet"
         if SHARED in now.manifest["files"] and SHARED not in now.altered:
@@ -367,17 +391,19 @@ def warn_of(note: str) -> None:
         warnings.warn(note.removeprefix("warning: "), stacklevel=3)
 
 
-def load(path: str | os.PathLike[str]) -> TrainedRun:
-    """Load a trained run.
+@answering
+def load(path: str | os.PathLike[str]) -> Any:
+    """Load a trained run, or open a prepared set.
 
     Args:
-        path: The folder that `ehrseq train` or `ehrsequencing.fit` made.
+        path: The folder that `ehrseq train` or `ehrsequencing.fit` made, or that `prepare` made.
 
     Returns:
-        The run, with `predict`, `plot_risk`, `explain`, `attention`, `history` and `evaluation`.
+        The run, with `predict`, `plot_risk`, `explain`, `embed`, `history` and `evaluation`; of a prepared set a
+        `PreparedData`, with `batches`.
 
     Raises:
-        EhrseqError: The folder is not a complete run.
+        EhrseqError: The folder is neither, or not complete.
 
     Example:
         >>> import ehrsequencing as eh
@@ -386,4 +412,6 @@ def load(path: str | os.PathLike[str]) -> TrainedRun:
         >>> list(risk.columns)
         ['subject_id', 'prediction_time', 'hf_1y', 'death_1y']
     """
+    if is_json_of(Path(path) / MANIFEST, PREPARED):
+        return PreparedData(Path(path))
     return TrainedRun(os.fspath(path))

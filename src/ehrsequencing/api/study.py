@@ -11,6 +11,7 @@ from ehrsequencing.api.records import check
 from ehrsequencing.api.run import TrainedRun
 from ehrsequencing.api.training import train
 from ehrsequencing.config import StudyConfig
+from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.signals import keep_freed_memory
 from ehrsequencing.evaluation.context import evaluation_made_of
@@ -19,6 +20,7 @@ from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.report import PAGES
 
 
+@answering
 def run(
     data: str | os.PathLike[str],
     task: Any,

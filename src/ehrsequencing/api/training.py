@@ -1,17 +1,27 @@
-"""Training: `fit` and `pretrain`, and what they share with the commands."""
+"""Training: `fit`, `pretrain`, `save_run`, and what they share with the commands."""
 
+import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ehrsequencing.api.data import study_of
 from ehrsequencing.api.progress import print_line, training_bar
 from ehrsequencing.api.run import TrainedRun
-from ehrsequencing.config import StudyConfig, settings_named, validated
+from ehrsequencing.config import (
+    ModelConfig,
+    Settings,
+    StudyConfig,
+    TrainingConfig,
+    refuse_unused,
+    validated,
+)
 from ehrsequencing.config.base import visit_encoder
-from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.elsewhere import answering
+from ehrsequencing.core.errors import EhrseqError, refuse_idle
 from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.outputs import (
     PRETRAINED,
@@ -22,16 +32,31 @@ from ehrsequencing.core.outputs import (
     remove_existing,
 )
 from ehrsequencing.core.signals import keep_freed_memory
+from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.reference import write_people, write_reference
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import fit as training
+from ehrsequencing.training.hazards_objective import LossFunction
+from ehrsequencing.training.loop import Progress, ShowProgress
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.processes import joined_processes
-from ehrsequencing.training.run_folder import alone_in, remove_unfinished
+from ehrsequencing.training.resolve import DECIDED_BY_DATA, resolve_inputs
+from ehrsequencing.training.run_folder import (
+    RunFolder,
+    alone_in,
+    remove_unfinished,
+    write_run_files,
+)
+from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import Pretrained
 
+# a loss of one's own is learned by the network alone, unless these are given
+_NOTHING_ELSE = {"blend": False, "distillation": 0.0, "masked_codes": 0.0}
+Callback = Callable[[dict[str, Any]], object]
 
+
+@answering
 def fit(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -43,6 +68,8 @@ def fit(
     seed: int | None = None,
     init: str | os.PathLike[str] | None = None,
     transfer: str | Mapping[str, Any] | None = None,
+    loss: LossFunction | None = None,
+    callbacks: Sequence[Callback] = (),
     resume: bool | None = None,
     progress: bool = True,
     **others: Any,
@@ -62,38 +89,46 @@ def fit(
         seed: Seed of the training.
         init: Folder of a model to start from, that `pretrain` or `fit` made (docs/pretraining.md).
         transfer: With `init`: `full` or `frozen`, or settings, as in `{"mode": "frozen"}`.
+        loss: A loss of your own, `loss(model, batch)`, in the place of the likelihood: a scalar tensor. The network
+            learns it alone, without trees, Cox and masked codes, unless `training` asks for them; its mean over the
+            tuning batches decides when to stop. The run notes its name and the hash of its source.
+        callbacks: Functions that are called after each epoch with its row, as in
+            `{"epoch": 1, "train_nll": 2.1, "tuning_nll": 2.0, "best": True, "member": 1}`; with a loss of your own
+            `train_loss` and `tuning_loss`.
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
-            complete. Default: yes, unless the model has a part of your own, whose code may have changed.
+            complete. Default: yes, unless the model or its loss is your own, whose code may have changed.
         progress: Whether to show a bar, and a line for each epoch.
-        others: None; a setting by its bare name gets an error that says where it belongs.
+        others: Settings of training by their own names, as in `epochs=30, learning_rate=1e-3`.
 
     Returns:
         The run.
 
     Raises:
-        EhrseqError: A setting is unknown, there is too little to train on, or `out` holds another run.
+        EhrseqError: A setting is unknown, there is too little to train on, the loss fails on one batch, or `out` holds
+            another run.
 
     Example:
         >>> import ehrsequencing as eh
         >>> small = {"dim": 16, "heads": 2, "layers": 1}
-        >>> quick = {"epochs": 1, "blend": False, "distillation": 0}
-        >>> run = eh.fit("prepared", out="runs/small", model=small, training=quick, seed=0, progress=False)
+        >>> run = eh.fit("prepared", out="runs/small", model=small, epochs=1, blend=False, seed=0, progress=False)
         >>> len(run.history)
         1
     """
     keep_freed_memory()
-    for name in others:
-        near = [one.partition(".") for one in settings_named(StudyConfig, name)]
-        fix = " or ".join(f"{section}={{{name!r}: …}}" for section, _, _ in near)
+    if not isinstance(model, Mapping | Settings | None):
         raise EhrseqError(
-            f"unknown argument {name!r}",
-            where="fit",
-            fix=f"write {fix or 'model={…} or training={…}'}",
+            f"expected settings, as in {{'dim': 64}}, got {type(model).__name__}",
+            where="fit, model",
+            fix="declare a part of your own by @eh.visit_encoder('mine'), or train a model in your "
+            "own loop and write eh.save_run(model, data, out=…)",
         )
-    settings: dict[str, Any] = {"model": dict(model or {}), "training": dict(training or {})}
-    if seed is not None:
-        settings["training"]["seed"] = seed
-    settings["evaluation"] = dict(evaluation or {})
+    own = {name: others.pop(name) for name in list(others) if name in TrainingConfig.model_fields}
+    own |= {} if seed is None else {"seed": seed}
+    refuse_unused(others, "train")
+    refuse_idle({name: name in (training or {}) for name in own}, "twice", where="fit")
+    alone = {} if loss is None else _NOTHING_ELSE
+    settings = {**others, "model": dict(model or {}), "evaluation": dict(evaluation or {})}
+    settings["training"] = {**alone, **(training or {}), **own}
     if transfer is not None:
         if init is None:
             raise EhrseqError(
@@ -101,7 +136,13 @@ def fit(
             )
         settings["transfer"] = {"mode": transfer} if isinstance(transfer, str) else dict(transfer)
     study = validated(StudyConfig, settings, where="fit")
-    go_on = _may_resume(study, Path(out)) if resume is None else resume
+    refuse_idle(
+        {"training.distillation": study.training.distillation > 0},
+        "beside a loss of your own",
+        where="fit",
+        when=loss is not None,
+    )
+    go_on = _may_resume(study, Path(out), loss) if resume is None else resume
     store = _prepared(data)
     source = None if init is None else Path(init)
     train(
@@ -110,11 +151,38 @@ def fit(
         study=study,
         task=task,
         init=source,
+        loss=loss,
+        callbacks=callbacks,
         resume=go_on,
         progress=progress,
         say=print_line if progress else lambda _: None,
     )
     return TrainedRun(Path(out))
+
+
+def _with_callbacks(show: ShowProgress, callbacks: Sequence[Callback], word: str) -> ShowProgress:
+    """Progress that is also told to the callbacks, at the end of each epoch.
+
+    Raises:
+        EhrseqError: A callback cannot be called with one argument.
+    """
+    try:
+        for callback in callbacks:
+            inspect.signature(callback).bind({})
+    except TypeError as error:
+        raise EhrseqError(
+            "each is a function of one argument, the row of an epoch",
+            where="fit, callbacks",
+            fix=f"write callbacks=[lambda row: print(row['epoch'], row['tuning_{word}'])]",
+        ) from error
+
+    def report(p: Progress) -> None:
+        show(p)
+        losses = {f"train_{word}": p.loss, f"tuning_{word}": p.tuning_nll}
+        for callback in callbacks if p.ended else ():
+            callback({"epoch": p.epoch, **losses, "best": p.best, "member": p.member})
+
+    return report
 
 
 def train(
@@ -124,6 +192,8 @@ def train(
     study: StudyConfig,
     task: str | None = None,
     init: Path | None = None,
+    loss: LossFunction | None = None,
+    callbacks: Sequence[Callback] = (),
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -138,6 +208,8 @@ def train(
         study: All settings.
         task: Name of the task; the only one by default.
         init: Folder of a model to start from.
+        loss: In the place of the likelihood.
+        callbacks: Called with the row of each epoch, by the first process.
         resume: Whether to go on after an interruption.
         overwrite: Whether an earlier run there that nobody has changed is removed.
         progress: Whether to show a bar, and a line for each epoch.
@@ -157,12 +229,18 @@ def train(
         name = task or prepared.only_task()
         is_first = processes.is_first
         tell = say if is_first else lambda _: None
-        plan = Plan.of(prepared, name, study, init=source, say=tell)
-        report = stack.enter_context(training_bar(show=progress and is_first))
+        plan = replace(Plan.of(prepared, name, study, init=source, say=tell), loss=loss)
+        # made here, so that a loss that fails does so before trees are grown and a folder is made
+        trainer = None if loss is None else Trainer(plan, processes)
+        word = "NLL" if loss is None else "loss"
+        shown = training_bar("training", f"tuning {word}", show=progress and is_first)
+        each = callbacks if is_first else ()
+        report = _with_callbacks(stack.enter_context(shown), each, word.lower())
         training.fit(
             plan,
             out,
             resume=resume,
+            trainer=trainer,
             processes=processes,
             on_start=on_start if is_first else lambda _: None,
             on_progress=report,
@@ -200,20 +278,22 @@ def _make_room(prepared: Prepared, out: Path, kind: Kind, *, resume: bool) -> No
     remove_existing(out, kind)
 
 
-def _may_resume(study: StudyConfig, out: Path) -> bool:
+def _may_resume(study: StudyConfig, out: Path, loss: LossFunction | None) -> bool:
     """Whether to go on with what the folder holds, where nothing was said.
 
     Raises:
-        EhrseqError: It holds something, and a part of the model is declared outside of this package.
+        EhrseqError: It holds something, and a part of the model or its loss is declared outside of this package.
     """
     name = study.model.visit_encoder
-    is_own = visit_encoder.is_own(name)
+    is_own = visit_encoder.is_own(name) or loss is not None
     if is_own and out.is_dir() and any(out.iterdir()):
-        what = f"is not empty, and the code of visit_encoder={name} may have changed since"
+        part = f"visit_encoder={name}" if loss is None else "the loss"
+        what = f"is not empty, and the code of {part} may have changed since"
         raise EhrseqError(what, where=str(out), fix="name another folder, or say resume=True")
     return not is_own
 
 
+@answering
 def pretrain(
     data: Prepared | str | os.PathLike[str],
     *,
@@ -253,3 +333,71 @@ def pretrain(
         pretrainer = Pretrainer(prepared, folder, study=settings, task_name=task)
         with training_bar("pretraining", "tuning loss", show=progress) as report:
             return pretrainer.fit(resume=resume, on_progress=report)
+
+
+@answering
+def save_run(
+    model: SurvivalModel,
+    data: Prepared | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    task: str | None = None,
+) -> TrainedRun:
+    """Make a run of a model that was trained in a loop of your own, for report, audit, compare, explain and service.
+
+    The weights are saved as they are, without recalibration, and the run notes that it was trained outside.
+
+    Args:
+        model: A model of the prepared set, as of `HierarchicalBEHRTForSurvival(config)`.
+        data: The prepared set that it was trained on, or its folder. The early stop may have looked at its tuning
+            split, its held-out split is for the evaluation.
+        out: Folder to make.
+        task: Name of the task; the only one by default.
+
+    Returns:
+        The run.
+
+    Raises:
+        EhrseqError: The model is of another class or another shape than the data needs, or `out` holds something.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> data = eh.load("prepared")
+        >>> config = eh.ModelConfig(vocab_size=len(data.vocabulary), size="small", causes=2, edges_days=(365.25, 730.5))
+        >>> run = eh.save_run(eh.HierarchicalBEHRTForSurvival(config), data, out="runs/untrained")
+        >>> run.manifest["trained"]
+        'outside'
+    """
+    if not isinstance(model, SurvivalModel):
+        raise EhrseqError(
+            f"expected a model of ehrsequencing, got {type(model).__name__}",
+            where="save_run",
+            fix="build eh.HierarchicalBEHRTForSurvival(config), or give the risks to eh.score",
+        )
+    prepared = _prepared(data)
+    asked = prepared.task(task or prepared.only_task())
+    config, last = model.config, asked.horizons[-1]
+    unset = {name: ModelConfig.model_fields[name].default for name in DECIDED_BY_DATA}
+    needed = resolve_inputs(config.model_copy(update=unset), prepared).model_dump()
+    needed |= {"causes": len(asked.causes), "outcomes": len(prepared.outcomes(asked.name))}
+    needed |= {"edges_days": config.edges_days, "members": config.members}
+    if config.head == "horizon" and max(config.edges_days, default=0) < last:
+        needed["edges_days"] = (*config.edges_days, last)
+    wrong = {name: value for name, value in needed.items() if getattr(config, name) != value}
+    if wrong:
+        fix = f"build it with ModelConfig({', '.join(f'{k}={v!r}' for k, v in wrong.items())}, …)"
+        raise EhrseqError("the model does not fit data and task", where="save_run", fix=fix)
+    study = prepared.study.model_copy(
+        update={
+            "task": asked,
+            "model": config,
+            "training": TrainingConfig(blend=False, members=config.members),
+        }
+    )
+    train, tuning = (prepared.outcome_records(asked.name, split) for split in ("train", "tuning"))
+    plan = Plan(prepared, asked, study, train, tuning)
+    facts = {"fingerprint": plan.fingerprint, "made_of": plan.made_of, "trained": "outside"}
+    with RunFolder(Path(out), prepared, asked.name, plan.made_of).held(resume=False):
+        write_run_files(Path(out), prepared, study, model, [], facts)
+    write_reference(Path(out))
+    return TrainedRun(Path(out))

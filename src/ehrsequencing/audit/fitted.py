@@ -58,7 +58,7 @@ def _vocabulary_is_same(used: Vocabulary, again: Vocabulary) -> bool:
 
 def _grid_is_same(data: AuditData) -> bool | None:
     """None for the visit head, which has no grid."""
-    if data.run.is_visit_head:
+    if data.run.is_visit_head or data.run.manifest.get("trained") == "outside":
         return None
     bins = data.run.study.training.grid_bins
     used = np.array(data.run.study.model.edges_days)

@@ -27,13 +27,14 @@ from ehrsequencing.batches.padded import (
     pack_padded,
     pad_codes,
 )
+from ehrsequencing.core.elsewhere import Hinted
 
 _INT, _FLOAT, _BOOL = (torch.int64,), (torch.float32, torch.float64), (torch.bool,)
 _FILLED_IN: Any = None  # default of a field that `__post_init__` makes from the others
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class VisitBatch:
+class VisitBatch(Hinted):
     """Packed visits of S subjects: N visits (queries among them) with K codes in all.
 
     Index fields are int64, floats are float32 or float64, masks are bool with `True` = real. The batch checks itself
@@ -57,8 +58,7 @@ class VisitBatch:
         outcome_codes: (M,) which outcome.
         outcome_days: (M,) days from the prediction time to the event; 0 = not at risk.
         code_types: (K,) type of each code (dx, proc, rx, lab, ...); or None.
-        visits_skipped: (S,) real visits of each subject before its first one here; or None, which means 0. A long
-            record is cut into parts that begin in its middle (`ehrsequencing.batches.loader`).
+        visits_skipped: (S,) real visits of each subject before its first one here, in a part of a long record; or None.
         tokens_skipped: (S,) codes of those visits, an empty visit counting as one; or None, which means 0.
         visit_ids: (N,) the visit ids that `from_flat` was given, for flat BEHRT's visit embedding; None: `visit_index`.
         padded_shape: (B, V) of the padded tensors that the batch was made from; or None.

@@ -163,7 +163,7 @@ def explain(
         int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")
     ] = None,
     horizon: Annotated[
-        str | None, typer.Option("--horizon", help="As in 1y; default: the task's middle one")
+        str | None, typer.Option("--horizon", help="As in 1y; default: the main one")
     ] = None,
     cause: Annotated[
         str | None, typer.Option("--cause", help="Default: the task's first outcome")

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from ehrsequencing.config.base import Settings, SettingsT
 from ehrsequencing.config.study import EvaluationConfig, StudyConfig
 from ehrsequencing.config.task import TaskConfig
+from ehrsequencing.core.elsewhere import right_way
 from ehrsequencing.core.errors import EhrseqError, quoted
 from ehrsequencing.core.text import LONGEST_YAML, BadText, parse_yaml
 
@@ -124,12 +125,19 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
+        first, *_ = found = error.errors(include_url=False)
+        names = [
+            ".".join(str(part) for part in one["loc"])
+            for one in found
+            if one["type"] == "extra_forbidden"
+        ]
+        if names:
             raise EhrseqError(
-                f"unknown setting{quoted(name)}", where=where, fix=_what_comes_close(kind, name)
+                f"unknown setting{'s' * (len(names) > 1)}{','.join(map(quoted, names))}",
+                where=where,
+                fix="; ".join(dict.fromkeys(_what_comes_close(kind, one) for one in names)),
             ) from error
+        name = ".".join(str(part) for part in first["loc"])
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)
         raise EhrseqError(
@@ -163,8 +171,12 @@ def settings_named(kind: type[BaseModel], last: str) -> list[str]:
 
 def _what_comes_close(kind: type[BaseModel], unknown: str) -> str:
     """The settings that somebody may have meant, else the first part of all names."""
-    near = settings_named(kind, unknown.rpartition(".")[2])
-    near = near or get_close_matches(unknown, setting_names(kind), n=1, cutoff=0.7)
+    last = unknown.rpartition(".")[2]
+    named, way = settings_named(kind, last), right_way("arguments", last)
+    near = [one for one in named if one.count(".") < 2] or settings_named(kind, way)
+    if way and not near:
+        return f"use {way}"
+    near = near or named or get_close_matches(unknown, setting_names(kind), n=1, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"known here: {', '.join(kind.model_fields)}"

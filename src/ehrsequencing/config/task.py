@@ -1,12 +1,20 @@
 """The task file: for whom, from when, which event, with which competing causes (docs/guide.md)."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ehrsequencing.config.base import CodeList, Days, Settings, check_date, format_days
+from ehrsequencing.config.base import UNIT_DAYS, CodeList, Days, Settings, check_date, format_days
 
 _NO_CAUSES = ("", "censored", "censoring")  # what labels and tables call the end of follow-up
+# a time in a title: 30 days, 1-year, within a year
+_WORDS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "five": 5, "six": 6, "ten": 10}
+_TIMES = re.compile(
+    rf"(?<![^\W\d_])(\d+|{'|'.join(_WORDS)})[ -]?(hour|day|week|month|year|h|d|w|y)s?(?![a-z])",
+    re.I,
+)
+_SAME_TIME = 0.03  # relative: 12 months, a year and 360 days are one horizon
 
 
 class IndexConfig(Settings):
@@ -135,6 +143,8 @@ class TaskConfig(Settings):
     censoring: CensoringConfig = CensoringConfig()  # when follow-up ends
     # times after a prediction time by which risk is reported, as in [1y, 5y]
     horizons: tuple[Days, ...] = Field(min_length=1)
+    # the horizon of every headline; none: the one that the title names, else that with the most events
+    main: Days | None = None
     # times since the index at which models are compared
     landmarks: tuple[Days, ...] = Field(default=(0.0,), min_length=1)
     # outcomes within this time after a prediction time do not count
@@ -150,6 +160,8 @@ class TaskConfig(Settings):
             raise ValueError("a cause cannot be both outcome and competing")
         if min(self.horizons) <= 0 or list(self.horizons) != sorted(set(self.horizons)):
             raise ValueError("horizons must be positive and rising")
+        if self.main is not None and self.main not in self.horizons:
+            raise ValueError("main must be one of the horizons")
         if list(self.landmarks) != sorted(set(self.landmarks)):
             raise ValueError("landmarks must be rising and not negative")
         if self.blanking >= self.horizons[0]:
@@ -172,6 +184,17 @@ class TaskConfig(Settings):
     def heading(self) -> str:
         """The title; the name where the task has none."""
         return self.title or self.name
+
+    @property
+    def main_horizon(self) -> float | None:
+        """The horizon that `main` or the title names; None where neither does."""
+        units = {**UNIT_DAYS, "m": UNIT_DAYS["y"] / 12}
+        for number, unit in _TIMES.findall("" if self.main else self.heading):
+            days = float(_WORDS.get(number.lower(), number)) * units[unit[0].lower()]
+            named = [one for one in self.horizons if abs(one - days) <= _SAME_TIME * days]
+            if named:
+                return named[0]
+        return self.main
 
     @property
     def causes(self) -> tuple[str, ...]:

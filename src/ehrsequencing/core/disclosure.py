@@ -29,7 +29,15 @@ _FACTS = (
     "horizons_days", "landmarks_days", "main", "strongest", "config", "warnings", "score", "tripod",
     "recalibrated_in_training", "audit",
 )  # fmt: skip
-_CHECKS = ("time_zero", "predictor_cutoff", "parameters", "tuning_trials", "seeds", "members")
+_CHECKS = (
+    "time_zero",
+    "predictor_cutoff",
+    "parameters",
+    "tuning_trials",
+    "seeds",
+    "members",
+    "trained",
+)
 _EXTERNAL = ("data", "unmatched", "subjects", "seen_in_training", "people", "new_codes", "drift")
 _COUNTS = (  # of people, in the rows of a result
     "subjects", "evaluated", "events", "n", "at_risk", "seen_in_training", "new_codes", "without_record_before",

@@ -206,11 +206,14 @@ def fewer_draws(draws: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
     return draws[: max(FEWEST_RESAMPLES, MOST_DRAWN // max(rows, 1))]
 
 
-def main_place(comparisons: "Sequence[Comparison]", model: str) -> tuple[float | None, float]:
+def main_place(
+    comparisons: "Sequence[Comparison]", model: str, horizon_days: float | None = None
+) -> tuple[float | None, float]:
     """The landmark and horizon that every headline is of: most people with the event among those evaluated there.
 
     Only where the follow-up reaches the horizon; of equals the earlier landmark, then the shorter horizon. Where
     nothing is reached, the first landmark and horizon; all prediction times together only where there is no landmark.
+    A horizon that the task names (`horizon_days`) is always that of the headlines.
     """
     at_landmarks = [one for one in comparisons if one.landmark_days is not None]
     places: list[tuple[int, float | None, float]] = []
@@ -222,11 +225,11 @@ def main_place(comparisons: "Sequence[Comparison]", model: str) -> tuple[float |
             places += [
                 (int(count), one.landmark_days, float(horizon))
                 for count, horizon, reached in zip(events, part.horizons_days, covered, strict=True)
-                if reached
+                if reached and horizon_days in (None, horizon)
             ]
     if not places:
         first = (at_landmarks or comparisons)[0]
-        return first.landmark_days, float(first.horizons_days[0])
+        return first.landmark_days, horizon_days or float(first.horizons_days[0])
     most = max(count for count, *_ in places)
     _, landmark, horizon = next(place for place in places if place[0] == most)
     return landmark, horizon

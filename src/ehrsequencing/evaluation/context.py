@@ -66,6 +66,10 @@ QUESTIONS = {
         "Reason for the cohort's size (10)",
         "why this many subjects are enough for the decision in question",
     ),
+    "tuning_trials": (
+        "Tuning trials (12c)",
+        "how many settings were tried on these subjects before the ones that are shown",
+    ),
     "external_validation": (
         "External validation (12, PROBAST+AI 1)",
         "another hospital, country or period, by people who did not build the model",
@@ -234,6 +238,7 @@ class Context:
             "members": None,
             "predictor_cutoff": UNKNOWN_CUTOFF,
             "seeds": [],
+            "trained": "",
         }
         run = self.source.run
         if run is None:
@@ -244,6 +249,7 @@ class Context:
             "parameters": int(run.manifest["parameters"]),
             "members": training.members,
             "seeds": list(range(training.seed, training.seed + training.members)),
+            "trained": run.trained,
         }
 
     def warnings(self, comparisons: Sequence[Comparison]) -> list[str]:
@@ -261,6 +267,14 @@ class Context:
             for landmark in task.landmarks
             if landmark not in there
         ]
+        settings = self.source.study.training
+        longest, has_length = settings.epochs, settings.schedule == "falling"
+        history = self._training()["history"]
+        if not has_length and any(row["best"] and row["epoch"] == longest for row in history):
+            sentences.append(
+                f"The training was stopped after {longest} epochs, before the model had learnt all it could: its last "
+                "epoch was its best. Train it longer."
+            )
         for comparison in comparisons:
             sentences += comparison.warnings(self.source.name)
             sentences += unobserved_tenths(comparison, population.records)

@@ -211,7 +211,7 @@ class Evaluation:
         risks = self.risks(self.predictors, progress)
         comparisons = list(self.comparisons(risks, self.horizons))
         rows = self._metrics(risks, comparisons, progress)
-        return *rows, main_place(comparisons, self.ours)
+        return *rows, main_place(comparisons, self.ours, self.task.main_horizon)
 
     def _metrics(
         self,
@@ -287,7 +287,7 @@ class Evaluation:
         """
         risks = self.risks(self.predictors, progress)
         comparisons = list(self.comparisons(risks, self.horizons))
-        main = main_place(comparisons, self.ours)
+        main = main_place(comparisons, self.ours, self.task.main_horizon)
         metrics, differences = self._metrics(risks, comparisons, progress)
         curves, indices = self._curves(comparisons, progress)
         progress("subgroups, checks, codes that move the risk")

@@ -19,7 +19,7 @@ from ehrsequencing.core.files import (
     write_json,
     write_shareable,
 )
-from ehrsequencing.prediction.run import Run, add_to_run
+from ehrsequencing.prediction.run import METRICS, Run, add_to_run
 from ehrsequencing.predictors.stack import FOLDS
 from ehrsequencing.records.attrition import too_few
 
@@ -99,7 +99,7 @@ def without_few(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-SHARED = "metrics.json"
+SHARED = METRICS
 # files drawn from an evaluation, which must not stand beside the numbers of another one
 DRAWN = ("report.html", "report-details.html", "outcome-metrics.json", "outcomes.html")
 

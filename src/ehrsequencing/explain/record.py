@@ -305,7 +305,7 @@ class Question:
         Args:
             run: The run.
             cause: Name of the cause; default: the first of the task.
-            horizon_days: Default: the task's main horizon, the one in the middle.
+            horizon_days: Default: the run's main horizon.
             recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
 
         Raises:
@@ -318,10 +318,9 @@ class Question:
                 where="--cause",
                 fix=f"name one of {', '.join(causes)}",
             )
-        horizons = horizons_of(run, None if horizon_days is None else [horizon_days])
-        return cls(
-            run, causes.index(cause) if cause else 0, horizons[len(horizons) // 2], recalibrated
-        )
+        asked = run.main_horizon if horizon_days is None and not run.is_visit_head else horizon_days
+        (horizon,) = horizons_of(run, None if asked is None else [asked])
+        return cls(run, causes.index(cause) if cause else 0, horizon, recalibrated)
 
     @property
     def cause_name(self) -> str:

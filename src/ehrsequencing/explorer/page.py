@@ -264,6 +264,7 @@ def _about(explorer: Explorer) -> dict[str, Any]:
         "question": _clean(question(task)),
         "causes": [_clean(cause) for cause in task.causes[: run.study.model.causes]],
         "horizons_days": [float(day) for day in task.horizons],
+        "main": task.horizons.index(run.main_horizon),
         "start_days": float(task.blanking),
         "curve_days": [float(day) for day in explorer.curve_days],
         "moments": [

@@ -8,6 +8,9 @@ the rows that it takes), `discrimination`, `accuracy`, `calibration`, `registry`
 over subjects). `docs/metrics.md` has the definitions, the tie rules, and which library checks what.
 """
 
+from typing import Any
+
+from ehrsequencing.core.elsewhere import missing_name
 from ehrsequencing.metrics.plain import (
     auc,
     brier,
@@ -33,3 +36,7 @@ __all__ = [
     "net_benefit",
     "observed_over_expected",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name(__name__, name, __all__)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.elsewhere import answering
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import accuracy, calibration, discrimination
 from ehrsequencing.metrics.censoring import aalen_johansen
@@ -48,6 +49,7 @@ def _first(values: Floats) -> float:
     return float(values[0, 0])
 
 
+@answering
 def concordance(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
     """C: how often the subject with the earlier event has the higher risk (Wolbers' C; with one cause Uno's C).
 
@@ -65,6 +67,7 @@ def concordance(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: 
     return _first(discrimination.wolbers_c(_rows(time, cause, _ranks(risk), horizon)))
 
 
+@answering
 def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
     """Cumulative/dynamic AUC at the horizon: does a subject with the event by then score above one without it?
 
@@ -75,6 +78,7 @@ def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
     return _first(discrimination.cumulative_dynamic_auc(_rows(time, cause, _ranks(risk), horizon)))
 
 
+@answering
 def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
     """Brier score at the horizon: the mean squared error of the risk.
 
@@ -85,6 +89,7 @@ def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float)
     return _first(accuracy.brier(_rows(time, cause, risk, horizon)))
 
 
+@answering
 def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
     """Share of the Brier score removed, against giving everyone the observed incidence; 0 is no skill.
 
@@ -95,6 +100,7 @@ def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
     return _first(accuracy.index_of_prediction_accuracy(_rows(time, cause, risk, horizon)))
 
 
+@answering
 def observed_over_expected(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
 ) -> float:
@@ -122,6 +128,7 @@ def observed_over_expected(
     return _first(accuracy.observed_over_expected(rows))
 
 
+@answering
 def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
     """Integrated calibration index: the mean distance of the risk from the smoothed observed risk.
 
@@ -134,6 +141,7 @@ def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
     return _first(calibration.smooth_calibration(_rows(time, cause, risk, horizon)).ici)
 
 
+@answering
 def calibration_intercept(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
 ) -> float:
@@ -148,6 +156,7 @@ def calibration_intercept(
     return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[0])
 
 
+@answering
 def calibration_slope(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
 ) -> float:
@@ -162,6 +171,7 @@ def calibration_slope(
     return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[1])
 
 
+@answering
 def net_benefit(
     time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float, threshold: float
 ) -> float:
@@ -175,6 +185,7 @@ def net_benefit(
     return float(curve.net_benefit[0, 0, 0])
 
 
+@answering
 def cumulative_incidence(time: ArrayLike, cause: ArrayLike, *, at: ArrayLike) -> Floats:
     """Observed incidence of the event of interest by some days, by Aalen–Johansen; with one cause 1 − Kaplan–Meier.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
+from ehrsequencing.core.elsewhere import answering_methods, lacks
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import disk_errors, read_json, write_bytes
 from ehrsequencing.models.hazard_model import HazardModel
@@ -96,18 +97,28 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
+@answering_methods
 class SurvivalModel(HazardModel):
     """A `HazardModel` with risks, files, and the ways to start, to recalibrate and to look inside."""
 
-    def __call__(self, batch: VisitBatch, *others: object) -> Tensor:
+    if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                raise AttributeError(lacks("SurvivalModel", name, dir(type(self)))) from None
+
+    def __call__(self, batch: VisitBatch, *others: object, **named: object) -> Tensor:
         """`forward`, after a look at what is given.
 
         Raises:
             EhrseqError: It is no `VisitBatch`.
         """
-        if others or not isinstance(batch, VisitBatch):
-            fix = "write model(VisitBatch.from_padded(codes, code_mask, ages, time_deltas, visit_mask))"
-            what = f"expected a VisitBatch, got {type(batch).__name__}"
+        if others or named or not isinstance(batch, VisitBatch):
+            form = "VisitBatch.from_padded(codes, code_mask, ages, time_deltas, visit_mask)"
+            fix = f"write model({form}); see model.loss(batch), model.attention(batch), model.states(batch)"
+            what = f"expected a VisitBatch alone, got {', '.join([type(batch).__name__, *named])}"
             raise EhrseqError(what, where=type(self).__name__, fix=fix)
         logits: Tensor = super().__call__(batch)
         return logits
@@ -115,8 +126,8 @@ class SurvivalModel(HazardModel):
     def risk(
         self,
         batch: VisitBatch,
-        *,
         horizons_days: Sequence[float],
+        *,
         start_days: Tensor | float | None = None,
     ) -> Tensor:
         """Cumulative incidence of each cause by each horizon, from every row on.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # what holds torch is imported with the model
     from ehrsequencing.predictors.predictor import Predictor
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
+METRICS = "metrics.json"  # what `ehrseq evaluate` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
 _PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
 _FACTS = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
@@ -225,6 +226,22 @@ class Run:
     def code_types(self) -> Ints | None:
         """Type of each token, where the model has an embedding for it."""
         return self.vocabulary.code_types if self.study.model.code_types else None
+
+    @property
+    def main_horizon(self) -> float:
+        """The horizon of every headline: as the task names it, else as the evaluation found it, else the middle one."""
+        named = self.task.main_horizon
+        if named is None and METRICS in self.manifest["files"] and METRICS not in self.altered:
+            named = read_json(self.folder / METRICS)["main"]["horizon_days"]
+        return float(named or self.task.horizons[len(self.task.horizons) // 2])
+
+    @property
+    def trained(self) -> str:
+        """How its weights were found, where it was not by the likelihood; else empty."""
+        if self.manifest.get("trained") == "outside":
+            return "in a loop of its authors' own"
+        loss = self.manifest.get("loss")
+        return f"with the loss {loss['name']}, source {loss['source'][:12]}" if loss else ""
 
     @property
     def is_visit_head(self) -> bool:

@@ -159,10 +159,14 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
 
 def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     """What only people can tell: (title, what is asked, answer or None) of every question."""
-    answers = m.get("tripod") or {}
+    trials = (m.get("checks") or {}).get("tuning_trials")
+    answers = {
+        "tuning_trials": None if trials is None else f"{trials:,}",
+        **(m.get("tripod") or {}),
+    }
     return [
-        {"title": title, "asked": question, "answer": answers.get(key)}
-        for key, (title, question) in QUESTIONS.items()
+        {"title": title, "asked": asked, "answer": answers.get(key)}
+        for key, (title, asked) in QUESTIONS.items()
     ]
 
 

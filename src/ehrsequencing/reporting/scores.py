@@ -11,7 +11,7 @@ from ehrsequencing.core.disclosure import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.records.attrition import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.wording import interval, number, verdict
+from ehrsequencing.reporting.wording import for_readers, interval, number, verdict
 
 Row = Mapping[str, Any]
 Case = dict[str, Any]
@@ -175,7 +175,8 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
         `off` (right on the whole, and yet miscalibrated: `misfits` says by what) or `unknown`; `error` is `smaller`,
         `same`, `larger` or `unknown`, beside giving everyone the average risk; `against` is the verdict of the paired
         difference in C to the strongest baseline, or empty; `loses` says whether our prediction error or NLL is the
-        larger one. `state` is `fails` (not to be used for this cause), `mixed` or `holds`.
+        larger one, and `rival_ipa` is the baseline's IPA. `state` is `fails` (not to be used for this cause), `mixed`
+        or `holds`.
     """
     landmark, horizon = table.main()
     rows = {
@@ -187,10 +188,12 @@ def cause_verdict(table: Scores, cause: str, shown: Shown) -> Case:
     case["events"] = shown.get(("by", landmark, cause, horizon))
     case["subjects"] = shown.get(("evaluated", landmark, horizon))
     case["misfits"] = _misfits(rows)
+    rival = table.strongest()
+    theirs = table.values.get((rival, landmark, cause, horizon, "ipa"), {})
+    case["rival_ipa"] = theirs.get("value") or 0.0
     rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
     if risks == "agree" and case["misfits"]:
         risks = "off"
-    rival = table.strongest()
     gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "c"))
     against = "" if gap is None or gap["value"] is None or gap["low"] is None else verdict(gap, "c")
     gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "ipa"))
@@ -309,9 +312,8 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
         if row["thin"] and (row["landmark_days"], row["horizon_days"]) == table.main()
     ]
     skip = ("Nothing is compared", "Fewer than 50 subjects")
-    cases += [
-        {"kind": "warning", "text": text} for text in m["warnings"] if not text.startswith(skip)
-    ]
+    grave = (for_readers(text) for text in m["warnings"] if not text.startswith(skip))
+    cases += [{"kind": "warning", "text": text} for text in grave if text]
     first = verdicts[0]
     if first.get("against") in ("not distinguishable", "level", "WORSE"):
         cases.append({"kind": "no better", "rival": first["rival"]})

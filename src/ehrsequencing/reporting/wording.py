@@ -4,6 +4,7 @@ The words of the metrics are in their records (`metrics/`), whole sentences in t
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -70,6 +71,20 @@ def verdict(gap: Mapping[str, Any], metric: str) -> str:
         return "WORSE"
     margin = METRICS[metric].margin
     return "level" if margin is not None and max(-low, high) <= margin else "not distinguishable"
+
+
+# of settings, commands and task files
+_OF_AUTHORS = re.compile(r"\behrseq\b|[a-z_]\.[a-z_]|\w[=]|\{\w")
+
+
+def for_readers(text: str) -> str:
+    """The sentences of a warning that name no setting and no command; the details have the others.
+
+    >>> for_readers("Risks are too high. List it, as in competing: {death: MEDS_DEATH}.")
+    'Risks are too high.'
+    """
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", text)
+    return " ".join(one for one in sentences if not _OF_AUTHORS.search(one))
 
 
 def size(people: str) -> str:
@@ -160,7 +175,7 @@ def environment() -> Environment:
     made.filters.update(
         duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
     )
-    made.filters.update(size=size)
+    made.filters.update(size=size, for_readers=for_readers)
     made.globals.update(needed_events=needed_events)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format

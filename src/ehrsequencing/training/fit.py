@@ -21,6 +21,7 @@ from ehrsequencing.predictors.fit import fit_last_step
 from ehrsequencing.predictors.network import NETWORK, network
 from ehrsequencing.predictors.stack import Stack, blend_rows, fit_stack, sampled
 from ehrsequencing.predictors.weights import BlendRows, fit_weights
+from ehrsequencing.training.hazards_objective import provenance
 from ehrsequencing.training.loop import Progress, ShowProgress, show_nothing
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes
@@ -170,6 +171,8 @@ def _write(
     """Write everything that prediction needs, and what each stage cost; the manifest comes last."""
     facts: dict[str, Any] = {"fingerprint": plan.fingerprint, "made_of": plan.made_of}
     facts["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
+    if plan.loss is not None:
+        facts["loss"] = provenance(plan.loss)
     more: tuple[str, ...] = ()
     if stack is not None and (plan.settings.blend or trained is None):
         out.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,26 @@
-"""What a training of hazards learns: the likelihood of labelled prediction times, and when it stops."""
+"""What a training of hazards learns, the likelihood of prediction times or a loss of one's own, and when it stops."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ehrsequencing.batches.device import on_device
 from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import TrainingConfig
 from ehrsequencing.core.arrays import Bools, Floats32
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import digest
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hazards import expected_nll, horizon_nll
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.training.processes import ALONE, Processes, autocast
+
+LossFunction = Callable[[Any, VisitBatch], Tensor]
 
 
 class HazardsObjective:
@@ -82,14 +91,20 @@ class HazardsObjective:
         return {"tuning_nll": self.tuning_nll(module, stop, self.processes)}
 
     def tuning_nll(
-        self, model: SurvivalModel, stop: Stop | None = None, processes: Processes = ALONE
+        self,
+        model: SurvivalModel,
+        stop: Stop | None = None,
+        processes: Processes = ALONE,
+        *,
+        loss: LossFunction | None = None,
     ) -> float:
-        """Mean NLL of a model at the decisive prediction times.
+        """Mean NLL of a model at the decisive prediction times, or the mean of a loss over batches.
 
         Args:
             model: On its device.
             stop: Asked after each batch.
             processes: All must call it.
+            loss: In the place of the NLL.
 
         Raises:
             Stopped: A signal has come.
@@ -101,11 +116,66 @@ class HazardsObjective:
         steps = self.tuning.in_order(visit_budget=4 * self.settings.visit_budget, subjects=mine)
         with torch.no_grad(), autocast(device, self.settings.precision):
             for step in on_device(steps, device):
-                nll = model.nll(step.batch).double().cpu().numpy()
-                chosen = self.decisive[step.rows]
-                total += float(nll[step.positions[chosen]].sum())
-                count += int(chosen.sum())
+                if loss is None:
+                    nll = model.nll(step.batch).double().cpu().numpy()
+                    chosen = self.decisive[step.rows]
+                    total += float(nll[step.positions[chosen]].sum())
+                    count += int(chosen.sum())
+                else:
+                    total += float(loss(model, step.batch))
+                    count += 1
                 if stop is not None:
                     stop.leave_if_asked()
         total, count = processes.totals(total, count)
         return total / max(count, 1)
+
+
+class OwnObjective:
+    """A loss of one's own, as the function gives it; its mean over the tuning batches decides the early stop.
+
+    Args:
+        function: (model, batch) → a scalar.
+        hazards: What would be learned without it.
+
+    Raises:
+        EhrseqError: The function fails on one batch, or gives no scalar that depends on the model's weights.
+    """
+
+    word = "loss"
+    divisor = 1.0
+
+    def __init__(self, function: LossFunction, hazards: HazardsObjective) -> None:
+        self.function, self.hazards = function, hazards
+        steps = hazards.tuning.in_order(visit_budget=hazards.settings.visit_budget)
+        device = next(hazards.model.parameters()).device
+        try:
+            self.loss(next(on_device(steps, device))).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            what = f"failed on the first batch, {type(error).__name__}: {error}"
+            fix = "write def loss(model, batch): return model.loss(batch), or another scalar tensor"
+            raise EhrseqError(what, where="loss(model, batch)", fix=fix) from error
+        hazards.model.zero_grad()
+
+    def loss(self, step: Step) -> Tensor:
+        """Of one batch."""
+        return self.function(self.hazards.model, step.batch)
+
+    def terms(self, step: Step) -> int:
+        """One a batch, so that the history has the mean over batches."""
+        return 1
+
+    def tuning_losses(self, module: nn.Module, stop: Stop) -> dict[str, float]:
+        """The mean over the tuning batches, and the NLL beside it."""
+        hazards, model = self.hazards, cast(SurvivalModel, module)
+        mean = hazards.tuning_nll(model, stop, hazards.processes, loss=self.function)
+        return {"tuning_loss": mean, **hazards.tuning_losses(module, stop)}
+
+
+def provenance(function: LossFunction) -> dict[str, str]:
+    """What a run notes of a loss: its name and the hash of its source; "unknown" where no file has the source."""
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    try:
+        source = digest(inspect.getsource(named))
+    except (OSError, TypeError):
+        source = "unknown"
+    return {"name": named.__qualname__, "source": source}

@@ -12,6 +12,7 @@ from ehrsequencing.core.made_of import made_of
 from ehrsequencing.predictors.fitting_data import FittingData
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.hazards_objective import LossFunction, provenance
 from ehrsequencing.training.resolve import resolve_model, study_for_cohort, subjects_with_event
 from ehrsequencing.training.run_folder import fingerprint_of
 from ehrsequencing.training.transfer import Pretrained, Transfer
@@ -33,6 +34,7 @@ class Plan:
         tuning: Of the tuning subjects.
         transfer: A model to start from, as the study uses it.
         has_taught: Whether what a network learns from beside the events is fitted elsewhere (of a member).
+        loss: What the network learns in the place of the likelihood; None: the likelihood.
     """
 
     prepared: Prepared
@@ -42,6 +44,7 @@ class Plan:
     tuning: TaskRecords
     transfer: Transfer | None = None
     has_taught: bool = False
+    loss: LossFunction | None = None
 
     @classmethod
     def of(
@@ -158,6 +161,7 @@ class Plan:
             init=None if self.transfer is None else self.transfer.fingerprint,
             length=training.epochs if training.schedule == "falling" else None,
             trees=[evaluation.seed, evaluation.tuning_trials] if has_trees else None,
+            **({} if self.loss is None else {"loss": provenance(self.loss)}),
         )
 
     @property

@@ -16,8 +16,8 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.predictors.network import labelled_log_hazards
 from ehrsequencing.predictors.recalibration import Recalibration, fit_recalibration
-from ehrsequencing.training.hazards_objective import HazardsObjective
-from ehrsequencing.training.loop import ShowProgress, Training, show_nothing
+from ehrsequencing.training.hazards_objective import HazardsObjective, OwnObjective
+from ehrsequencing.training.loop import Objective, ShowProgress, Training, show_nothing
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.plan import Plan
 from ehrsequencing.training.processes import ALONE, Processes, training_device
@@ -92,6 +92,9 @@ class Trainer:
             settings=self.settings,
             processes=processes,
         )
+        self.learned: Objective = self.objective
+        if plan.loss is not None:
+            self.learned = OwnObjective(plan.loss, self.objective)
         self.beside: BesideHazards | None = None
         trains_codes = plan.transfer is None or plan.transfer.trains_codes
         if (
@@ -104,7 +107,7 @@ class Trainer:
             self.beside = BesideHazards(self.model, self.settings, divisor=divisor)
         self.training = Training(
             self.model,
-            self.objective,
+            self.learned,
             self.loader,
             self.settings,
             visit_budget=self.budget,
@@ -148,7 +151,7 @@ class Trainer:
         facts: dict[str, Any] = {
             "seed": self.settings.seed,
             "best_epoch": state.best_epoch,
-            "tuning_nll": state.best_nll,
+            f"tuning_{self.learned.word}": state.best_nll,
         }
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self.recalibrate(best)

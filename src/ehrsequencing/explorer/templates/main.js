@@ -1,7 +1,7 @@
 // The page: what is chosen, what is drawn again when it changes, and the keyboard.
 
 const state = {
-  patient: -1, time: 0, cause: 0, horizon: Math.floor(about.horizons_days.length / 2), moment: 0, order: "risk", search: "",
+  patient: -1, time: 0, cause: 0, horizon: about.main, moment: 0, order: "risk", search: "",
   brush: { low: 0, high: 1 }, kind: "codes", filter: "", all: false, focus: -1, struck: new Set(), done: [],
 };
 

@@ -1,0 +1,121 @@
+"""What users of other libraries type: names and arguments that are not here, answered by the right way here.
+
+`elsewhere.toml` is the table. It is read where a name is missing, never before.
+"""
+
+import inspect
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cache, wraps
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ehrsequencing.core.errors import EhrseqError
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def right_way(owner: str, name: str, known: Iterable[str] = ()) -> str:
+    """What to use in the place of a name; empty where nothing comes close.
+
+    >>> right_way("TrainedRun", "predict_proba")
+    "run.predict(data, horizons=['1y'])"
+    >>> right_way("TrainedRun", "xpredict", ["predict"]), right_way("TrainedRun", "xyz")
+    ('predict', '')
+    """
+    for use, names in _table()[owner]["use"].items():
+        if any(fnmatchcase(name.lower(), pattern) for pattern in names.lower().split()):
+            return str(use)
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=0.85)), "")
+
+
+def lacks(owner: str, name: str, known: Iterable[str]) -> str:
+    """That a class or a module of the table has no such name, and what to use; Python itself asks for _names."""
+    use = "" if name.startswith("_") else right_way(owner, name, known)
+    hint = f": use {use}" if use else ""
+    return f"{_table()[owner]['called']} has no attribute {name!r}{hint}"
+
+
+def missing_name(module: str, name: str, known: Iterable[str]) -> Exception:
+    """The error of a name that a module has not, for its `__getattr__`.
+
+    Of an `AttributeError` in `from module import name` Python would make an error without our words.
+    """
+    is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    is_module = is_import and find_spec(f"{module}.{name}") is not None
+    kind = ImportError if is_import and not is_module else AttributeError
+    return kind(lacks(module, name, known))
+
+
+class Hinted:
+    """A class of the table, whose missing names are answered."""
+
+    if not TYPE_CHECKING:  # a type checker finds names that are not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            # of an AttributeError in f(**self) Python would make an error without our words
+            kind = EhrseqError if name == "keys" else AttributeError
+            raise kind(lacks(type(self).__name__, name, dir(type(self))))
+
+        def __getitem__(self, key: Any) -> Any:
+            raise TypeError(lacks(type(self).__name__, "[]", ()))
+
+
+def answering(function: Called) -> Called:
+    """The function, whose wrong calls are answered by the right form.
+
+    >>> def risk(data, *, horizons): ...
+    >>> answering(risk)("meds/", lr=1, n_epochs=3)
+    Traceback (most recent call last):
+    ehrsequencing.core.errors.EhrseqError: risk: unknown arguments 'lr', 'n_epochs' (use learning_rate; epochs)
+    >>> answering(risk)("meds/", ["1y"])
+    Traceback (most recent call last):
+    ehrsequencing.core.errors.EhrseqError: risk: too many positional arguments (write risk(data, horizons=…))
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            signature.bind(*given, **named)
+        except TypeError as error:
+            raise _wrong_call(function.__name__, signature, given, named, str(error)) from None
+        return function(*given, **named)
+
+    return cast(Called, call)
+
+
+def _wrong_call(
+    name: str, form: inspect.Signature, given: Iterable[Any], named: Mapping[str, Any], why: str
+) -> EhrseqError:
+    """The error of a call: all its unknown arguments at once, or how it is written."""
+    parameters = [one for one in form.parameters.values() if one.name != "self"]
+    known = [one.name for one in parameters]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    unknown = [one for one in named if one not in known and not takes_all]
+    uses = dict.fromkeys(right_way("arguments", one, known) for one in unknown)
+    fix = "; ".join(filter(None, uses))
+    if unknown:
+        why = f"unknown argument{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
+    elif any(hasattr(one, "columns") for one in given):
+        fix = "eh.from_table(df, subject=…, time=…, event=…, out=…), which makes records of a frame"
+    written = [f"{one.name}=…" if one.kind is one.KEYWORD_ONLY else one.name for one in parameters]
+    short = ", ".join(written[:8] + ["…"] * (len(written) > 8))
+    return EhrseqError(why, where=name, fix=f"use {fix}" if fix else f"write {name}({short})")
+
+
+def answering_methods(cls: Called) -> Called:
+    """The class, whose public methods answer wrong calls."""
+    for name, value in list(vars(cls).items()):
+        if inspect.isfunction(value) and not name.startswith("_"):
+            setattr(cls, name, answering(value))
+    return cls
