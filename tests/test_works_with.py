@@ -1,4 +1,4 @@
-"""The page of other tools and the command that keeps it true speak of the same rows and versions; nothing is installed."""
+"""The page of other tools and the command that keeps it true have the same rows and versions; nothing is installed."""
 
 import importlib
 from pathlib import Path
