@@ -373,9 +373,9 @@ class BoostedVisits(OfHistory):
         is_watched = bool(watched.event.any())  # a Poisson loss needs an event
         for trial in TRIALS[: max(1, data.trials if people >= EVENTS_TO_TRY else 1)]:
             seen = np.flatnonzero(is_seen | trial["pairs"])
-            found = boosting(fitted, watched if is_watched else None, seen, trial, seed=data.seed)
-            if trees is None or found[1] < best:
-                trees, best = found
+            grown = boosting(fitted, watched if is_watched else None, seen, trial, seed=data.seed)
+            if trees is None or grown[1] < best:
+                trees, best = grown
         assert trees is not None
         return trees
 

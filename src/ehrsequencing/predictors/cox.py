@@ -190,14 +190,14 @@ class CoxRegression:
                 continue
             size = 1.0
             while size > 1e-8:
-                found = self._penalised(beta + size * step, ridge)
-                if found[0] >= value:
+                moved = self._penalised(beta + size * step, ridge)
+                if moved[0] >= value:
                     break
                 size /= 2
             else:  # nothing higher within rounding
                 return CoxFit(self.mean, self.scale, beta, ridge)
             beta, is_here, last = beta + size * step, False, promised
-            value, gradient = found
+            value, gradient = moved
         what, fix = "the likelihood has no finite maximum", "use a ridge above 0"
         raise EhrseqError(what, where="Cox regression", fix=fix)
 

@@ -132,11 +132,11 @@ def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tenso
             for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
         )
         labels = OutcomeLabels(torch.from_numpy(listed.row), torch.from_numpy(listed.code), days)
-        found = events_and_days(
+        more_events, more_days = events_and_days(
             config.edges_days, labels, outcomes=config.outcomes, stop_days=stop, entry_days=entry
         )
-        events += found[0]
-        exposed += found[1]
+        events += more_events
+        exposed += more_days
     return starting_rates(events, exposed.clamp(min=0))
 
 

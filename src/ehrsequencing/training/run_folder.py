@@ -329,10 +329,10 @@ def load_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]] | N
     if not folder.is_dir():
         return None
     # an empty folder is a checkpoint whose first write was interrupted
-    found = [path for path in _checkpoints(folder) if entries(path)]
-    if not found:
+    written = [path for path in _checkpoints(folder) if entries(path)]
+    if not written:
         return None
-    newest = found[-1]
+    newest = written[-1]
     try:
         read_manifest(newest, what=CHECKPOINT.what)
         state = TrainingState(**read_json(newest / "state.json"))

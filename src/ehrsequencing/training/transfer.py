@@ -127,9 +127,9 @@ class Match:
         total = max(float(base_weight[is_code].sum()), 1.0)
         overlap = {}
         for number, name in enumerate(MATCHES):
-            found = is_code & (self.how == number)
-            share = float(base_weight[found].sum()) / total
-            overlap[name] = {"codes": int(found.sum()), "share": share}
+            is_matched = is_code & (self.how == number)
+            share = float(base_weight[is_matched].sum()) / total
+            overlap[name] = {"codes": int(is_matched.sum()), "share": share}
         return overlap
 
 
@@ -158,9 +158,9 @@ def match_vocabularies(
             continue
         code, summary, bin_ = key
         name = code if code in theirs.index else _nearest_ancestor(code, parents, theirs)
-        found = None if name is None else their_token.get((name, summary, bin_))
-        if found is not None:
-            source[token] = found
+        their = None if name is None else their_token.get((name, summary, bin_))
+        if their is not None:
+            source[token] = their
             how[token] = MATCHES.index("name" if name == code else "ancestor")
     return Match(source, how)
 
@@ -287,9 +287,9 @@ class Transfer:
         if not source.is_run:  # only queries carry summaries, and pretraining has no queries
             first = len(vocabulary) - len(vocabulary.made_of)
             is_found[first:] &= [summary < 0 for _, summary, _ in vocabulary.made_of]
-        found = np.flatnonzero(is_found)
-        to = (found[:, None] * terms + np.arange(terms)).ravel()
-        origin = (match.source[found][:, None] * terms + np.arange(terms)).ravel()
+        tokens = np.flatnonzero(is_found)
+        to = (tokens[:, None] * terms + np.arange(terms)).ravel()
+        origin = (match.source[tokens][:, None] * terms + np.arange(terms)).ravel()
         with torch.no_grad():
             ours[torch.from_numpy(to)] = theirs[torch.from_numpy(origin)].to(ours.dtype)
         copied[name] = np.repeat(is_found, terms)
