@@ -120,8 +120,7 @@ class Population:
     @property
     def counts(self) -> Mapping[str, Any]:
         """Flow, prediction times and events of these subjects alone."""
-        own: Mapping[str, Any] = self.attrition["splits"][self.split]
-        return own
+        return self.attrition["splits"][self.split]
 
     def warnings(self) -> list[str]:
         """What a reader must know of the draw; nothing where everybody is evaluated."""

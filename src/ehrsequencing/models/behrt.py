@@ -99,8 +99,7 @@ class BEHRTEmbedding(nn.Module):
         x = x + gather_rows(of_row, tokens.row)
         if self.position is not None:
             x = x + self.position(tokens.place).to(x.dtype)
-        normed: Tensor = self.norm(x)
-        return dropout(normed, self.dropout, training=self.training)
+        return dropout(self.norm(x), self.dropout, training=self.training)
 
 
 class BEHRT(nn.Module):

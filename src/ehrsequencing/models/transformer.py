@@ -37,24 +37,21 @@ class TimelineEncoder(nn.Module):
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         for layer in self.layers:
             x = layer(x, plan, turn)
-        z: Tensor = self.norm(x)
-        return z
+        return self.norm(x)
 
     def at_rows(self, x: Tensor, batch: VisitBatch, rows: Tensor) -> Tensor:
         """(R, d) states of some rows (R,): the last layer computes no others."""
         if self.bidirectional or attention.is_ragged(x.device):
-            every: Tensor = self(x, batch)
-            return every.index_select(0, rows)
+            return self(x, batch).index_select(0, rows)
         turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         *before, last = self.layers
         if before:
             plan = attention.visits_plan(batch, window=self.window)
             for layer in before:
                 x = layer(x, plan, turn)
-        z: Tensor = self.norm(
+        return self.norm(
             last(x, attention.rows_plan(batch, rows, window=self.window), turn, rows=rows)
         )
-        return z
 
 
 class TransformerLayer(nn.Module):

@@ -269,9 +269,10 @@ def _lightgbm() -> Any:
     try:
         import lightgbm
     except OSError as error:  # its wheel holds no OpenMP
-        fix = "install it, as with apt-get install libgomp1"
         raise EhrseqError(
-            f"LightGBM cannot be loaded: {error}", where="libgomp", fix=fix
+            f"LightGBM cannot be loaded: {error}",
+            where="libgomp",
+            fix="install it, as with apt-get install libgomp1",
         ) from error
     return lightgbm
 

@@ -198,8 +198,11 @@ class CoxRegression:
                 return CoxFit(self.mean, self.scale, beta, ridge)
             beta, is_here, last = beta + size * step, False, promised
             value, gradient = moved
-        what, fix = "the likelihood has no finite maximum", "use a ridge above 0"
-        raise EhrseqError(what, where="Cox regression", fix=fix)
+        raise EhrseqError(
+            "the likelihood has no finite maximum",
+            where="Cox regression",
+            fix="use a ridge above 0",
+        )
 
     def _penalised(self, beta: Floats, ridge: float) -> tuple[float, Floats]:
         value, gradient = partial_log_likelihood(self.z, beta, self.sets)
@@ -209,8 +212,7 @@ class CoxRegression:
         """Cholesky factor of the penalised information, found anew at β or as it was last found."""
         if anew or self.information is None:
             self.information = information(self.z, beta, self.sets)
-        factor: tuple[Floats, bool] = cho_factor(self.information + ridge * np.eye(len(beta)))
-        return factor
+        return cho_factor(self.information + ridge * np.eye(len(beta)))
 
 
 def choose_ridge(

@@ -94,8 +94,7 @@ class BesideHazards:
 
     def loss(self, batch: VisitBatch) -> Tensor:
         """Summed loss of a batch's masked visits over `divisor`."""
-        loss: Tensor = self.objective(self.model, batch) / self.divisor
-        return loss
+        return self.objective(self.model, batch) / self.divisor
 
     def backward(self, loss: Tensor) -> None:
         """Add a batch's gradient to those of this step; the hazards' gradients are left alone."""

@@ -61,13 +61,17 @@ class Pretrained:
         self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
         self.is_run = self.manifest.get("kind") in (RUN.name, SHARED_RUN.name)
         if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
-            fix = "name a folder that ehrseq pretrain or ehrseq train made"
-            raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)
+            raise EhrseqError(
+                "holds no model to start from",
+                where=str(folder),
+                fix="name a folder that ehrseq pretrain or ehrseq train made",
+            )
         self.config = read_config(folder)
         if self.config.members > 1:
-            fix = "name a run of one model (training.members=1)"
             raise EhrseqError(
-                "is an ensemble, which nothing can start from", where=str(folder), fix=fix
+                "is an ensemble, which nothing can start from",
+                where=str(folder),
+                fix="name a run of one model (training.members=1)",
             )
         self.vocabulary = Vocabulary.load(folder)
 
@@ -223,9 +227,11 @@ class Transfer:
         theirs, given = self.source.config, model.model_fields_set - {"size"}
         for name in {"dim", "architecture"} & given:
             if getattr(model, name) != getattr(theirs, name):
-                what = f"has model.{name}={getattr(theirs, name)}, which a training from it keeps"
-                fix = f"leave out model.{name}" + (" and model.size" if name == "dim" else "")
-                raise EhrseqError(what, where=str(self.source.folder), fix=fix)
+                raise EhrseqError(
+                    f"has model.{name}={getattr(theirs, name)}, which a training from it keeps",
+                    where=str(self.source.folder),
+                    fix=f"leave out model.{name}" + (" and model.size" if name == "dim" else ""),
+                )
         names = set(ModelConfig.model_fields) - {*DECIDED_BY_DATA, "size", "frozen"}
         settings = {name: getattr(theirs, name) for name in names}
         settings |= {name: getattr(model, name) for name in given}
