@@ -113,11 +113,10 @@ class BEHRT(nn.Module):
         super().__init__()
         self.embedding = BEHRTEmbedding(config)
         self.max_tokens, self.bidirectional = config.max_tokens, config.attention == "bidirectional"
-        layers = (
+        self.layers = nn.ModuleList(
             TransformerLayer(config, value_dropout=config.history_dropout)
             for _ in range(config.layers)
         )
-        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, batch: VisitBatch, tokens: Tokens) -> tuple[Tensor, Tensor]:

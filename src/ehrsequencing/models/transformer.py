@@ -24,11 +24,10 @@ class TimelineEncoder(nn.Module):
         super().__init__()
         self.window, self.bidirectional = config.max_visits, config.attention == "bidirectional"
         self.rotary, self.head_dim = config.rotary, config.dim // config.heads
-        layers = (
+        self.layers = nn.ModuleList(
             TransformerLayer(config, value_dropout=config.history_dropout)
             for _ in range(config.layers)
         )
-        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:

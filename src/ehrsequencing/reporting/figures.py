@@ -58,7 +58,7 @@ def forest(
     for (name, rows), block in zip(groups, tall, strict=True):
         for k, line in enumerate(name.split("\n")):
             place = top + block / 2 + line_height * (k - name.count("\n") / 2)
-            chart.margin_text(4, place, shorten(line, 22))
+            chart.text(chart.x.low, place, shorten(line, 22), dx=4 - chart.x.start, dy=4)
         y = top + (block - row * len(rows)) / 2
         for estimate in rows:
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
